@@ -164,7 +164,7 @@ def _microseconds(median: float) -> str:
 REFERENCE = {
     "buffers": "RolloutBuffer ReplayBuffer DistillationBuffer Mixture",
     "fields": "Field Carry Stacked Mutable Memory",
-    "samplers": "Uniform Prioritized WithoutReplacement Recent NewFirst Counted sequence_priority",
+    "samplers": "Sampler Uniform Prioritized WithoutReplacement Recent NewFirst Counted sequence_priority",
     "views": "Transition NStep Sequence Hindsight Window",
     "estimators": "gae lambda_return n_step_return discounted_return vtrace group_advantage normalize"
     " explained_variance",

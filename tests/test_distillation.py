@@ -496,8 +496,8 @@ class TestRounds:
             (0, "recent: expected a positive int, got 0"),
             (0.5, "recent: expected a positive int, got 0.5"),
             (True, "recent: expected a positive int, got True"),
-            ({1: 1.5}, r"recent: expected a share in \[0, 1\], got 1.5"),
-            ({1: float("nan")}, r"recent: expected a share in \[0, 1\], got nan"),
+            ({1: 1.5}, r"recent: expected a number from 0 to 1, got 1.5"),
+            ({1: float("nan")}, r"recent: expected a number from 0 to 1, got nan"),
             ({0: 0.5}, "recent: expected a positive int, got 0"),
             ({1: 0.7, 2: 0.5}, "recent: expected shares that add up to at most 1, got 1.2"),
         ],
@@ -579,9 +579,9 @@ class TestMixing:
     @pytest.mark.parametrize(
         ("teacher", "student", "beta", "message"),
         [
-            (np.zeros((4, 3)), np.zeros((4, 3)), 1.5, r"beta: expected a share in \[0, 1\], got 1.5"),
-            (np.zeros((4, 3)), np.zeros((4, 3)), lambda i: -1.0, r"beta: expected a share in \[0, 1\], got -1.0"),
-            (np.zeros((4, 3)), np.zeros((4, 3)), True, "beta: expected a share"),
+            (np.zeros((4, 3)), np.zeros((4, 3)), 1.5, r"beta: expected a number from 0 to 1, got 1.5"),
+            (np.zeros((4, 3)), np.zeros((4, 3)), lambda i: -1.0, r"beta: expected a number from 0 to 1, got -1.0"),
+            (np.zeros((4, 3)), np.zeros((4, 3)), True, "beta: expected a number"),
             (np.zeros((4, 3)), np.zeros((5, 3)), 0.5, r"student_action: expected shape \(4, 3\) for 4 rows"),
             (np.zeros((4, 3)), np.zeros(3), 0.5, r"student_action: expected shape \(4, 3\) for 4 rows"),
             (np.zeros((4, 2)), np.zeros((4, 3)), 0.5, r"teacher_action: expected shape \(4, 3\) for 4 rows"),

@@ -24,6 +24,7 @@ from relive.fields.assembly import (
     to_device,
     value_of,
 )
+from relive.fields.checks import nonempty, share
 from relive.fields.conversion import as_tensor, bits_of, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
@@ -202,8 +203,7 @@ class DistillationBuffer(Portable):
         same name in `source`.
         """
         positive("batch_size", batch_size)
-        if not len(source):
-            raise NotReadyError(explain("fill", "at least 1 stored transition", 0, "Add steps to the source first."))
+        nonempty("fill", len(source), "transition", "Add steps to the source first.")
         import_tensordict()
         enabled = torch.is_grad_enabled()
         try:
@@ -320,11 +320,11 @@ class DistillationBuffer(Portable):
             if "action" not in self._schema.names:
                 remedy = "Declare action=, or add a row first."
                 raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
-            schema, share = self._schema, _share("beta", beta(self.round) if callable(beta) else beta)
+            schema, known = self._schema, share("beta", beta(self.round) if callable(beta) else beta)
             lead = self._lead("action", teacher_action, "teacher_")
             teacher = _conformed(schema, "action", teacher_action, lead, self.device, "teacher_")
             student = _conformed(schema, "action", student_action, lead, self.device, "student_")
-            first = self._random.uniform(lead[0] if lead else 1, self.device) < share
+            first = self._random.uniform(lead[0] if lead else 1, self.device) < known
             leaves = [
                 torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
@@ -428,10 +428,10 @@ class DistillationBuffer(Portable):
         if not isinstance(recent, Mapping):
             return [(self._oldest("sample", recent), 1.0)]
         windows = [
-            (self._oldest("sample", positive("recent", rounds)), _share("recent", share))
-            for rounds, share in recent.items()
+            (self._oldest("sample", positive("recent", rounds)), share("recent", part))
+            for rounds, part in recent.items()
         ]
-        rest = 1.0 - sum(share for _, share in windows)
+        rest = 1.0 - sum(part for _, part in windows)
         if rest < -1e-9:
             raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest, "Lower them."))
         return [*windows, (self._oldest("sample", None), rest)]
@@ -439,7 +439,7 @@ class DistillationBuffer(Portable):
     def _drawn(self, windows: Sequence[tuple[int, float]], count: int) -> torch.Tensor:
         oldest = torch.tensor([row for row, _ in windows], device=self.device)
         if len(windows) > 1:
-            edges = torch.tensor([share for _, share in windows], dtype=torch.float64, device=self.device).cumsum(0)
+            edges = torch.tensor([part for _, part in windows], dtype=torch.float64, device=self.device).cumsum(0)
             oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
         return oldest + self._random.below(self._ring.head - oldest, count)
 
@@ -511,12 +511,6 @@ def _conformed(
         convert(prefix + path_name(schema.paths[i]), schema.fields[i], leaf, lead, device, unit="rows")
         for i, leaf in leaves
     ]
-
-
-def _share(where: str, share: object) -> float:
-    if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) <= 1:
-        raise SchemaError(explain(where, "a share in [0, 1]", repr(share), "Pass a number from 0 to 1."))
-    return float(share)
 
 
 def _said(answer: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -307,7 +307,7 @@ class TestTheNativeTwin:
 
 def leaf(place: int, value: float, rebuild: bool = True) -> Break:
     def plant(replay: Any) -> None:
-        tree = replay.run.tree
+        tree = replay.sampler.tree
         tree.leaves_view()[place] = value
         if rebuild:
             tree.rebuild()
@@ -318,7 +318,7 @@ def leaf(place: int, value: float, rebuild: bool = True) -> Break:
 def left(place: int, value: int) -> Break:
     def plant(replay: Any) -> None:
         replay.sample(3)
-        draws = replay.run
+        draws = replay.sampler
         draws._ids = draws._ids.clone()
         draws._ids[draws._at + place] = value if value >= 0 else draws._ids[draws._at]
 
@@ -327,9 +327,9 @@ def left(place: int, value: int) -> Break:
 
 def forgotten(replay: Any) -> None:
     replay.sample(3)
-    epoch = replay.run.snapshot()
+    epoch = replay.sampler.snapshot()
     replay.clear()
-    replay.run.restore(epoch)
+    replay.sampler.restore(epoch)
 
 
 SAMPLERS: dict[str, tuple[Any, Break, str]] = {
@@ -345,13 +345,13 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         "^sums of priorities: expected the sums over the rows, to 1e-9"
     ),
     "no largest priority": (
-        rl.Prioritized(), attribute("run._largest", float("inf")), "^largest priority: expected a finite number of"
+        rl.Prioritized(), attribute("sampler._largest", float("inf")), "^largest priority: expected a finite number of"
     ),
     "fewer draws than none": (
-        rl.Prioritized(), attribute("run._num_drawn", -1), "^draws: expected a number of at least 0"
+        rl.Prioritized(), attribute("sampler._num_drawn", -1), "^draws: expected a number of at least 0"
     ),
     "a tree of another size": (
-        rl.Prioritized(), attribute("run._slots", 13), "^priorities: expected 14, got 15"
+        rl.Prioritized(), attribute("sampler._slots", 13), "^priorities: expected 14, got 15"
     ),
     "an epoch with a row that was never there": (
         rl.WithoutReplacement(), left(1, 999), r"^epoch\[1\]: expected ids of transitions, got 999"
@@ -361,7 +361,7 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         rl.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
     ),
     "an epoch with a row twice": (rl.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
-    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("run._at", -1), "^epoch: expected a place"),
+    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("sampler._at", -1), "^epoch: expected a place"),
 }  # fmt: skip
 
 
@@ -377,7 +377,7 @@ def test_a_smallest_priority_that_is_not_is_found() -> None:
     replay.sample(2)  # from now on the smallest is kept
 
     def keep_the_sum(replay: Any) -> None:
-        replay.run.tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
+        replay.sampler.tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
 
     assert_found(
         replay, keep_the_sum, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"

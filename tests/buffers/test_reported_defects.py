@@ -11,7 +11,6 @@ import torch
 
 import relive as rl
 from relive import kernels
-from relive.replay import Drawn
 
 
 def filled(steps: int, **settings: Any) -> rl.ReplayBuffer:
@@ -43,17 +42,13 @@ def test_sequences_of_unsigned_observations_are_read_by_torch_ops() -> None:
         assert replay.sample(1, rl.Sequence(2))["next_obs"].tolist() == [[[3, 4], [0, 0]]]
 
 
-class Shifting:
-    """A sampler that changes what the store has drawn, behind torch's back."""
+class Shifting(rl.Sampler):
+    """A sampler that changes what the storage has drawn, behind torch's back."""
 
-    def start(self, store: Any, random: Any) -> Any:
-        class Run:
-            def draw(self, count: int) -> Any:
-                slots = store.draw(count, random)
-                slots.numpy()[:] = 5
-                return Drawn(slots)
-
-        return Run()
+    def sample(self, count: int) -> Any:
+        slots = self.storage.draw(count, self.rng)
+        slots.numpy()[:] = 5
+        return slots, None
 
 
 @pytest.mark.parametrize("view", [rl.Transition(), rl.NStep(2, 0.9), rl.Sequence(2)])

@@ -349,7 +349,7 @@ def test_generators_refuse_the_other_training_type_and_too_many_minibatches(read
         next(getattr(storage(), read)(13))
     with pytest.raises(ValueError, match="generator: expected training_type 'distillation'"):
         next(storage().generator())
-    with pytest.raises(ValueError, match="training_type: expected 'rl' or 'distillation', got 'sl'"):
+    with pytest.raises(ValueError, match='training_type: expected "rl" or "distillation", got \'sl\''):
         storage("sl")
 
 

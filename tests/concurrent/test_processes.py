@@ -72,8 +72,8 @@ class TestConnecting:
         other.update_priority(ids, torch.where(ids == ids[3], 5.0, 0.0))
         assert set(replay.sample(50)["index"].tolist()) == {int(ids[3])}
         steps(replay, 4, 1)  # a new row has the largest priority that anybody gave
-        np.testing.assert_allclose(replay.run.state()["mass"].sum(), 15.0)
-        assert int(other.run.state()["draws"]) == 50
+        np.testing.assert_allclose(replay.sampler.state()["mass"].sum(), 15.0)
+        assert int(other.sampler.state()["draws"]) == 50
 
     def test_a_buffer_that_was_cleared_by_another_is_empty(self) -> None:
         replay = shared()

@@ -220,16 +220,16 @@ class TestT9Priorities:
     @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), -1.0, -1e-300])
     def test_that_are_no_priorities_are_refused_and_nothing_changes(self, backend: str, wrong: float) -> None:
         replay = prioritized([1.0, 2.0, 3.0])
-        before = replay.run.tree.leaves_view().clone()  # type: ignore[attr-defined]
+        before = replay.sampler.tree.leaves_view().clone()  # type: ignore[attr-defined]
         with pytest.raises(rl.PriorityError, match=r"priority\[1\]: expected a finite number of at least 0"):
             replay.update_priority(torch.tensor([0, 1]), torch.tensor([9.0, wrong], dtype=torch.float64))
-        assert torch.equal(before, replay.run.tree.leaves_view())  # type: ignore[attr-defined]
+        assert torch.equal(before, replay.sampler.tree.leaves_view())  # type: ignore[attr-defined]
 
     def test_whose_power_overflows_are_refused_and_nothing_changes(self, backend: str) -> None:
         replay = prioritized([1.0, 2.0], alpha=2.0)
         with pytest.raises(rl.PriorityError, match=r"priority\[0\]: .* finite to the power of alpha"):
             replay.update_priority([1], np.array([1e300]))
-        assert float(replay.run.tree.total()) == pytest.approx(5.0, rel=1e-5)  # type: ignore[attr-defined]
+        assert float(replay.sampler.tree.total()) == pytest.approx(5.0, rel=1e-5)  # type: ignore[attr-defined]
 
     def test_from_one_end_of_float64_to_the_other_are_drawn_with_weights_in_their_range(self, backend: str) -> None:
         replay = prioritized([1e-320, 1e-200, 1.0, 1e200, 1e308], eps=0.0, alpha=1.0, beta=1.0, normalize="global")
@@ -256,7 +256,7 @@ def test_t10_the_tree_is_exact_after_a_million_updates() -> None:
         priority = 10 ** random.uniform(-8, 8, 1000)
         replay.update_priority(index, priority)
         model[index] = priority
-    tree = replay.run.tree  # type: ignore[attr-defined]
+    tree = replay.sampler.tree  # type: ignore[attr-defined]
     assert tree.leaves_view()[:4096].numpy() == pytest.approx(model, rel=0)
     assert float(tree.total()) == pytest.approx(model.sum(), rel=1e-12)
     assert tree.check() < 1e-9

@@ -172,7 +172,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
             write(rl.ReplayBuffer(9, obs=1, action=()), tmp_path / "x")
     with pytest.raises(rl.SchemaError, match="expected one field in obs, got the fields camera, pose, pair"):
         to_hdf5(rich(), tmp_path / "x", layout="d4rl")
-    with pytest.raises(rl.SchemaError, match='expected layout "robomimic" or "d4rl", got \'minari\''):
+    with pytest.raises(rl.SchemaError, match='layout: expected "robomimic" or "d4rl", got \'minari\''):
         to_hdf5(rich(), tmp_path / "x", layout="minari")  # type: ignore[arg-type]
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.glob("*.unfinished"))

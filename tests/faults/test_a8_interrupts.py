@@ -169,8 +169,8 @@ class Trial:
 
     def _synchronise(self) -> None:
         if difference(state_of(self.live), state_of(self.twin)):
-            state = {name: x.clone() for name, x in self.twin.run.state().items()}
-            self.live.run.load_state(state)
+            state = {name: x.clone() for name, x in self.twin.sampler.state().items()}
+            self.live.sampler.load_state(state)
 
     def _saved_otherwise(self, now: dict[str, Any]) -> list[str]:
         folder = self.folder / f"saved{self.tried}"

@@ -22,8 +22,6 @@ from relive.kernels.priority import PriorityTree, priority_tree
 from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
 from relive.replay.ring import Ring
-from relive.replay.samplers import without_replacement
-from relive.replay.samplers.priority_run import PriorityRun
 from relive.rollout.storage import Storage as RolloutStorage
 from tests.buffers.test_threads import at_once
 from tests.faults import test_j_streams as streams
@@ -197,7 +195,7 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
 # Histories beside a model
 
 _write, _locate, _restore = NativeStore.write, NativeStore.locate, rl.ReplayBuffer.load_state
-_draw = without_replacement._Run.draw
+_draw = rl.WithoutReplacement.sample
 
 
 def forgets_cuts(storage: NativeStore, env: torch.Tensor, then: Any) -> None:
@@ -250,10 +248,10 @@ _commit = RolloutStorage.commit
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", NativeStore, "cut", forgets_cuts),
     "ids of rows that are gone": ("shared prioritized", NativeStore, "locate", finds_what_is_gone),
-    "an epoch for every batch": ("shared epochs", without_replacement._Run, "draw", begins_epochs_anew),
+    "an epoch for every batch": ("shared epochs", rl.WithoutReplacement, "sample", begins_epochs_anew),
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", NativeStore, "write", writes_and_then_fails),
-    "priorities that are not taken": ("stored prioritized", PriorityRun, "update", calls_priorities_of_all_equal),
+    "priorities that are not taken": ("stored prioritized", rl.Prioritized, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
     "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),

@@ -18,35 +18,26 @@ from dataclasses import dataclass
 
 import torch
 
-from relive.replay.samplers.protocol import Drawn, Draws
+from relive.replay.samplers.sampler import Sampler
 
 
-@dataclass(frozen=True)
-class Newest:
+@dataclass
+class Newest(Sampler):
     window: int
 
-    def start(self, store, random):
-        return _Run(self.window, store, random)
+    def on_bind(self):
+        self.times = torch.zeros(self.storage.num_slots, dtype=torch.int64)
 
+    def sample(self, count):
+        slots = self.storage.stored()
+        ids = self.storage.ids(slots)
+        recent = slots[ids // self.storage.num_envs >= self.storage.heads[ids % self.storage.num_envs] - self.window]
+        chosen = recent[self.rng.below(torch.tensor(len(recent)), count)]
+        self.times.index_add_(0, chosen, torch.ones_like(chosen))
+        return chosen, None
 
-class _Run(Draws):
-    wants_touched = True
-    of_slots = ("times",)
-
-    def __init__(self, window, store, random):
-        self.window, self.store, self.random = window, store, random
-        self.times = torch.zeros(store.memory.ring.kind.numel(), dtype=torch.int64)
-
-    def draw(self, count):
-        slots = self.store.stored()
-        ids = self.store.ids(slots)
-        recent = slots[ids // self.store.num_envs >= self.store.heads[ids % self.store.num_envs] - self.window]
-        drawn = recent[self.random.below(torch.tensor(len(recent)), count)]
-        self.times.index_add_(0, drawn, torch.ones_like(drawn))
-        return Drawn(drawn)
-
-    def written(self):
-        self.times[self.store.touched()[0]] = 0
+    def on_write(self, slots):
+        self.times[slots] = 0
 
     def state(self):
         return {"times": self.times}
@@ -115,7 +106,7 @@ replay.check()
 replay.save(folder)
 again = rl.load(folder, device=metered())
 assert again.sampler == Newest(10)
-assert torch.equal(again.run.times, replay.run.times)
+assert torch.equal(again.sampler.times, replay.sampler.times)
 assert torch.equal(again.sample(50, Delta())["index"], replay.sample(50, Delta())["index"])
 assert rl.inspect(again).as_dict()["source"]["rows"] == 40
 state = replay.state_dict()

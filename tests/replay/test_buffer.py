@@ -516,12 +516,12 @@ class TestFailing:
         replay = rl.ReplayBuffer(4, 1 << 20, (), sampler=sampler, next_obs=next_obs, seed=3)
         for t in range(2):  # 2^17 rows of 4 MiB are more than any machine of today has
             replay.add(torch.full((1 << 20,), float(t)), 0.0, 0.0, False, False, torch.full((1 << 20,), t + 1.0))
-        before = digest(replay._random, replay.run)
+        before = digest(replay._random, replay.sampler)
         views = (None,) if next_obs == "stored" else (None, rl.NStep(2, 0.9), rl.Sequence(2**20), rl.Sequence(2**63))
         for view in (*views, Failing()):
             with pytest.raises((MemoryError, RuntimeError)):  # torch says it in words of its own
                 replay.sample(2 if isinstance(view, Failing) else 2**17, view)
-            assert digest(replay._random, replay.run) == before
+            assert digest(replay._random, replay.sampler) == before
 
     def test_a_refused_view_draws_nothing(self) -> None:
         replay = fill(6, next_obs="stored", sampler=rl.WithoutReplacement())
@@ -603,7 +603,7 @@ class TestUpdating:
         replay = fill(5, capacity=3, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
         assert replay.update_priority([0, 4], [1000.0, 2.0]) == 1
         replay.add([5.0], 0.0, 0.0, False, False, [6.0])
-        tree, storage = replay.run.tree, replay.storage  # type: ignore[attr-defined]
+        tree, storage = replay.sampler.tree, replay.storage  # type: ignore[attr-defined]
         assert tree.get(storage.locate(torch.tensor([5]))).tolist() == [2.0]
 
     def test_zero_is_zero_and_positive_is_positive_for_every_alpha(self, backend: str) -> None:
@@ -641,7 +641,7 @@ class TestUpdating:
         replay.update_priority([0, 1, 2], [1.0, 7.0, 2.0])
         replay.update_priority([1], [1.0])
         replay.add([3.0], 0.0, 0.0, False, False, [4.0])
-        tree = replay.run.tree  # type: ignore[attr-defined]
+        tree = replay.sampler.tree  # type: ignore[attr-defined]
         assert tree.get(torch.arange(4)).tolist() == [1.0, 1.0, 2.0, 7.0]
 
     @settings(max_examples=30, deadline=None)
@@ -650,7 +650,7 @@ class TestUpdating:
         with rl.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
             both = Both(5, 2, np.random.default_rng(seed), sampler=rl.Prioritized())
             both.play(10)
-            storage, tree = both.replay.storage, both.replay.run.tree  # type: ignore[attr-defined]
+            storage, tree = both.replay.storage, both.replay.sampler.tree  # type: ignore[attr-defined]
             positive = (tree.leaves_view()[: storage.memory.ring.kind.numel()] > 0).nonzero().squeeze(1)
             assert set(storage.ids(positive).tolist()) == set(both.expected)
 

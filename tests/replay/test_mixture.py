@@ -98,11 +98,11 @@ def test_priorities_find_their_way_back() -> None:
 def test_a_wrong_update_changes_no_buffer(index: Any, priority: Any, error: type[Exception], says: str) -> None:
     buffers = {name: fill(0, sampler=rl.Prioritized()) for name in ("a", "b")}
     mixture = rl.Mixture(buffers, (1, 1))
-    before = [buffer.run.state()["mass"].clone() for buffer in buffers.values()]
+    before = [buffer.sampler.state()["mass"].clone() for buffer in buffers.values()]
     with pytest.raises(error, match=says):
         mixture.update_priority(index, priority)
     for buffer, mass in zip(buffers.values(), before, strict=True):
-        assert torch.equal(buffer.run.state()["mass"], mass)
+        assert torch.equal(buffer.sampler.state()["mass"], mass)
 
 
 @dataclass

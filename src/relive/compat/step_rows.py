@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import SchemaError, explain
 from relive.estimators import gae
+from relive.fields.checks import nonempty, same_shape
 from relive.fields.conversion import convert, misaligned_error
 from relive.fields.schema import Field
 from relive.kernels.row_writer import RowWriter, row_writer
@@ -195,7 +196,7 @@ class StepRows:
     @torch.no_grad()
     def score(self, last_value: Any, ended: torch.Tensor, *, gamma: float, lam: float) -> None:
         """Compute advantages and returns of the stored steps, which `ended` [T, N] cuts; `last_value` follows them."""
-        steps = stored("compute_returns_and_advantages", self._step)
+        steps = nonempty("compute_returns_and_advantages", self._step)
         reward, value = self.tensors["reward"][:steps], self.tensors["value"][:steps]
         last = fitted("last_values", last_value, value[0])
         next_value = torch.cat([value[1:], last.unsqueeze(0)])
@@ -273,9 +274,7 @@ def assign(where: str, place: Any, value: Any) -> None:
             assign(f"{where}.{key}", place[key], value[key])
         return
     given = torch.as_tensor(value, device=place.device)
-    if given.shape != place.shape:
-        remedy = "Assign a tensor of the expected shape."
-        raise SchemaError(explain(where, f"shape {tuple(place.shape)}", tuple(given.shape), remedy))
+    same_shape(where, given, place.shape, "Assign a tensor of the expected shape.")
     if given.dtype.is_floating_point and not place.dtype.is_floating_point:
         raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))
     place.copy_(given.detach())
@@ -298,13 +297,6 @@ def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of length one in front."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])
-
-
-def stored(where: str, steps: int) -> int:
-    """How many steps are stored, if there are any."""
-    if not steps:
-        raise NotReadyError(explain(where, "at least 1 stored step", 0, "Add steps first."))
-    return steps
 
 
 _TREES = (dict, TensorDict, Mapping)  # an abstract class last: to ask it takes as long as the copy of a small step

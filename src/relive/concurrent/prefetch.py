@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from relive import lazy
-from relive.errors import SchemaError, explain
 from relive.fields.assembly import check_batch_size, check_destination
-from relive.fields.schema import positive
+from relive.fields.checks import positive
 from relive.replay.views import Transition, View
 
 _MOST_BATCHES = 1 << 16
@@ -56,8 +55,7 @@ def prefetch(
     ...         assert batch["obs"].shape == (4, 2)
     """
     check_batch_size("prefetch", batch_size)
-    if positive("depth", depth) > _MOST_BATCHES:
-        raise SchemaError(explain("depth", f"at most {_MOST_BATCHES} batches", depth, "Pass a smaller depth."))
+    positive("depth", depth, _MOST_BATCHES)
     check_destination(device)
     return Prefetch(_BatchQueue(replay, batch_size, Transition() if view is None else view, device, int(depth)))
 

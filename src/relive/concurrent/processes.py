@@ -39,7 +39,7 @@ def handle_of(replay: ReplayBuffer) -> Handle:
         "capacity": replay.capacity,
         "num_envs": replay.num_envs,
         "extra": trees,
-        "sampler": replay.sampler,
+        "sampler": replay.settings.sampler,
         "next_obs": "stored" if replay.storage.keeps_next else "shared",
         "autoreset": replay.autoreset,
     }

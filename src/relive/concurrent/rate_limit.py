@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import inf
-from numbers import Real
 from typing import Any, Literal
 
 from relive import lazy
 from relive.errors import ClosedError, SchemaError, explain
 from relive.fields.assembly import check_batch_size, check_destination
+from relive.fields.checks import finite, positive
 from relive.fields.conversion import env_numbers
-from relive.fields.schema import as_float, positive
 from relive.fields.vocabulary import suggests_keywords
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
@@ -60,15 +59,15 @@ class RateLimit:
         timeout: float | None = None,
     ) -> None:
         self.replay = replay
-        self.samples_per_insert = _finite("samples_per_insert", samples_per_insert, may_be_zero=False)
+        self.samples_per_insert = finite("samples_per_insert", samples_per_insert, may_be_zero=False)
         self.min_size = positive("min_size", min_size)
         self._counts = replay._traffic.numpy()
         self._closed = replay._limit_closed.numpy()
         self._largest = {"insert": replay.num_envs or 1, "sample": 1}
         """The largest number of rows in one call of each kind."""
         default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
-        self.tolerance = default if tolerance is None else _finite("tolerance", tolerance)
-        self.timeout = None if timeout is None else _finite("timeout", timeout)
+        self.tolerance = default if tolerance is None else finite("tolerance", tolerance)
+        self.timeout = None if timeout is None else finite("timeout", timeout)
         if self.min_size > replay.capacity:
             remedy = "Lower min_size; otherwise sampling would never begin."
             raise SchemaError(explain("min_size", f"at most the capacity {replay.capacity}", self.min_size, remedy))
@@ -198,11 +197,3 @@ class RateLimit:
                 "Raise the tolerance or use smaller batches; otherwise both sides could wait for each other forever."
             )
             raise SchemaError(explain("tolerance", expected, f"{self.tolerance:g}", remedy))
-
-
-def _finite(where: str, number: Any, *, may_be_zero: bool = True) -> float:
-    known = as_float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
-    if not 0 <= known < inf or (known == 0 and not may_be_zero):
-        expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
-        raise SchemaError(explain(where, expected, repr(number), f"Pass {expected}."))
-    return known

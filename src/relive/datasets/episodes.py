@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from relive.checkpoint.progress import watched
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import SchemaError, explain
+from relive.fields.checks import nonempty
 from relive.fields.schema import DTYPES
 from relive.replay.buffer import ReplayBuffer
 
@@ -28,8 +29,7 @@ def require_ordered(name: str, replay: Any) -> None:
 def require_steps(name: str, replay: Any) -> None:
     """`require_ordered`, and raise if `replay` has no step."""
     require_ordered(name, replay)
-    if not len(replay):
-        raise NotReadyError(explain(name, "at least 1 stored step", 0, "Add steps first."))
+    nonempty(name, len(replay))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from relive.checkpoint.progress import watched
 from relive.datasets.blocks import STEP, Block, sliced
 from relive.distillation import DistillationBuffer
 from relive.errors import BufferFullError, DataWarning, SchemaError, explain
+from relive.fields.checks import one_of
 from relive.fields.schema import Tree
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
@@ -51,9 +52,8 @@ def fill(name: str, buffer: Any, blocks: Iterable[Block], steps: int, final_obs:
             observation: "repeat" stores its own observation as the next one, "drop" leaves it out, and None leaves it
             out and warns.
     """
-    if final_obs not in ("drop", "repeat", None):
-        expected, remedy = '"drop", "repeat" or None', "Say what becomes of a last step without a next observation."
-        raise SchemaError(explain("final_obs", expected, repr(final_obs), remedy))
+    remedy = "Say what becomes of a last step without a next observation."
+    one_of("final_obs", final_obs, ("drop", "repeat", None), remedy)
     left_out: list[int] = []
     blocks = watched(blocks, steps, "reading episodes", lambda block: block.size)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):

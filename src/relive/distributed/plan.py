@@ -16,8 +16,9 @@ import relive
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import replay_schema
+from relive.fields.checks import above_zero, positive
 from relive.fields.conversion import convert, path_name
-from relive.fields.schema import Field, Schema, caller_shape, config_of, declare, positive
+from relive.fields.schema import Field, Schema, caller_shape, config_of, declare
 from relive.memory import Memory
 from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
@@ -46,10 +47,7 @@ class Checkpoint:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seconds, int | float) or not self.seconds > 0:
-            raise SchemaError(
-                explain("Checkpoint.seconds", "a number above 0", repr(self.seconds), "Pass a number above 0.")
-            )
+        above_zero("Checkpoint.seconds", self.seconds, "Pass a number above 0.")
         if self.rows is not None:
             positive("Checkpoint.rows", self.rows)
         positive("Checkpoint.keep", self.keep)

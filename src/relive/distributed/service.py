@@ -24,8 +24,9 @@ from relive.distributed.shares import batch_weights, random_shares
 from relive.distributed.writer import Writer
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
+from relive.fields.checks import positive, same_keys
 from relive.fields.conversion import as_tensor, env_numbers
-from relive.fields.schema import Declaration, positive
+from relive.fields.schema import Declaration
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
 from relive.replay.write_back import NO_ROW, flat_ids, mutable_leaves
@@ -144,12 +145,7 @@ class ReplayService:
         has sent nothing and may be repeated.
         """
         schema, names = self.plan.schema, (*self.plan.schema.names, "next_obs")
-        given = set(batch.keys()) if hasattr(batch, "keys") else None
-        if given != set(names):
-            got = type(batch).__name__ if given is None else sorted(map(str, given))
-            raise SchemaError(
-                explain("extend", f"the fields {sorted(names)}", got, "Pass exactly the declared fields.")
-            )
+        same_keys("extend", batch, names, "fields")
         envs = self._envs(env_ids)
         steps = len(as_tensor("terminated", batch["terminated"], _HOST).reshape(-1)) // len(envs)
         if not steps:

@@ -58,7 +58,7 @@ class ShardReader:
 
     @property
     def _priorities(self) -> Any:
-        return self._buffer.run if isinstance(self._plan.sampler, Prioritized) else None
+        return self._buffer.sampler if isinstance(self._plan.sampler, Prioritized) else None
 
     def totals(self) -> ShardTotals:
         """The shard's current figures."""

@@ -7,14 +7,14 @@ import torch
 
 from relive.distributed.shard_reader import Draw, ShardTotals
 from relive.errors import NotReadyError, explain
+from relive.fields.checks import nonempty
 from relive.kernels.priority import weights
 from relive.replay.samplers import Prioritized
 
 
 def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
     """The number of rows of each of `count` batches that come from each shard [S, count], drawn at random."""
-    if not sum(shard.rows for shard in totals):
-        raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
+    nonempty("sample", sum(shard.rows for shard in totals), "transition")
     mantissas, exponents = np.array([shard.mass for shard in totals]).T
     mass = np.ldexp(mantissas, (exponents - exponents[mantissas > 0].max(initial=-2000)).astype(np.int64))
     if not mass.any():

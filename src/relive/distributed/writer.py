@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relive.distributed.sender import Sender
-from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset, true_next_obs
-from relive.fields.schema import Schema, caller_shape, positive
+from relive.fields.checks import positive, same_keys
+from relive.fields.schema import Schema, caller_shape
 
 if TYPE_CHECKING:
     from relive.distributed.service import ReplayService
@@ -64,9 +64,7 @@ class Writer:
     def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
         schema = self._schema
         names = schema.names[len(values) :]
-        if set(extra) != set(names):
-            remedy = "Pass exactly the declared fields."
-            raise SchemaError(explain("add", f"the further fields {sorted(names)}", sorted(extra), remedy))
+        same_keys("add", extra, names, "further fields")
         given = (*values, *(extra[name] for name in names))
         leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
         convert, lead = self._service.plan.convert, (len(self._envs),)

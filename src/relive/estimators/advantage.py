@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from relive import kernels
-from relive.estimators.arguments import above_zero, aligned, fraction
+from relive.estimators.arguments import aligned, fraction
+from relive.fields.checks import above_zero
 
 
 def gae(

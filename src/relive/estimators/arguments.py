@@ -1,4 +1,4 @@
-"""Checks of the estimators' arguments: tensors of one shape on one device, bool flags, numbers in range.
+"""Checks of the estimators' arguments: tensors of one shape on one device, and bool flags.
 
 The native core takes arguments that fit exactly and skips this module. All other arguments are checked and cast here
 once, or refused by name. Nothing is broadcast.
@@ -6,7 +6,6 @@ once, or refused by name. Nothing is broadcast.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from relive.errors import SchemaError, explain
+from relive.fields.checks import dense, kind, same_device, share
 
 
 def aligned(
@@ -47,45 +47,13 @@ def aligned(
 def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -> None:
     """Raise if a tensor does not have `shape`, the shape of the argument `first`."""
     if tensor.shape != shape:
-        expected = f"shape {tuple(shape)} to match {first}"
-        raise SchemaError(
-            explain(name, expected, tuple(tensor.shape), _shape_remedy(tuple(tensor.shape), tuple(shape)))
-        )
-
-
-def number(name: str, value: Any) -> float:
-    """A Python or numpy number as a float; tensors are refused, because reading one waits for its device."""
-    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not isinstance(value, numbers.Real)):
-        raise SchemaError(explain(name, "a number", _kind(value), "Pass a Python float."))
-    try:
-        return float(value)
-    except OverflowError:
-        raise SchemaError(explain(name, "a number", "an int too large for a float", "Pass a smaller number.")) from None
+        got, expected = tuple(tensor.shape), tuple(shape)
+        raise SchemaError(explain(name, f"shape {expected} to match {first}", got, _shape_remedy(got, expected)))
 
 
 def fraction(name: str, value: Any) -> float:
-    """A number from 0 to 1 as a float."""
-    checked = number(name, value)
-    if not 0 <= checked <= 1:
-        raise SchemaError(explain(name, "a number from 0 to 1", value, "Pass a discount inside that range."))
-    return checked
-
-
-def above_zero(name: str, value: Any) -> float:
-    """A number above 0 as a float."""
-    checked = number(name, value)
-    if not checked > 0:
-        raise SchemaError(explain(name, "a number above 0", value, "Pass math.inf for no bound."))
-    return checked
-
-
-def count(name: str, value: Any, *, least: int, remedy: str) -> int:
-    """An int of at least `least`."""
-    if isinstance(value, bool) or (not isinstance(value, int) and not isinstance(value, numbers.Integral)):
-        raise SchemaError(explain(name, f"an int of at least {least}", _kind(value), remedy))
-    if value < least:
-        raise SchemaError(explain(name, f"an int of at least {least}", value, remedy))
-    return int(value)
+    """A discount or a mixing factor, from 0 to 1."""
+    return share(name, value, "Pass a discount inside that range.")
 
 
 def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
@@ -103,12 +71,11 @@ def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
 
 def _check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
-        got, remedy = _kind(value), "Convert it with torch.as_tensor."
+        got, remedy = kind(value), "Convert it with torch.as_tensor."
         if isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides):
             got, remedy = f"{got} with negative strides", "Copy it first: torch.as_tensor(array.copy())."
         raise SchemaError(explain(name, "a torch.Tensor", got, remedy))
-    if value.layout != torch.strided:
-        raise SchemaError(explain(name, "a dense tensor", value.layout, "Call .to_dense()."))
+    dense(name, value)
 
 
 def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> None:
@@ -117,9 +84,7 @@ def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> Non
 
 
 def _check_same_device(name: str, value: Tensor, first: str, like: Tensor) -> None:
-    if value.device != like.device:
-        remedy = f"Call .to({str(like.device)!r})."
-        raise SchemaError(explain(name, f"a tensor on {like.device} to match {first}", value.device, remedy))
+    same_device(name, value, like.device, f" to match {first}")
 
 
 def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
@@ -135,10 +100,3 @@ def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
 def _plain(value: Tensor) -> Tensor:
     """The tensor without a gradient, and with its negation written to memory if it was lazy."""
     return (value.detach() if value.requires_grad else value).resolve_neg()
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import aligned, count, fraction, number
+from relive.estimators.arguments import aligned, fraction
+from relive.fields.checks import count, number
 
 
 def group_advantage(

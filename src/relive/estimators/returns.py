@@ -9,7 +9,8 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import aligned, check_same_shape, count, fraction, number
+from relive.estimators.arguments import aligned, check_same_shape, fraction
+from relive.fields.checks import count, number, same_device
 
 
 def lambda_return(
@@ -132,7 +133,5 @@ def _last_value(last_value: Any, reward: Tensor) -> Tensor:
             )
         return torch.full((), number("last_value", last_value), dtype=reward.dtype, device=reward.device)
     check_same_shape("last_value", last_value, "one row of reward", reward.shape[1:])
-    if last_value.device != reward.device:
-        remedy = f"Call .to({str(reward.device)!r})."
-        raise SchemaError(explain("last_value", f"a tensor on {reward.device}", last_value.device, remedy))
+    same_device("last_value", last_value, reward.device)
     return last_value.detach().to(reward.dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relive.estimators.arguments import aligned, number
+from relive.estimators.arguments import aligned
+from relive.fields.checks import number
 
 
 def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:

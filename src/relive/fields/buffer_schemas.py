@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relive.errors import SchemaError, explain
+from relive.fields.checks import one_of
 from relive.fields.conversion import path_name
 from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import (
@@ -81,8 +82,7 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
     if capacity % (num_envs or 1):
         remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
         raise SchemaError(explain("capacity", f"a multiple of num_envs={num_envs}", capacity, remedy))
-    if next_obs not in ("shared", "stored"):
-        raise SchemaError(explain("next_obs", '"shared" or "stored"', repr(next_obs), "Pass one of them."))
+    one_of("next_obs", next_obs, ("shared", "stored"))
     for i, field in enumerate(schema.fields):
         if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.leaf_indices["obs"]):
             remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'

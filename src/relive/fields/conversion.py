@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.fields.checks import dense, same_device
 from relive.fields.schema import DTYPES, Field, Path, Schema
 
 _HOST = torch.device("cpu")
@@ -105,10 +106,8 @@ def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device
 
 
 def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if tensor.layout != torch.strided:
-        raise SchemaError(explain(where, "a dense tensor", tensor.layout, "Call .to_dense()."))
-    if tensor.device != device:
-        raise SchemaError(explain(where, f"a tensor on {device}", tensor.device, f"Call .to({str(device)!r})."))
+    dense(where, tensor)
+    same_device(where, tensor, device)
     if tensor.dtype not in DTYPES:
         raise SchemaError(explain(where, "numbers or bools", tensor.dtype, "Convert it to a numeric or bool dtype."))
     return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium as gym
@@ -14,6 +12,8 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
+from relive.fields.checks import as_float, count, one_of, positive, same_keys  # noqa: F401 also imported from here
+from relive.fields.checks import share as require_share  # noqa: F401 also imported from here
 from relive.fields.vocabulary import NAME, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
@@ -35,7 +35,6 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
 }
 """The dtypes that a field may have, with their numpy equivalents."""
 
-_MOST = 2**63 - 1
 MOST_NESTED = 64
 """Names on the path to a leaf."""
 
@@ -146,13 +145,9 @@ class Stacked(Field):
             raise SchemaError(
                 explain("Stacked", f"an axis from {-ndim} to {ndim - 1}", repr(axis), "Pass the axis of the frames.")
             )
-        if positive("Stacked", k) < 2:
-            raise SchemaError(explain("Stacked", "k of at least 2", k, "Declare a plain Field."))
-        if pad not in _PADS:
-            raise SchemaError(explain("Stacked", 'pad "repeat" or "zero"', repr(pad), "Pass one of them."))
-        object.__setattr__(self, "k", int(k))
+        object.__setattr__(self, "k", count("Stacked.k", k, least=2, remedy="For one frame, declare a plain Field."))
         object.__setattr__(self, "axis", axis % ndim)
-        object.__setattr__(self, "pad", pad)
+        object.__setattr__(self, "pad", one_of("Stacked.pad", pad, _PADS))
 
     def settings(self) -> list[Any]:
         return [self.k, self.axis, self.pad]
@@ -382,40 +377,9 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
         yield value
         return
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
-    keys = parts.keys() if hasattr(parts, "keys") else None
-    if keys is None or set(keys) != set(tree):
-        got = type(value).__name__ if keys is None else f"the keys {sorted(map(str, keys))}"
-        raise SchemaError(explain(where, f"the keys {sorted(tree)}", got, "Pass exactly the declared fields."))
+    same_keys(where, parts, tree)
     for key, child in tree.items():
         yield from _flatten(f"{where}.{key}", child, parts[key])
-
-
-def positive(where: str, number: object, most: float = _MOST) -> int:
-    """`number` as an int; raises if it is not a positive int of at most `most`, by default below 2^63."""
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise SchemaError(explain(where, "a positive int", repr(number), "Pass an int of at least 1."))
-    if number > most:
-        raise SchemaError(explain(where, "a positive int below 2^63", _short(number), "Pass a smaller int."))
-    return int(number)
-
-
-def as_float(number: Any) -> float:
-    """A real number as a float; infinite if it is too large for one."""
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
-
-
-def _short(number: Any) -> str:
-    """An int in at most some digits."""
-    return str(number) if number.bit_length() < 128 else f"an int of {number.bit_length()} bits"
-
-
-def require_share(where: str, number: object) -> None:
-    """Raise if `number` is not a number from 0 to 1."""
-    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= as_float(number) <= 1:
-        raise SchemaError(explain(where, "a number in [0, 1]", repr(number), "Pass such a number."))
 
 
 def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> None:

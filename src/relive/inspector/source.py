@@ -127,7 +127,7 @@ def _of_replay(replay: ReplayBuffer) -> Source:
         "next_obs": "stored" if storage.keeps_next else "shared",
         "sampler": repr(replay.sampler),
     }
-    saved = {name: tensor.cpu() for name, tensor in replay.run.state().items()}
+    saved = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
     place = slots.cpu()
     return Source(
         about,

@@ -145,14 +145,14 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 def _settings_of(owner: Any) -> torch.Tensor:
     """A checksum of everything that says what the bytes of a buffer mean."""
     layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
-    told = repr((layout, owner.settings.schema.trees, _described(owner.sampler))).encode()
+    told = repr((layout, owner.settings.schema.trees, _described(owner.settings.sampler))).encode()
     return torch.frombuffer(bytearray(hashlib.blake2b(told, digest_size=_DIGEST).digest()), dtype=torch.uint8)
 
 
 def _described(sampler: Any) -> tuple[str, Any]:
     """What kind of sampler it is and its plain settings; a function is another object in every process."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
-    inner = {name: _described(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "start")}
+    inner = {name: _described(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)
 
 

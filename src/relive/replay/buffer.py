@@ -35,8 +35,7 @@ from relive.replay.given_steps import GivenSteps, observed_block
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
 from relive.replay.recovery import Durable
-from relive.replay.samplers import Draws, Sampler
-from relive.replay.samplers.protocol import started
+from relive.replay.samplers import Sampler, Uniform
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
@@ -100,7 +99,7 @@ class ReplayBuffer(Portable):
             capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
         )
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
-        self.device, self.sampler, self._schema = settings.device, settings.sampler, settings.schema
+        self.device, self._schema = settings.device, settings.schema
         self._observers = settings.observers
         self._is_plain = self._schema.is_flat and not extra
         room = settings.memory.open(self)
@@ -109,15 +108,16 @@ class ReplayBuffer(Portable):
         """Where the rows are: what samplers and views are given."""
         self._random = self.storage.random(seed)
         self._given = GivenSteps(rows)
-        self.run: Draws = started(self.sampler, self.storage, self._random)
-        """The sampler at work on this buffer."""
-        if self.run.wants_touched:
+        self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
+        """The sampler of this buffer: a copy of the one that was passed."""
+        if self.sampler.follows_writes:
             self.storage.keep_touched()
-        self.drawing = Drawing(self.storage, self.run, self._random)
-        self.parts = ReplayParts(self.storage, self.sampler, self.run, self._random, self._observers, self._given)
+        self.drawing = Drawing(self.storage, self.sampler, self._random)
+        self.parts = ReplayParts(self.storage, self.sampler, self._random, self._observers, self._given)
         """Everything that is saved."""
-        self._may_fuse = self.storage.fuses and self.run.atomic_draws
-        self._chooser = None if self.run.is_uniform else self.run
+        self._may_fuse = self.storage.fuses
+        self._follows_writes = self.sampler.follows_writes
+        self._chooser = None if isinstance(self.sampler, Uniform) else self.sampler
         shared = room if room.outlives else Heap(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
@@ -176,7 +176,7 @@ class ReplayBuffer(Portable):
     def _mend(self) -> None:
         """A process died that had the lock: make a buffer again of what it left."""
         durable(self.storage).mend()
-        self.run.mended()
+        self.sampler.on_recover()
 
     # Writing
 
@@ -244,7 +244,7 @@ class ReplayBuffer(Portable):
     def _forget(self) -> None:
         self.storage.clear()
         self._given.staged.clear()
-        self.run.cleared()
+        self.sampler.on_clear()
 
     def commit(self) -> None:
         """Wait until everything is on the disk, where the data lives on one (device=Memory.disk(…)).
@@ -284,7 +284,7 @@ class ReplayBuffer(Portable):
         self._issue_warning()
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = [*faults_of(self.storage.memory), *self.run.faults()]
+            faults = [*faults_of(self.storage.memory), *self.sampler.faults()]
         for fault in faults:
             warn_user(f"save: {fault}")
         return number
@@ -305,7 +305,7 @@ class ReplayBuffer(Portable):
     ) -> None:  # fmt: skip
         """Write a step or a block."""
         observers, storage = self._observers, self.storage
-        then = self.run.written if self.run.wants_touched else None
+        then = self.sampler.after_write if self._follows_writes else None
         if observers.columns or self._given.staged or self._inserted is not None:
             tell = None
             if observers.columns:
@@ -365,10 +365,10 @@ class ReplayBuffer(Portable):
         tensor there, which `int()` waits for.
         """
         with self._lock:
-            if not self.run.takes_priorities:
+            if not self.sampler.takes_priorities:
                 remedy = "Make the buffer with sampler=rl.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            return updated_priority(self.storage, self.run, index, _tensor("priority", priority, self.device))
+            return updated_priority(self.storage, self.sampler, index, _tensor("priority", priority, self.device))
 
     def write(self, index: Any, **fields: Any) -> int:
         """Write new values of `Mutable` fields into the rows `index` (of a batch), whose other fields stay.

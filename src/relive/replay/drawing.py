@@ -13,7 +13,7 @@ from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, copy_into
 from relive.memory.space import require_memory
 from relive.randomness import Randomness
-from relive.replay.samplers.protocol import Draws
+from relive.replay.samplers import Sampler, Uniform
 from relive.replay.store import Leaves, Reading, ReplayStore, durable
 from relive.replay.views.protocol import View, check_view
 from relive.replay.views.transition import Transition
@@ -26,19 +26,19 @@ _MANY = 1 << 20
 
 
 class Drawing:
-    """The run of a sampler on a store, with its generator. The caller holds the lock, but for `sample`."""
+    """A bound sampler and the rows it draws from. The caller holds the lock, but for `sample`."""
 
-    def __init__(self, store: ReplayStore, run: Draws, random: Randomness) -> None:
-        self._store, self._run, self._random = store, run, random
+    def __init__(self, store: ReplayStore, sampler: Sampler, random: Randomness) -> None:
+        self._store, self._sampler, self._random = store, sampler, random
 
     def snapshot(self) -> tuple[Any, Any]:
         """What draws change."""
-        return self._random.snapshot(), self._run.snapshot()
+        return self._random.snapshot(), self._sampler.snapshot()
 
     def restore(self, before: tuple[Any, Any]) -> None:
         """Go back to a snapshot: the draws since have not happened."""
         self._random.restore(before[0])
-        self._run.restore(before[1])
+        self._sampler.restore(before[1])
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:
@@ -58,13 +58,13 @@ class Drawing:
 
         Where other processes write, the rows of independent draws are copied without the lock, and verified after.
         """
-        store, run = self._store, self._run
+        store, sampler = self._store, self._sampler
         steps = 1 if reading is None else max(1, reading.length + reading.burn_in)
         if count * steps > _MANY:
             row = store.memory.nbytes // store.memory.ring.kind.numel()
             require_memory(count * steps * (2 * row + 64), "sample", "Pass a smaller batch_size or shorter sequences.")
-        if store.has_neighbours and run.independent_draws and reading == TRANSITION and out is None:
-            leaves = durable(store).copy_beside_writers(count, run, lock)
+        if store.has_neighbours and sampler.independent and reading == TRANSITION and out is None:
+            leaves = durable(store).copy_beside_writers(count, sampler, lock)
             if leaves is not None:
                 return assembled(leaves)
         with lock:
@@ -83,12 +83,12 @@ class Drawing:
 
     def drawn(self, count: int, view: View) -> Leaves:
         """The leaves of a batch of `count` rows."""
-        drawn = self._run.draw(count)
+        slots, weight = self._sampler.choose(count)
         # Another object: what the store knows of its own draws may not be so of slots that a sampler has changed.
-        slots = drawn.slots if self._run.is_uniform else drawn.slots.contiguous()[:]
+        slots = slots if isinstance(self._sampler, Uniform) else slots.contiguous()[:]
         leaves = self._read(slots, view)
-        if drawn.weight is not None:
-            leaves[("weight",)] = drawn.weight
+        if weight is not None:
+            leaves[("weight",)] = weight
         return leaves
 
     def read(self, ids: torch.Tensor, view: View | None) -> lazy.TensorDict:

@@ -133,7 +133,7 @@ class Mixture:
         Buffers without priorities have nothing to update; when none has any, that is an error.
         """
         buffers = list(self.buffers.values())
-        prioritized = [buffer.run.takes_priorities for buffer in buffers]
+        prioritized = [buffer.sampler.takes_priorities for buffer in buffers]
         if not any(prioritized):
             remedy = "Make at least one buffer with sampler=rl.Prioritized()."
             samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())

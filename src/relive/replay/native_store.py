@@ -28,7 +28,7 @@ from relive.replay.row_store import RowStore, never_issued
 from relive.replay.store import Leaves, Reading, Touched
 
 if TYPE_CHECKING:
-    from relive.replay.samplers.protocol import Draws
+    from relive.replay.samplers import Sampler
 
 
 class NativeStore(RowStore):
@@ -142,7 +142,7 @@ class NativeStore(RowStore):
         count: int,
         random: Randomness,
         reading: Reading,
-        run: Draws | None = None,
+        sampler: Sampler | None = None,
         out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict | None:
         n, gamma, length, _, _ = reading
@@ -154,38 +154,38 @@ class NativeStore(RowStore):
             n = min(n, self.memory.ring.slots)
         if not self._is_alone:
             return None
-        if run is None:
+        if sampler is None:
             leaves = self._core.sample(count, random.capsule, n, gamma)
             return None if leaves is None else self._assemble[n > 0, False](leaves, torch.Size((count,)))
         if self.maybe_empty:
             return None
         room = self._core.reserve(count, n)
-        drawn = run.draw(count)
-        if len(drawn.slots) != count:  # the rest of an epoch
-            room = self._core.reserve(len(drawn.slots), n)
-        leaves = self._core.fill(room, drawn.slots, gamma)
-        if drawn.weight is not None:
-            leaves.append(drawn.weight)
-        return self._assemble[n > 0, drawn.weight is not None](leaves, drawn.slots.shape)
+        slots, weight = sampler.choose(count)
+        if len(slots) != count:  # the rest of an epoch
+            room = self._core.reserve(len(slots), n)
+        leaves = self._core.fill(room, slots, gamma)
+        if weight is not None:
+            leaves.append(weight)
+        return self._assemble[n > 0, weight is not None](leaves, slots.shape)
 
-    def copy_beside_writers(self, count: int, run: Draws, lock: AbstractContextManager[Any]) -> Leaves | None:
-        """Transitions that `run` draws under the lock, copied without it; None if one was overwritten meanwhile."""
+    def copy_beside_writers(self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]) -> Leaves | None:
+        """Transitions that `sampler` draws under the lock, copied without it; None if one was overwritten meanwhile."""
         room = self._core.reserve(count, 0)
         with lock:
             if self.maybe_empty:
                 return None
-            drawn = run.draw(count)
-            ids = self.ids(drawn.slots)  # now: what a slot holds a moment later may be half of a row
-        leaves = self._read_into(room, drawn.slots)
+            slots, weight = sampler.choose(count)
+            ids = self.ids(slots)  # now: what a slot holds a moment later may be half of a row
+        leaves = self._read_into(room, slots)
         with lock:
-            if not self._core.holds(drawn.slots, ids):
+            if not self._core.holds(slots, ids):
                 return None
             # Others may write these while they are copied.
             mutable = self.memory.mutable
-            leaves |= composed.named(self.memory, self.take(drawn.slots, mutable), mutable) if mutable else {}
+            leaves |= composed.named(self.memory, self.take(slots, mutable), mutable) if mutable else {}
         leaves[("index",)] = ids
-        if drawn.weight is not None:
-            leaves[("weight",)] = drawn.weight
+        if weight is not None:
+            leaves[("weight",)] = weight
         return leaves
 
     def _read_into(self, room: Any, slots: torch.Tensor) -> Leaves:

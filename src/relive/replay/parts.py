@@ -8,7 +8,7 @@ from typing import Any
 from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.given_steps import GivenSteps
-from relive.replay.samplers.protocol import Draws, Sampler
+from relive.replay.samplers import Sampler
 from relive.replay.samplers.registry import resume
 from relive.replay.store import ReplayStore
 from relive.statistics.observers import Observers
@@ -20,7 +20,6 @@ class ReplayParts:
 
     storage: ReplayStore
     sampler: Sampler
-    run: Draws
     random: Randomness
     observers: Observers
     given: GivenSteps
@@ -34,7 +33,9 @@ class ReplayParts:
         """Everything that changes, but for the rows; the tensors share memory."""
         memory = self.storage.memory
         beside = {name: part.state() for name, part in self.beside_rows.items()}
-        rest = State.of_parts({"sampler": ({}, self.run.state()), **beside, "memory": ({"name": memory.room.name}, {})})
+        rest = State.of_parts(
+            {"sampler": ({}, self.sampler.state()), **beside, "memory": ({"name": memory.room.name}, {})}
+        )
         ring = memory.state()
         return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
 
@@ -43,7 +44,7 @@ class ReplayParts:
         memory = self.storage.memory
         memory.load_state(saved)
         self.storage.found()
-        resume(self.run, self.sampler, memory, saved.part("sampler"))
+        resume(self.sampler, memory, saved.part("sampler"))
         self.random.load_state(saved.part("random"))
         self.observers.load_state(saved.part_without_values("listeners"))
         self.given.load_state(saved.part("staged"))
@@ -55,4 +56,4 @@ class ReplayParts:
         self.observers.check()
         self.random.check()
         if self.storage.memory.has_values:
-            self.run.check()
+            self.sampler.check()

@@ -43,7 +43,7 @@ class Durable:
     def most_growth(self) -> int:
         """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
         buffer, given = self._alive, self._alive.parts.given
-        drawn = 0 if buffer.run.beside_rows or not buffer.run.state() else 8 * self._ring.kind.numel()
+        drawn = 0 if buffer.sampler.keeps_state_in_memory or not buffer.sampler.state() else 8 * self._ring.kind.numel()
         return given.most_bytes + _MOST_OF_NAME * len(buffer.storage.memory.schema.fields) + drawn
 
     @property
@@ -70,7 +70,7 @@ class Durable:
         """Everything that is not in the arrays, and where the rings are."""
         buffer, ring = self._alive, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
-        drawn = {} if buffer.run.beside_rows else buffer.run.state()
+        drawn = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
         beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
         return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
 
@@ -106,9 +106,9 @@ class Durable:
 
 def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
-    if not buffer.run.beside_rows:
-        resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
-    buffer.run.mended()
+    if not buffer.sampler.keeps_state_in_memory:
+        resume(buffer.sampler, buffer.storage.memory, read.part("sampler"))
+    buffer.sampler.on_recover()
     random, observers, staged = buffer.parts.beside_rows.values()
     if resumes:
         random.load_state(read.part("random"))

@@ -152,6 +152,11 @@ class Ring:
         """What flat slots hold."""
         return self.kind.view(-1)[slots]
 
+    def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
+        """Whether numbers are flat slots of transitions."""
+        inside = slots.clamp(0, self.kind.numel() - 1)
+        return (slots == inside) & (self.kind_at(inside) == TRANSITION)
+
     def locate(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The flat slots of row ids (-1 for rows that can no longer be drawn), and which ids were never issued."""
         env = ids % self.num_envs

@@ -60,6 +60,10 @@ class RowStore:
         return self.memory.ring.transitions()
 
     @property
+    def num_slots(self) -> int:
+        return self.memory.ring.size
+
+    @property
     def heads(self) -> torch.Tensor:
         return self.memory.ring.head
 

@@ -16,10 +16,10 @@ from relive.fields.schema import Declaration, positive
 from relive.memory import Memory, Room
 from relive.memory.documents import Node
 from relive.memory.saved import Saved
-from relive.replay.drawing import instance
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import config_of, sampler_of
+from relive.replay.samplers.sampler import require_sampler
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of
@@ -46,7 +46,7 @@ class ReplaySettings:
         self.memory.require(replay_nbytes(self.schema, self.capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=self.memory.device).device
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
-        self.sampler: Sampler = instance("sampler", Uniform() if sampler is None else sampler, "start")
+        self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
 
     def rows_in(self, room: Room) -> RowMemory:

@@ -21,7 +21,7 @@ from relive.randomness import Randomness
 if TYPE_CHECKING:
     from relive.replay.offset_plan import OffsetPlan
     from relive.replay.row_memory import RowMemory
-    from relive.replay.samplers.protocol import Draws
+    from relive.replay.samplers import Sampler
 
 Leaves = dict[Path, torch.Tensor]
 """What a batch consists of, in its order."""
@@ -124,9 +124,14 @@ class ReplayStore(Protocol):
         ...
 
     def draw_and_read(
-        self, count: int, random: Any, reading: Reading, run: Draws | None = None, out: lazy.TensorDict | None = None
+        self,
+        count: int,
+        random: Any,
+        reading: Reading,
+        sampler: Sampler | None = None,
+        out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict | None:
-        """A batch in one go, of rows that are drawn uniformly or by `run`: nothing fails once rows are drawn.
+        """A batch in one go, of rows that are drawn uniformly or by `sampler`: nothing fails once rows are drawn.
 
         It is read into the tensors of `out`, if there is one. None where this store cannot, or has no rows; then
         nothing was drawn.
@@ -202,6 +207,11 @@ class ReplayStore(Protocol):
         ...
 
     @property
+    def num_slots(self) -> int:
+        """The number of flat slots: one more than the largest."""
+        ...
+
+    @property
     def heads(self) -> torch.Tensor:
         """The row that each environment writes next [N], sharing memory."""
         ...
@@ -229,8 +239,8 @@ class DurableStore(ReplayStore, Protocol):
         """A process died that had the lock: make a ring again of what it left."""
         ...
 
-    def copy_beside_writers(self, count: int, run: Draws, lock: AbstractContextManager[Any]) -> Leaves | None:
-        """Transitions that `run` draws under the lock, copied without it; None if one was overwritten meanwhile."""
+    def copy_beside_writers(self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]) -> Leaves | None:
+        """Transitions that `sampler` draws under the lock, copied without it; None if one was overwritten meanwhile."""
         ...
 
     def torn_rows(self) -> torch.Tensor:

@@ -24,7 +24,7 @@ from relive.replay.torch_store import TorchStore
 from relive.replay.triton_reader import TritonReader, leaves_of, rings_of
 
 if TYPE_CHECKING:
-    from relive.replay.samplers.protocol import Draws
+    from relive.replay.samplers import Sampler
 
 
 class TritonStore(TorchStore):
@@ -102,15 +102,15 @@ class TritonStore(TorchStore):
         return self._tree
 
     def draw_and_read(
-        self, count: int, random: Any, reading: Reading, run: Draws | None = None,
+        self, count: int, random: Any, reading: Reading, sampler: Sampler | None = None,
         out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict | None:  # fmt: skip
         if self.maybe_empty or not self._batches.reads(reading):
             return None
         if out is not None:
-            return self._draw_into(count, random, reading, run, out)
+            return self._draw_into(count, random, reading, sampler, out)
         leaves = self._batches.empty(reading, count)
-        slots, weight = (self.draw(count, random), None) if run is None else run.draw(count)
+        slots, weight = (self.draw(count, random), None) if sampler is None else sampler.choose(count)
         if len(slots) != count:  # the rest of an epoch
             leaves = self._batches.empty(reading, len(slots))
         self._batches.read(slots, reading, leaves)
@@ -119,17 +119,16 @@ class TritonStore(TorchStore):
         return assemble(leaves, slots.shape)
 
     def _draw_into(
-        self, count: int, random: Any, reading: Reading, run: Draws | None, out: lazy.TensorDict
+        self, count: int, random: Any, reading: Reading, sampler: Sampler | None, out: lazy.TensorDict
     ) -> lazy.TensorDict | None:
         """The same into tensors whose addresses stay, as a captured graph needs it."""
-        if run is not None and not run.weighs:  # what such a run draws is known only when it has drawn
+        if sampler is not None and not sampler.returns_weights:  # how many rows it chooses is known only afterwards
             return None
         forms = self._batches.forms(reading, count)
-        if run is not None:
+        if sampler is not None:
             forms[("weight",)] = (count,), torch.float32
         leaves = dict(zip(forms, checked_targets(out, forms, self.device), strict=True))
-        choose: Any = run
-        slots = self.draw(count, random) if run is None else choose.draw(count, leaves[("weight",)]).slots
+        slots = self.draw(count, random) if sampler is None else sampler.sample_into(count, leaves[("weight",)])
         self._batches.read(slots, reading, leaves)
         return out
 

@@ -126,13 +126,13 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     return found
 
 
-def updated_priority(store: ReplayStore, run: Any, index: Any, priority: torch.Tensor) -> Any:
+def updated_priority(store: ReplayStore, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
-    rows = _by_id(store, index) if run.takes_ids else named_rows(store, index)
+    rows = _by_id(store, index) if sampler.updates_by_id else named_rows(store, index)
     if rows.is_padding is None:
-        return run.update(rows.slots, priority)
+        return sampler.update(rows.slots, priority)
     if tuple(priority.shape) != rows.lead:
         remedy = "Pass a priority for each step."
         raise SchemaError(explain("priority", f"shape {rows.lead}", tuple(priority.shape), remedy))
     # What a network made of padding may be NaN.
-    return rows.without_padding(run.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))
+    return rows.without_padding(sampler.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import above_zero
+from relive.fields.checks import above_zero
 from relive.fields.conversion import as_tensor, convert, device_of, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, FLAG, Field, Path

@@ -110,8 +110,8 @@ class TestRecurrent:
     def test_sizes_are_refused_as_apexrl_does(self) -> None:
         buffer = recurrent()
         for sizes, message in (
-            ((0, 1), "sequence_length: expected at least 1"),
-            ((1, 0), "minibatch_size: expected at least 1"),
+            ((0, 1), "sequence_length: expected an int of at least 1"),
+            ((1, 0), "minibatch_size: expected an int of at least 1"),
             ((3, 1), "sequence_length: expected a divisor of num_steps = 4"),
         ):
             with pytest.raises(ValueError, match=f"^{message}, got"):

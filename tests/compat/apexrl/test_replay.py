@@ -196,7 +196,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("capacity", [0, -3])
     def test_a_capacity_is_positive(self, capacity: int) -> None:
-        with pytest.raises(ValueError, match=f"^capacity: expected at least 1, got {capacity}"):
+        with pytest.raises(ValueError, match=f"^capacity: expected an int of at least 1, got {capacity}"):
             replay(capacity)
 
     def test_batches_are_positive_and_no_larger_than_what_is_stored(self) -> None:
@@ -207,7 +207,7 @@ class TestReplay:
         with pytest.raises(ValueError, match="^batch_size: expected at most 2"):
             buffer.sample(3)
         for wrong in (0, -1):
-            with pytest.raises(ValueError, match=f"^batch_size: expected at least 1, got {wrong}"):
+            with pytest.raises(ValueError, match=f"^batch_size: expected an int of at least 1, got {wrong}"):
                 buffer.sample(wrong)
 
     def test_nested_observations_are_tensordicts_with_dtypes_of_their_own(self) -> None:

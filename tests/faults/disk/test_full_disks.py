@@ -13,7 +13,6 @@ import torch
 
 import relive as rl
 from relive.memory.files import Files
-from relive.replay.samplers import Draws
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.full import small_disk
 from tests.totals import tell
@@ -132,30 +131,20 @@ def test_a_disk_without_room_for_commits_is_refused_when_the_buffer_is_made(tmp_
     tell(f"B3: {refused} of 32 disks too small for a buffer or its commits, refused when it is made")
 
 
-class Growing:
-    """A sampler whose state takes ever more: as many bytes as it is told."""
+class Growing(rl.Uniform):
+    """A sampler whose state takes as many bytes as it is told."""
 
-    def __init__(self) -> None:
-        self.nbytes = 0
+    nbytes = 0
 
-    def start(self, store: Any, random: Any) -> Draws:
-        inner, outer = rl.Uniform().start(store, random), self
-
-        class Run(Draws):
-            def draw(self, count: int) -> Any:
-                return inner.draw(count)
-
-            def state(self) -> dict[str, torch.Tensor]:
-                return {"more": torch.zeros(outer.nbytes, dtype=torch.uint8)}
-
-        return Run()
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"more": torch.zeros(self.nbytes, dtype=torch.uint8)}
 
 
 @pytest.mark.promise("B3")
 def test_a_state_beyond_what_was_reserved_is_a_typed_error_that_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
-        sampler = Growing()
-        replay = made(disk.root / "replay", sampler)
+        replay = made(disk.root / "replay", Growing())
+        sampler: Any = replay.sampler
         for t in range(10):
             step(replay, t)
         replay.commit()

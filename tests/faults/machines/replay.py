@@ -330,7 +330,7 @@ class ReplayMachine(Machine):
             self._check_rows(self.buffer[ids], [alive[i] for i in ids])
         if isinstance(self.sampler, rl.Prioritized):
             slots = self.buffer.storage.locate(torch.tensor(ids, dtype=torch.int64))
-            masses = self.buffer.run.state()["mass"][slots].tolist()
+            masses = self.buffer.sampler.state()["mass"][slots].tolist()
             assert masses == pytest.approx([self._mass(i) for i in ids], rel=1e-12)
 
     def wrong_calls(self) -> list[WrongCall]:

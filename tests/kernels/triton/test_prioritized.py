@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.replay.samplers import priority_run
+from relive.replay.samplers import prioritized
 from relive_conformance import case
 from relive_conformance.adapters import relive as ours
 from tests.kernels.triton.interpreter import in_every_order, interpreted
@@ -49,12 +49,12 @@ def filled(capacity: int = 30, steps: int = 5, **settings: Any) -> rl.ReplayBuff
 
 
 def masses(replay: Any) -> torch.Tensor:
-    return replay.run.tree.leaves_view()
+    return replay.sampler.tree.leaves_view()
 
 
 def assert_same_masses(mine: rl.ReplayBuffer, native: rl.ReplayBuffer) -> None:
     assert torch.allclose(masses(mine), masses(native), rtol=1e-13, atol=0)
-    states = [buffer.run.state() for buffer in (mine, native)]
+    states = [buffer.sampler.state() for buffer in (mine, native)]
     assert float(states[0]["largest"]) == float(states[1]["largest"])
 
 
@@ -106,7 +106,7 @@ class TestBesideTheNativeCore:
             replay = filled(beta=0.7, normalize="global")
             replay.update_priority(replay.ids(), torch.arange(1.0, 1 + len(replay)))
             batch = replay.sample(40)
-            run: Any = replay.run
+            run: Any = replay.sampler
             drawn = run.masses(replay.storage.locate(batch["index"]))
         expected = (float(drawn.min()) / drawn) ** 0.7  # the smallest priority is the first row's, and may be drawn
         ratio = batch["weight"].double() / expected
@@ -138,7 +138,7 @@ class TestBesideTheNativeCore:
             for _ in range(20):
                 replay.update_priority(ids[generator.permutation(len(ids))], 10 ** generator.uniform(-8, 8, len(ids)))
             replay.update_priority(ids, np.full(len(ids), 1e-2))
-            run: Any = replay.run
+            run: Any = replay.sampler
             assert float(run.tree.total()) == pytest.approx(1e-2 * len(ids), rel=1e-12)
             replay.check()
 
@@ -188,7 +188,7 @@ class TestFaults:
         with interpreted():
             changing, constant = filled(beta=lambda draws: 0.5), filled(beta=0.5)
             changing.sample(4)
-            monkeypatch.setattr(priority_run, "is_capturing", lambda device: True)
+            monkeypatch.setattr(prioritized, "is_capturing", lambda device: True)
             with pytest.raises(rl.SchemaError, match="Prioritized.beta: expected a number while a CUDA graph"):
                 changing.sample(4)
             constant.sample(4)
@@ -231,13 +231,13 @@ class TestCheckpoints:
         again = rl.load(tmp_path / "triton")
         assert isinstance(again, rl.ReplayBuffer)
         assert torch.equal(masses(again), masses(mine))
-        assert float(again.run.state()["largest"]) == float(mine.run.state()["largest"]) == len(native)
+        assert float(again.sampler.state()["largest"]) == float(mine.sampler.state()["largest"]) == len(native)
         again.sample(8)
         again.check()
 
 
 def _sums(replay: rl.ReplayBuffer) -> tuple[torch.Tensor, torch.Tensor]:
-    run: Any = replay.run
+    run: Any = replay.sampler
     return run.tree._sums, run.tree._least
 
 

@@ -21,7 +21,7 @@ def fill(rows: int, capacity: int = 100, **options: Any) -> rl.ReplayBuffer:
 
 def counts(replay: rl.ReplayBuffer) -> dict[int, int]:
     """By row id, of the rows that were drawn."""
-    drawn, ids = replay.run.state()["drawn"], replay.ids()
+    drawn, ids = replay.sampler.state()["drawn"], replay.ids()
     return {int(i): int(drawn[replay.storage.locate(ids[k : k + 1])]) for k, i in enumerate(ids)}
 
 
@@ -49,7 +49,7 @@ def test_an_overwritten_row_takes_its_count_along(backend: str) -> None:
         replay.check()
     assert counts(replay) == {3: 1, 4: 1, 5: 1, 6: 0, 7: 0, 8: 0}
     replay.clear()
-    assert int(replay.run.state()["drawn"].sum()) == 0
+    assert int(replay.sampler.state()["drawn"].sum()) == 0
     replay.check()
 
 
@@ -107,5 +107,5 @@ def test_a_row_that_a_dead_process_took_along_has_no_count() -> None:
     ring = replay.storage.memory.ring
     ring.kind[0] = 0
     ring.count -= 1
-    replay.run.mended()  # pyright: ignore[reportAttributeAccessIssue]
-    assert replay.run.state()["drawn"].tolist()[:3] == [0, 1, 1]
+    replay.sampler.on_recover()  # pyright: ignore[reportAttributeAccessIssue]
+    assert replay.sampler.state()["drawn"].tolist()[:3] == [0, 1, 1]

@@ -57,9 +57,9 @@ def expected_shown(waiting: dict[int, list[int]], first: list[int]) -> list[int]
 
 def new_in(replay: rl.ReplayBuffer, count: int) -> bool:
     """Whether a draw shows anything new."""
-    before = replay.run.snapshot()
+    before = replay.sampler.snapshot()
     replay.sample(count)
-    return not torch.equal(before, replay.run.snapshot())
+    return not torch.equal(before, replay.sampler.snapshot())
 
 
 def test_the_rest_of_a_batch_is_uniform(backend: str) -> None:
@@ -84,7 +84,7 @@ def test_no_more_than_its_share_of_a_batch_is_new(share: float, count: int, most
     for _ in range(20):
         world.step()
     replay.sample(count)
-    assert int(replay.run.state()["shown"].sum()) == most
+    assert int(replay.sampler.state()["shown"].sum()) == most
 
 
 def test_rows_that_were_overwritten_before_their_turn_are_not_shown(backend: str) -> None:
@@ -119,9 +119,9 @@ def test_with_a_length_every_new_step_is_shown_once(autoreset: Any, backend: str
 
 def shown_sequence(replay: rl.ReplayBuffer, length: int) -> tuple[list[int], bool] | None:
     """The steps of a sequence that is new, and whether its episode ended with it; None if nothing new is there."""
-    before = replay.run.snapshot()
+    before = replay.sampler.snapshot()
     batch = replay.sample(1, rl.Sequence(length, step_index=True))
-    if torch.equal(replay.run.snapshot(), before):
+    if torch.equal(replay.sampler.snapshot(), before):
         return None
     mask = batch["mask"][0]
     return batch["step_index"][0][mask].tolist(), bool(batch["terminated"][0][mask][-1])
@@ -135,10 +135,10 @@ class Broken:
 def test_a_batch_that_cannot_be_made_has_shown_nothing() -> None:
     replay = made()
     Lived(replay, 1).step()
-    before = replay.run.snapshot()
+    before = replay.sampler.snapshot()
     with pytest.raises(OSError, match="broken"):
         replay.sample(4, Broken())
-    assert torch.equal(replay.run.snapshot(), before)
+    assert torch.equal(replay.sampler.snapshot(), before)
     assert new_in(replay, 4)
 
 
@@ -163,10 +163,10 @@ def test_disk_memory_remembers_what_was_shown(tmp_path: Path) -> None:
         world.step()
     while new_in(replay, 8):
         pass
-    shown = replay.run.snapshot()
+    shown = replay.sampler.snapshot()
     replay.close()
     with rl.load(tmp_path / "memory", rl.ReplayBuffer) as again:
-        assert torch.equal(again.run.snapshot(), shown)
+        assert torch.equal(again.sampler.snapshot(), shown)
         assert not new_in(again, 8)
 
 

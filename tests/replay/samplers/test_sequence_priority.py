@@ -24,7 +24,7 @@ def lived(**options: Any) -> rl.ReplayBuffer:
 
 def masses(replay: rl.ReplayBuffer) -> dict[int, float]:
     ids = replay.ids()
-    return dict(zip(ids.tolist(), replay.run.masses(replay.storage.locate(ids)).tolist(), strict=True))  # type: ignore[attr-defined]
+    return dict(zip(ids.tolist(), replay.sampler.masses(replay.storage.locate(ids)).tolist(), strict=True))  # type: ignore[attr-defined]
 
 
 def test_the_steps_of_sequences_get_their_priorities_and_no_other_row_does(backend: str) -> None:

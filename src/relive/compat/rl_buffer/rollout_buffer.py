@@ -17,7 +17,7 @@ from relive.compat.rl_buffer.steps import declared, flags, placed
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Column, StepRows, assign, fitted, named_leaves
 from relive.errors import NotReadyError, explain
-from relive.fields.schema import positive
+from relive.fields.checks import positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 
 __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]

@@ -10,6 +10,7 @@ import torch
 
 from relive.compat.step_rows import fitted, is_tree
 from relive.errors import SchemaError, explain
+from relive.fields.checks import same_keys
 from relive.fields.conversion import overlaps
 from relive.fields.schema import Field
 
@@ -31,9 +32,7 @@ def placed(name: str, value: Any, place: Any) -> Any:
         return value
     if not is_tree(place):
         return fitted(name, value, place)
-    if not hasattr(value, "keys") or set(value.keys()) != set(place.keys()):
-        got = f"the keys {sorted(value.keys())}" if hasattr(value, "keys") else type(value).__name__
-        raise SchemaError(explain(name, f"the keys {sorted(place.keys())}", got, "Pass exactly these."))
+    same_keys(name, value, place.keys())
     return {key: placed(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
 
 

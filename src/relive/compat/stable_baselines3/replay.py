@@ -33,6 +33,7 @@ from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
 from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
+from relive.fields.checks import one_of
 from relive.fields.schema import Declaration, Field
 from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler, Uniform
@@ -102,8 +103,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def _storage_of(self, next_obs: str | None) -> str:
         """How next observations are stored: as said, or as they are best."""
-        if next_obs not in (None, "stored", "shared"):
-            raise SchemaError(explain("next_obs", '"stored" or "shared"', repr(next_obs), "Pass one of them."))
+        one_of("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
             expected = '"shared" with n_stack or optimize_memory_usage'
             raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))

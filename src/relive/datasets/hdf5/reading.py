@@ -14,7 +14,7 @@ from relive.datasets.hdf5.d4rl import FlatSteps, is_d4rl
 from relive.datasets.hdf5.file import opened
 from relive.datasets.hdf5.robomimic import Demonstrations, is_robomimic
 from relive.errors import SchemaError, explain
-from relive.fields.schema import positive
+from relive.fields.checks import positive
 from relive.memory import Memory
 from relive.replay.samplers import Sampler
 

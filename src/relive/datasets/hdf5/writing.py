@@ -14,6 +14,7 @@ from relive.datasets.hdf5.file import VECTOR
 from relive.datasets.hdf5.robomimic import NAMES as ROBOMIMIC
 from relive.datasets.installed import required
 from relive.errors import SchemaError, explain
+from relive.fields.checks import one_of
 from relive.fields.schema import leaves_of
 from relive.replay.buffer import ReplayBuffer
 
@@ -37,10 +38,7 @@ def to_hdf5(
     """
     h5py = required("h5py", "hdf5")
     require_ordered("to_hdf5", replay)
-    write = {"robomimic": _robomimic, "d4rl": _d4rl}.get(layout)
-    if write is None:
-        remedy = "Pass one of them."
-        raise SchemaError(explain("to_hdf5", 'layout "robomimic" or "d4rl"', repr(layout), remedy))
+    write = _LAYOUTS[one_of("layout", layout, _LAYOUTS)]
     with appearing("to_hdf5", path) as unfinished, h5py.File(unfinished, "w") as file:
         write(replay, file)
 
@@ -89,3 +87,6 @@ def _append(file: Any, column: str, rows: np.ndarray) -> None:
     start = len(dataset)
     dataset.resize(start + len(rows), 0)
     dataset[start:] = rows
+
+
+_LAYOUTS = {"robomimic": _robomimic, "d4rl": _d4rl}

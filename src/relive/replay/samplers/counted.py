@@ -10,15 +10,13 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.invariants import require, require_all
-from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
-from relive.replay.samplers.protocol import Drawn, Draws, Sampler, started
+from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.samplers.uniform import Uniform
-from relive.replay.store import ReplayStore
 
 
-@dataclass(frozen=True)
-class Counted:
+@dataclass(unsafe_hash=True)
+class Counted(Sampler):
     """Draws as `sampler` does and counts the draws of every row, for `relive.inspect` to show how rows are reused.
 
     A row's count begins at 0 when it is stored and goes when it is overwritten. It costs eight bytes a row, one
@@ -33,36 +31,41 @@ class Counted:
 
     sampler: Sampler = field(default_factory=Uniform)
 
+    independent = False  # a draw is counted
+    keeps_state_in_memory = True
+
     def __post_init__(self) -> None:
-        if isinstance(self.sampler, Counted) or not hasattr(self.sampler, "start"):
+        if isinstance(self.sampler, Counted) or not isinstance(self.sampler, Sampler):
             remedy = "Pass the sampler that chooses rows."
             raise SchemaError(explain("Counted", "a sampler whose draws are counted", repr(self.sampler), remedy))
+        self.returns_weights, self.may_return_fewer = self.sampler.returns_weights, self.sampler.may_return_fewer
 
-    def start(self, store: ReplayStore, random: Randomness) -> _Run:
-        return _Run(started(self.sampler, store, random), store)
-
-
-class _Run(Draws):
-    wants_touched = True
-    beside_rows = True
-
-    def __init__(self, inner: Draws, store: ReplayStore) -> None:
-        self._inner, self._store = inner, store
-        self.takes_priorities, self.takes_ids, self.update = inner.takes_priorities, inner.takes_ids, inner.update
-        self.faults = inner.faults
-        self.atomic_draws, self.weighs = inner.atomic_draws, inner.weighs
-        self._kind = store.memory.ring.kind.view(-1)
-        self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
-        self._last = torch.empty(0, dtype=torch.int64, device=store.device)
-        """What the last draw chose, in case it is taken back."""
+    def on_bind(self) -> None:
+        inner: Any = self.sampler.bind(self.storage, self.rng)
+        self._inner, memory = inner, self.storage.memory
+        self.updates_by_id, self.faults = inner.updates_by_id, inner.faults
+        if inner.takes_priorities:
+            self.update = inner.update
+        self._last = torch.empty(0, dtype=torch.int64, device=self.storage.device)
+        """The slots of the last draw, in case it is taken back."""
         self._number = 0
+        self._kind = memory.ring.kind.view(-1)
+        self._counts = memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
 
-    def draw(self, count: int, *weight: torch.Tensor) -> Drawn:
-        drawn = self._inner.draw(count, *weight)
-        self._last = drawn.slots
+    def sample(self, count: int) -> Chosen:
+        slots, weight = self._inner.choose(count)
+        self._count(slots)
+        return slots, weight
+
+    def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
+        slots = self._inner.sample_into(count, weight)
+        self._count(slots)
+        return slots
+
+    def _count(self, slots: torch.Tensor) -> None:
+        self._last = slots
         self._add(1)
         self._number += 1  # not before: what was not counted is not taken back
-        return drawn
 
     def _add(self, times: int) -> None:
         self._counts.index_add_(0, self._last, torch.full_like(self._last, times))
@@ -77,22 +80,22 @@ class _Run(Draws):
             self._add(-1)
             self._number = number
 
-    def written(self) -> None:
-        slots, changed = self._store.touched()
+    def after_write(self) -> None:
+        slots, changed = self.storage.touched()
         if changed is None:
             self._counts[slots] = 0
         else:  # a slot may come twice, changed and not
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
-        if self._inner.wants_touched:
-            self._inner.written()
+        if self._inner.follows_writes:
+            self._inner.after_write()
 
-    def mended(self) -> None:
+    def on_recover(self) -> None:
         self._counts *= (self._kind == TRANSITION).long()
-        self._inner.mended()
+        self._inner.on_recover()
 
-    def cleared(self) -> None:
+    def on_clear(self) -> None:
         self._counts.zero_()
-        self._inner.cleared()
+        self._inner.on_clear()
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}

@@ -13,16 +13,14 @@ from relive.errors import SchemaError, explain
 from relive.fields.invariants import require_all
 from relive.fields.schema import positive
 from relive.fields.vocabulary import suggests_init_keywords
-from relive.randomness import Randomness
 from relive.replay.ring import PENDING, TRANSITION
-from relive.replay.samplers.protocol import Drawn, Draws
-from relive.replay.store import ReplayStore
+from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.views.protocol import require_order
 
 
 @suggests_init_keywords
-@dataclass(frozen=True)
-class NewFirst:
+@dataclass(unsafe_hash=True)
+class NewFirst(Sampler):
     """Shows every new row once, before it is drawn at random: the oldest row not shown yet of every environment first.
 
     New rows come first in a batch; the rest of it is drawn uniformly, with replacement, from all rows. A row that is
@@ -44,32 +42,27 @@ class NewFirst:
             raise SchemaError(explain("NewFirst.share", "a number in (0, 1]", repr(self.share), remedy))
         positive("NewFirst.length", self.length)
 
-    def start(self, store: ReplayStore, random: Randomness) -> _Run:
+    independent = False
+    keeps_state_in_memory = True
+
+    def on_bind(self) -> None:
+        storage = self.storage
         if self.length > 1:
-            require_order(store, self)
-        return _Run(self, store, random)
-
-
-class _Run(Draws):
-    atomic_draws = True
-    beside_rows = True
-
-    def __init__(self, settings: NewFirst, store: ReplayStore, random: Randomness) -> None:
-        self._settings, self._store, self._random = settings, store, random
-        self._ring = store.memory.ring
-        self._envs = torch.arange(self._ring.num_envs, device=store.device)
-        self._shown = store.memory.room.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
+            require_order(storage, self)
+        self._ring = storage.memory.ring
+        self._envs = torch.arange(self._ring.num_envs, device=storage.device)
+        self._shown = storage.memory.room.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
         """The row [N] of each environment up to which all rows were shown, or will not be."""
 
-    def draw(self, count: int) -> Drawn:
-        slots = self._store.draw(count, self._random)
-        new = self._next(math.ceil(self._settings.share * count))
+    def sample(self, count: int) -> Chosen:
+        slots = self.storage.draw(count, self.rng)
+        new = self._next(math.ceil(self.share * count))
         slots[: len(new)] = torch.where(new >= 0, new, slots[: len(new)])
-        return Drawn(slots)
+        return slots, None
 
     def _next(self, most: int) -> torch.Tensor:
         """The slots of the next `most` rows to be shown, which are now shown; -1 where there are fewer."""
-        ring, length = self._ring, self._settings.length
+        ring, length = self._ring, self.length
         oldest = torch.maximum(ring.floor, ring.newest() - ring.alive + 1).clamp(min=0)
         begin = torch.maximum(self._shown, oldest)
         # After a sequence at most two rows hold only an observation.
@@ -90,7 +83,7 @@ class _Run(Draws):
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Which rows [width, N] start a sequence whose steps are all there, and how many steps each has."""
-        ring, length, width = self._ring, self._settings.length, len(slots)
+        ring, length, width = self._ring, self.length, len(slots)
         kind = ring.kind_at(slots)
         is_step = is_written & (kind == TRANSITION)
         start = torch.where(ring.first.view(-1)[slots] & is_written, place, 0).cummax(0).values
@@ -107,7 +100,7 @@ class _Run(Draws):
     def restore(self, snapshot: torch.Tensor) -> None:
         self._shown.copy_(snapshot)
 
-    def mended(self) -> None:
+    def on_recover(self) -> None:
         self._shown.copy_(torch.minimum(self._shown.clamp(min=0), self._ring.head))
 
     def state(self) -> dict[str, torch.Tensor]:

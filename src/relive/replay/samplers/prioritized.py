@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from relive.errors import PriorityError, SchemaError, explain
+from relive import kernels
+from relive.errors import InvariantError, NotReadyError, PriorityError, SchemaError, explain
 from relive.fields.conversion import as_numpy_if_cpu
-from relive.fields.schema import as_float
+from relive.fields.invariants import require, require_all
+from relive.fields.schema import as_float, require_share
 from relive.fields.vocabulary import suggests_init_keywords
+from relive.kernels.priority import RingTensors
 from relive.randomness import Randomness
-from relive.replay.samplers.device_priority_run import DevicePriorityRun
-from relive.replay.samplers.priority_run import PriorityRun, check_priorities
+from relive.replay.ring import TRANSITION
+from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.store import ReplayStore
 
 
 @suggests_init_keywords
-@dataclass(frozen=True)
-class Prioritized:
+@dataclass(unsafe_hash=True)
+class Prioritized(Sampler):
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
 
     weight_i = (M · P(i))^-beta, divided by the largest weight, so that weights are in (0, 1]. A new row gets the
@@ -42,6 +46,9 @@ class Prioritized:
     eps: float = 1e-6
     normalize: Literal["batch", "global"] = "batch"
 
+    returns_weights = True
+    keeps_state_in_memory = True
+
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
             _check_rate(f"Prioritized.{name}", getattr(self, name))
@@ -55,9 +62,177 @@ class Prioritized:
             remedy = "Pass one of them."
             raise SchemaError(explain("Prioritized.normalize", '"batch" or "global"', repr(self.normalize), remedy))
 
-    def start(self, store: ReplayStore, random: Randomness) -> PriorityRun:
-        run = DevicePriorityRun if store.tree().keeps_largest else PriorityRun
-        return run(self, store, random)
+    def bind(self, storage: ReplayStore, rng: Randomness) -> Prioritized:
+        """A copy for these rows; where the tree itself accepts priorities, one that lets it."""
+        if storage.tree().keeps_largest and not isinstance(self, _OnDevice):
+            return _OnDevice(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
+        return super().bind(storage, rng)
+
+    def on_bind(self) -> None:
+        self._ring = self.storage.memory.ring
+        self.tree = self.storage.tree()
+        """The masses of slots; the leaf after them is nowhere: writes to it need no synchronisation."""
+        self._slots = self.tree.num_leaves - 1
+        self._numbers: Any = [1.0, 0]
+        """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
+        room = self.storage.memory.room
+        if room.outlives:
+            self._numbers = room.allocate("sampler.numbers", (2,), torch.float64).numpy()
+            if not room.is_found:
+                self._largest = 1.0
+
+    @property
+    def _largest(self) -> Any:
+        return self._numbers[0]
+
+    @_largest.setter
+    def _largest(self, largest: Any) -> None:
+        self._numbers[0] = largest
+
+    @property
+    def _num_drawn(self) -> int:
+        return int(self._numbers[1])
+
+    @_num_drawn.setter
+    def _num_drawn(self, count: int) -> None:
+        self._numbers[1] = count
+
+    def snapshot(self) -> int:
+        return self._num_drawn
+
+    def restore(self, snapshot: int) -> None:
+        self._num_drawn = snapshot
+
+    def sample(self, count: int) -> Chosen:
+        return self._draw(count, None)
+
+    def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
+        return self._draw(count, weight)[0]
+
+    def _draw(self, count: int, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        beta = self._beta()
+        drawn = self.tree.draw_weighted(count, self.rng, beta, self.normalize == "global", weight)
+        if drawn is None:
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
+            raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
+        self._num_drawn += count
+        return drawn
+
+    def _beta(self) -> float:
+        if callable(self.beta) and is_capturing(self.storage.device):
+            remedy = "Pass a number as beta, or sample outside the graph."
+            expected = "a number while a CUDA graph is captured, which would repeat one value for ever"
+            raise SchemaError(explain("Prioritized.beta", expected, "a function", remedy))
+        return self.beta_after(self._num_drawn)
+
+    def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
+        done = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
+        if done is not None and done[0] < 0:
+            return done[1]
+        values, mass = self.accept(priority, len(slots))
+        is_gone = slots < 0
+        largest = self._largest
+        if len(values):
+            largest = self._larger(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
+        leaves, masses = slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0)
+        kernels.complete(partial(self._set, leaves, masses, largest))
+        stale = as_numpy_if_cpu(is_gone).sum()
+        return stale if isinstance(stale, torch.Tensor) else int(stale)
+
+    def _larger(self, largest: Any) -> Any:
+        if isinstance(largest, torch.Tensor):
+            return largest.clamp_(min=self._largest)
+        return max(self._largest, float(largest))
+
+    def _set(self, leaves: torch.Tensor, masses: torch.Tensor, largest: Any) -> None:
+        self.tree.set(leaves, masses)
+        self._largest = largest
+
+    def after_write(self) -> None:
+        self.storage.mark(self.mass(self._largest))
+
+    def on_clear(self) -> None:
+        self.tree.set(torch.arange(self._slots, device=self.storage.device), 0.0)
+        self._largest = 1.0
+
+    def on_recover(self) -> None:
+        self._check_own()
+        ring, leaves = self._ring, self.tree.leaves_view()
+        slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
+        known = (slots > 0) | (self.eps == 0)
+        slots.copy_(torch.where(drawable, torch.where(known, slots, self.mass(self._largest)), 0.0))
+        leaves[-1] = 0.0
+        self.tree.rebuild()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
+        drawn = torch.tensor(self._num_drawn, device="cpu")
+        return {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+
+    def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
+        mass, largest = saved["mass"], float(saved["largest"])
+        if len(mass) != self._slots or not bool((torch.isfinite(mass) & (mass >= 0)).all()):
+            raise ValueError(f"priorities: expected {self._slots} finite numbers of at least 0")
+        if not 0 <= largest < float("inf"):
+            raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
+        self.tree.leaves_view()[: self._slots].copy_(mass)
+        self.tree.rebuild()
+        there = saved["largest"].to(self.storage.device)
+        self._largest = there if as_numpy_if_cpu(there) is there else largest
+        self._num_drawn = int(saved["draws"])
+
+    def check(self) -> None:
+        """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
+        ring, leaves = self._ring, self.tree.leaves_view()
+        require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
+        slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
+        drawable = ring.kind == TRANSITION
+        require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
+        require_all(drawable | (slots == 0), "priority", "0 where there is no transition", slots)
+        may_be_zero = ~drawable | (self.eps == 0)
+        require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
+        require(nowhere == 0, "priority of no row", 0, float(nowhere))
+        self._check_own()
+        error = self.tree.check()
+        require(
+            error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
+        )
+
+    def _check_own(self) -> None:
+        """Its own two numbers, which may come from a file."""
+        largest, draws = float(self._numbers[0]), float(self._numbers[1])
+        require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
+        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number of at least 0", draws)
+
+    # As one of several buffers that are drawn from as if they were one
+
+    @property
+    def drawn(self) -> int:
+        """How many rows were drawn so far."""
+        return self._num_drawn
+
+    def total(self) -> tuple[float, int]:
+        """The mass of all rows as m · 2^e, since a sum of large priorities may be more than a float64 holds."""
+        total = float(self.tree.total())
+        if math.isfinite(total):
+            return math.frexp(total)
+        m, e = math.frexp(float((self.tree.leaves_view() * 2.0**-64).sum()))
+        return m, e + 64
+
+    def smallest(self) -> float:
+        """The smallest mass that is not zero, or infinity."""
+        return float(self.tree.smallest())
+
+    def masses(self, slots: torch.Tensor) -> torch.Tensor:
+        """The masses of rows: float64 [K]."""
+        return self.tree.get(slots)
+
+    def largest(self, elsewhere: float = 0.0) -> float:
+        """The priority of new rows, which is from now on at least what was accepted `elsewhere`."""
+        self._largest = max(self._largest, elsewhere)
+        return float(self._largest)
+
+    # The priorities themselves
 
     def mass(self, priority: Any) -> Any:
         """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
@@ -90,6 +265,84 @@ class Prioritized:
         return float(beta)
 
 
+class _OnDevice(Prioritized):
+    """Update, draw and marking of a write are launches of the tree, one or two each.
+
+    What only the device knows is skipped and counted there until `check()`: numbers that are no priorities, ids that
+    were never given, and draws from a buffer whose priorities are all zero.
+    """
+
+    __qualname__ = "Prioritized"  # which it is to users
+    __hash__ = Prioritized.__hash__
+    updates_by_id = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prioritized) and astuple(self) == astuple(other)
+
+    def on_bind(self) -> None:
+        super().on_bind()
+        self.tree: Any
+        self._numbers = [self.tree.largest, 0]
+        ring = self._ring
+        self._where = RingTensors(ring.kind, ring.head, ring.open, ring.alive)
+        if self.normalize == "global":
+            self.tree.smallest()  # from now on it is kept up to date
+
+    @property
+    def _largest(self) -> Any:
+        return self.tree.largest
+
+    @_largest.setter
+    def _largest(self, largest: Any) -> None:
+        self.tree.largest.fill_(largest)
+
+    def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor:
+        """Set the priorities of rows, whose ids are given; returns how many are gone."""
+        check_priorities(priority, len(slots))
+        return self.tree.accept(slots, priority, self.alpha, self.eps, self._where)
+
+    def after_write(self) -> None:
+        slots, changed = self.storage.touched()
+        self.tree.mark(slots, changed, self._ring.kind, self.alpha, self.eps)
+
+    def on_clear(self) -> None:
+        self.tree.leaves_view().zero_()
+        self.tree.rebuild()
+        self._largest = 1.0
+
+    def faults(self) -> Iterator[str]:
+        bad, foreign, empty = self.tree.faults.tolist()
+        if bad:
+            expected = "finite numbers of at least 0 (and finite to the power of alpha)"
+            yield explain("priority", expected, f"{bad} others, skipped", "Pass absolute errors that are finite.")
+        if foreign:
+            got, remedy = f"{foreign} others in update_priority, skipped", "Pass ids from batch['index']."
+            yield explain("index", "ids of stored transitions", got, remedy)
+        if empty:
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
+            yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
+
+    def check(self) -> None:
+        """What the base class verifies, and that nothing was skipped."""
+        super().check()
+        for fault in self.faults():
+            raise InvariantError(fault)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched on a device now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def check_priorities(priority: torch.Tensor, count: int) -> None:
+    """Refuse what cannot be the priorities of so many rows, whatever their values are."""
+    if tuple(priority.shape) != (count,):
+        remedy = "Pass a priority for each index."
+        raise SchemaError(explain("priority", f"shape ({count},)", tuple(priority.shape), remedy))
+    if priority.dtype == torch.bool or priority.is_complex():
+        raise SchemaError(explain("priority", "real numbers", priority.dtype, "Pass absolute errors."))
+
+
 def _power(base: float, exponent: float) -> float:
     try:
         return base**exponent
@@ -109,3 +362,30 @@ def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
         expected = "a finite number of at least 0 (and finite to the power of alpha)"
         remedy = "Pass absolute errors that are finite."
         raise PriorityError(explain(f"priority[{at}]", expected, float(values[at]), remedy))
+
+
+def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0.9) -> torch.Tensor:
+    """priority = η · max |δ| + (1 − η) · mean |δ| over the steps of a sequence that `mask` selects.
+
+    (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019.) A sequence without
+    such a step has the priority 0.
+
+    Args:
+        error: TD errors δ [B, L], of any sign.
+        mask: which steps count, bool [B, L]: `batch["train"]` leaves out burn-in and padding.
+        eta: η in [0, 1].
+
+    >>> sequence_priority(torch.tensor([[1.0, -3.0, 9.0]]), torch.tensor([[True, True, False]]), eta=0.5)
+    tensor([2.5000])
+    """
+    if error.ndim != 2 or not error.is_floating_point():
+        got = f"{error.dtype} of shape {tuple(error.shape)}"
+        raise SchemaError(explain("error", "floating-point errors [B, L]", got, "Pass the errors of all steps."))
+    if mask.shape != error.shape or mask.dtype != torch.bool:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
+    require_share("eta", eta)
+    size = error.detach().abs().masked_fill(~mask, 0.0)
+    size = size if size.dtype == torch.float64 else size.float()  # sums of halves overflow
+    mean = size.sum(1) / mask.sum(1).clamp(min=1)
+    return eta * size.amax(1) + (1 - eta) * mean if error.shape[1] else mean

@@ -8,15 +8,13 @@ import torch
 
 from relive.fields.schema import positive
 from relive.fields.vocabulary import suggests_init_keywords
-from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
-from relive.replay.samplers.protocol import Drawn, Draws
-from relive.replay.store import ReplayStore
+from relive.replay.samplers.sampler import Chosen, Sampler
 
 
 @suggests_init_keywords
-@dataclass(frozen=True)
-class Recent:
+@dataclass(unsafe_hash=True)
+class Recent(Sampler):
     """Draws uniformly, with replacement, from the newest `window` transitions of every environment.
 
     Older rows stay stored, for views that read around a row, and for another sampler after a reload.
@@ -30,25 +28,17 @@ class Recent:
     def __post_init__(self) -> None:
         positive("Recent.window", self.window)
 
-    def start(self, store: ReplayStore, random: Randomness) -> _Run:
-        return _Run(store, random, self.window)
-
-
-class _Run(Draws):
-    independent_draws = True
-    atomic_draws = True
-
-    def __init__(self, store: ReplayStore, random: Randomness, window: int) -> None:
-        self._random, self._ring, self._window = random, store.memory.ring, window
+    def on_bind(self) -> None:
+        self._ring, device = self.storage.memory.ring, self.storage.device
         # Between two transitions lie at most two rows that hold only an observation.
-        self._back = torch.arange(min(3 * window + 3, self._ring.slots), device=store.device).unsqueeze(1)
-        self._envs = torch.arange(self._ring.num_envs, device=store.device)
+        self._back = torch.arange(min(3 * self.window + 3, self._ring.slots), device=device).unsqueeze(1)
+        self._envs = torch.arange(self._ring.num_envs, device=device)
 
-    def draw(self, count: int) -> Drawn:
+    def sample(self, count: int) -> Chosen:
         slots, up_to = self._newest(self._back)
         if up_to.is_cpu and not up_to[-1]:  # so many rows in a row are withheld: see `Ring.withhold`
             slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
-        return Drawn(slots[torch.searchsorted(up_to, self._random.below(up_to[-1], count), right=True)])
+        return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
     def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots `back` rows before the newest ones, and how many transitions of the window lie up to each."""
@@ -56,5 +46,5 @@ class _Run(Draws):
         rows = ring.newest() - back  # [rows, N], the newest first
         slots = ring.at(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
-        drawable &= drawable.cumsum(0) <= self._window
+        drawable &= drawable.cumsum(0) <= self.window
         return slots.view(-1), drawable.view(-1).cumsum(0)

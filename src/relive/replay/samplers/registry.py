@@ -10,7 +10,7 @@ from relive.memory.documents import Node
 from relive.memory.saved import Saved, nbytes_of
 from relive.replay import samplers
 from relive.replay.row_memory import RowMemory
-from relive.replay.samplers.protocol import Draws, Sampler
+from relive.replay.samplers.sampler import Sampler
 
 _MOST_OF_SLOT = 64
 """Bytes that a sampler saves of a slot."""
@@ -28,11 +28,12 @@ def config_of(sampler: Sampler) -> dict[str, Any] | None:
     if kinds().get(name) is not type(sampler):
         return None
     settings: dict[str, Any] = {"name": name}
-    for key, value in vars(sampler).items():
-        setting = config_of(value) if hasattr(value, "start") else value
+    for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `kinds`)
+        value = getattr(sampler, field.name)
+        setting = config_of(value) if isinstance(value, Sampler) else value
         if callable(setting) or (setting is None and value is not None):
             return None
-        settings[key] = setting
+        settings[field.name] = setting
     return settings
 
 
@@ -63,15 +64,15 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     return node.value
 
 
-def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved) -> None:
-    """Go on with the draws of a saved run."""
-    expected, slots = run.state(), memory.ring.kind.numel()
+def resume(sampler: Sampler, memory: RowMemory, saved: Saved) -> None:
+    """Load the saved state of a bound sampler."""
+    expected, slots = sampler.state(), memory.ring.kind.numel()
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (found, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(found), remedy))
     try:
-        run.load_state(found)
+        sampler.load_state(found)
     except ValueError as error:
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None

@@ -11,14 +11,12 @@ from relive.errors import NotReadyError, explain
 from relive.fields.invariants import require, require_all
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.shuffling import shuffled
-from relive.randomness import Randomness
-from relive.replay.samplers.protocol import Drawn, Draws
-from relive.replay.store import ReplayStore
+from relive.replay.samplers.sampler import Chosen, Sampler
 
 
 @suggests_init_keywords
-@dataclass(frozen=True)
-class WithoutReplacement:
+@dataclass(unsafe_hash=True)
+class WithoutReplacement(Sampler):
     """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.
 
     The last batch of an epoch is what is left of it; then the next epoch starts.
@@ -29,17 +27,12 @@ class WithoutReplacement:
 
     drop_last: bool = False
 
-    def start(self, store: ReplayStore, random: Randomness) -> _Run:
-        return _Run(store, random, self.drop_last)
+    independent = False
+    may_return_fewer = True
 
-
-class _Run(Draws):
-    atomic_draws = True
-
-    def __init__(self, store: ReplayStore, random: Randomness, drop_last: bool) -> None:
-        self._store, self._random, self._drop_last = store, random, drop_last
-        self._ring = store.memory.ring
-        self._ids = torch.empty(0, dtype=torch.int64, device=store.device)
+    def on_bind(self) -> None:
+        self._ring = self.storage.memory.ring
+        self._ids = torch.empty(0, dtype=torch.int64, device=self.storage.device)
         """The rows of this epoch, in its order."""
         self._at = 0
 
@@ -49,18 +42,17 @@ class _Run(Draws):
     def restore(self, snapshot: tuple[torch.Tensor, int]) -> None:
         self._ids, self._at = snapshot
 
-    def draw(self, count: int) -> Drawn:
-        stored = len(self._store)
+    def sample(self, count: int) -> Chosen:
+        stored = len(self.storage)
         if count > stored:
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
             raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
         ids, (slots, at) = self._ids, self._next(self._ids, self._at, count)
-        if len(slots) < (count if self._drop_last else 1):
-            ids = self._store.ids(shuffled(self._store.stored(), self._random))
+        if len(slots) < (count if self.drop_last else 1):
+            ids = self.storage.ids(shuffled(self.storage.stored(), self.rng))
             slots, at = self._next(ids, 0, count)
-        drawn = Drawn(slots)
         self._ids, self._at = ids, at
-        return drawn
+        return slots, None
 
     def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
         """The next `count` rows of an epoch that are still stored, or the fewer that are left; and the place after."""
@@ -84,15 +76,15 @@ class _Run(Draws):
         twice = int((slots >= 0).sum() - coming.sum())
         require(not twice, "epoch", "every row once", f"{twice} rows twice")
 
-    def mended(self) -> None:
+    def on_recover(self) -> None:
         left = self._ids[self._at :]
         self._ids, self._at = left[self._ring.locate(left)[0] >= 0], 0
 
-    def cleared(self) -> None:
+    def on_clear(self) -> None:
         self._ids, self._at = self._ids[:0], 0
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"ids": self._ids[self._at :]}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        self._ids, self._at = saved["ids"].to(self._store.device, copy=True), 0
+        self._ids, self._at = saved["ids"].to(self.storage.device, copy=True), 0

@@ -17,7 +17,7 @@ from relive.compat.agilerl.original import original
 from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
-from relive.fields.schema import positive
+from relive.fields.checks import positive
 from relive.locking import use_copy
 from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler

@@ -17,9 +17,9 @@ from relive.compat.agilerl.original import original
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
 from relive.compat.seeding import experiment_seed
-from relive.errors import NotReadyError, explain
+from relive.fields.checks import nonempty, positive
 from relive.fields.conversion import convert
-from relive.fields.schema import Field, positive
+from relive.fields.schema import Field
 
 _NAMES = {
     "observations": "obs",
@@ -243,9 +243,7 @@ class RolloutBuffer(_Rollout):
         counts nothing, since the episode is over.
         """
         steps, device = self._steps, self.core.device
-        if not steps:
-            remedy = "Add steps first."
-            raise NotReadyError(explain("compute_returns_and_advantages", "at least 1 stored step", 0, remedy))
+        nonempty("compute_returns_and_advantages", steps)
         lead = (self.num_envs,)
         last = convert("last_value", Field(), self._by_env("last_value", last_value), lead, device)
         over = convert("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)

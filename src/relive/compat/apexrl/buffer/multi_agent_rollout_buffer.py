@@ -14,8 +14,8 @@ from relive.compat.apexrl.buffer.rollout_buffer import refuse_full
 from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
 from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.step_rows import SCORES, Column, Stepped, StepRows, fitted, stored
-from relive.errors import SchemaError, explain
+from relive.compat.step_rows import SCORES, Column, Stepped, StepRows, fitted
+from relive.fields.checks import none_without, nonempty
 from relive.fields.schema import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
@@ -97,9 +97,8 @@ class MultiAgentRolloutBuffer(Stepped):
         """Store one step of every agent in every environment; all but `state` are dicts of one entry for each agent."""
         rows = self._rows
         refuse_full(rows)
-        if self.state_spec is None and state is not None:
-            remedy = "Make the buffer with state_spec=."
-            raise SchemaError(explain("state", "None without state_spec", type(state).__name__, remedy))
+        if self.state_spec is None:
+            none_without("state", state, "state_spec")
         ends = {agent: zeros_and_ones("dones", flags, self.device) for agent, flags in dones.items()}
         given = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
         given |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
@@ -109,7 +108,7 @@ class MultiAgentRolloutBuffer(Stepped):
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
-        rows, steps = self._rows, stored("compute_returns_and_advantages", self.step)
+        rows, steps = self._rows, nonempty("compute_returns_and_advantages", self.step)
         scores: dict[str, dict[str, torch.Tensor]] = {name: {} for name in SCORES}
         for agent in self.possible_agents:
             reward, value, done = (rows.tensors[name][agent][:steps] for name in ("reward", "value", "done"))
@@ -123,7 +122,7 @@ class MultiAgentRolloutBuffer(Stepped):
 
     def normalize_advantages(self) -> None:
         """Give the advantages of all agents together mean 0 and standard deviation 1."""
-        steps = stored("normalize_advantages", self.step)
+        steps = nonempty("normalize_advantages", self.step)
         advantages = self._rows.scored("advantage")
         together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
         for agent, normalized in zip(self.possible_agents, rl.normalize(together), strict=True):
@@ -131,7 +130,7 @@ class MultiAgentRolloutBuffer(Stepped):
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
         """The stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
-        count = stored("get_agent_data", self.step) * self.num_envs
+        count = nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
         found = {
             theirs: (rows.scored(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]

@@ -24,7 +24,8 @@ from relive.compat.apexrl.buffer.specs import (
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import assign
-from relive.errors import DataWarning, SchemaError, explain
+from relive.errors import DataWarning, explain
+from relive.fields.checks import count, none_without
 from relive.fields.schema import Field
 from relive.memory.portable import load_packed_state, packed_state
 
@@ -219,9 +220,7 @@ class ReplayBuffer:
         if self.critic_obs_shape is not None:
             return {name: placed(value, self.device) for name, value in given.items()}
         for name, value in given.items():
-            if value is not None:
-                remedy = "Make the buffer with critic_obs_shape=."
-                raise SchemaError(explain(name, "None without critic_obs_shape", type(value).__name__, remedy))
+            none_without(name, value, "critic_obs_shape")
         return {}
 
     def _apart(self, obs: Any, next_obs: Any) -> Any:
@@ -342,13 +341,10 @@ def alone(value: Any) -> Any:
 
 def check_capacity(capacity: int) -> None:
     """ApexRL's error for a buffer that holds nothing."""
-    if capacity <= 0:
-        raise ValueError(explain("capacity", "at least 1", capacity, "Pass how many transitions to keep."))
+    count("capacity", capacity, least=1, remedy="Pass how many transitions to keep.")
 
 
 def check_sample(batch_size: int, size: int) -> None:
     """ApexRL's errors for a batch that cannot be drawn."""
-    if batch_size <= 0:
-        raise ValueError(explain("batch_size", "at least 1", batch_size, "Pass how many transitions to draw."))
-    if size < batch_size:
+    if count("batch_size", batch_size, least=1, remedy="Pass how many transitions to draw.") > size:
         raise ValueError(explain("batch_size", f"at most {size}, which are stored", batch_size, "Add more first."))

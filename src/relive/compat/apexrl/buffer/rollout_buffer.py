@@ -17,9 +17,10 @@ from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, wri
 from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED, SteppedRollout
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import SCORES, StepRows, stored
-from relive.errors import DataWarning, SchemaError, explain
-from relive.fields.schema import Field, positive
+from relive.compat.step_rows import SCORES, StepRows
+from relive.errors import DataWarning, explain
+from relive.fields.checks import none_without, nonempty, positive
+from relive.fields.schema import Field
 
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
@@ -151,7 +152,7 @@ class RolloutBuffer(SteppedRollout):
 
         Of a rollout that is partly filled they are a copy, zero where nothing is stored.
         """
-        count = stored("get_all_data", self._rows.step) * self.num_envs
+        count = nonempty("get_all_data", self._rows.step) * self.num_envs
         data = training_data(self._rows)
         if not self._rows.is_full:
             whole = self.num_steps * self.num_envs
@@ -162,7 +163,7 @@ class RolloutBuffer(SteppedRollout):
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
         """Stored transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
-        count = stored("get_minibatch", self._rows.step) * self.num_envs
+        count = nonempty("get_minibatch", self._rows.step) * self.num_envs
         size = (positive("batch_size", batch_size),)
         index = torch.randint(count, size, generator=self._random, device=self.device)
         return tuple(_rows_at(index, rows) for rows in training_data(self._rows).values())
@@ -228,10 +229,7 @@ def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> lis
     found = leaves_of("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
         return [*found, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
-    if privileged_observations is not None:
-        remedy = "Make the buffer with privileged_obs_shape=."
-        got = type(privileged_observations).__name__
-        raise SchemaError(explain(PRIVILEGED, "None without privileged_obs_shape", got, remedy))
+    none_without(PRIVILEGED, privileged_observations, "privileged_obs_shape")
     return found
 
 

@@ -19,6 +19,7 @@ from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES, Column, StepRows
 from relive.errors import NotReadyError, explain
+from relive.fields.checks import count
 from relive.fields.schema import Field
 
 _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
@@ -117,10 +118,8 @@ class RolloutRNNBuffer(SteppedRollout):
         Hidden states are (layers, B, hidden), those that the sequences begin with. Unshuffled, sequences are in the
         order of time, then environment.
         """
-        if sequence_length <= 0:
-            raise ValueError(explain("sequence_length", "at least 1", sequence_length, "Pass a number of steps."))
-        if minibatch_size <= 0:
-            raise ValueError(explain("minibatch_size", "at least 1", minibatch_size, "Pass a number of sequences."))
+        count("sequence_length", sequence_length, least=1, remedy="Pass a number of steps.")
+        count("minibatch_size", minibatch_size, least=1, remedy="Pass a number of sequences.")
         if self.num_steps % sequence_length:
             expected = f"a divisor of num_steps = {self.num_steps}"
             raise ValueError(explain("sequence_length", expected, sequence_length, "Choose another length."))

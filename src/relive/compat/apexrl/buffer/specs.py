@@ -10,6 +10,7 @@ import torch
 
 from relive.compat.step_rows import is_tree
 from relive.errors import SchemaError, explain
+from relive.fields.checks import same_keys
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field
 
@@ -50,9 +51,8 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
     if value is not None and not hasattr(value, "keys"):
         expected = f"a dict with {sorted(tree.keys())}"
         raise TypeError(explain(where, expected, type(value).__name__, "Pass the structure that obs_shape has."))
-    if value is not None and set(value.keys()) != set(tree.keys()):
-        expected, got = (f"the keys {sorted(each.keys())}" for each in (tree, value))
-        raise SchemaError(explain(where, expected, got, "Pass exactly these."))
+    if value is not None:
+        same_keys(where, value, tree.keys())
     parts = [leaves_of(f"{where}.{key}", part, None if value is None else value[key]) for key, part in tree.items()]
     return [leaf for part in parts for leaf in part]
 

@@ -16,6 +16,7 @@ from relive.compat.rsl_rl.storage.transition import Batch, HiddenState
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Rows
 from relive.errors import SchemaError, explain
+from relive.fields.checks import one_of
 
 _TYPES = ("rl", "distillation")
 _READ = ("obs", "action", "value", "log_prob", "advantages", "returns")
@@ -63,10 +64,7 @@ class RolloutStorage:
         actions_shape: tuple[int, ...] | list[int],
         device: str = "cpu",
     ) -> None:
-        if training_type not in _TYPES:
-            expected = " or ".join(map(repr, _TYPES))
-            raise SchemaError(explain("training_type", expected, repr(training_type), "Pass one of them."))
-        self.training_type = training_type
+        self.training_type = one_of("training_type", training_type, _TYPES)
         self.device = device
         self.num_transitions_per_env = num_transitions_per_env
         self.num_envs = num_envs

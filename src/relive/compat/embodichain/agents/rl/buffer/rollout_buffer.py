@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import Column, Stepped, StepRows, stored
+from relive.compat.step_rows import Column, Stepped, StepRows
 from relive.errors import SchemaError, explain
-from relive.fields.schema import positive
+from relive.fields.checks import nonempty, positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 
 __all__ = ["RolloutBuffer"]
@@ -83,7 +83,7 @@ class RolloutBuffer(Stepped):
         """Every stored step of every environment once, shuffled; the last batch may be shorter."""
         positive("batch_size", batch_size)
         rows = self._rows
-        total = stored("iterate_minibatches", rows.step) * self.num_envs
+        total = nonempty("iterate_minibatches", rows.step) * self.num_envs
         memory = {theirs: rows.flat[ours] for theirs, ours in _OURS.items()}
         memory |= {name: self._joining(name, extra) for name, extra in self._extras.items()}
         return self._batches(memory, total, batch_size)

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed
 from relive.fields.assembly import level, to_device
+from relive.fields.checks import positive
 from relive.fields.conversion import device_of
-from relive.fields.schema import positive
 
 __all__ = ["iterate_minibatches", "transition_view"]
 

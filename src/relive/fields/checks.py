@@ -1,0 +1,148 @@
+"""Checks of arguments by name. Each raises a SchemaError: where, what was expected, what was got, what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from relive.errors import NotReadyError, SchemaError, explain
+
+_MOST = (1 << 63) - 1
+_T = TypeVar("_T")
+
+
+def positive(where: str, value: object, most: float = _MOST) -> int:
+    """A positive int of at most `most`, by default below 2^63."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
+    if value > most:
+        expected = "a positive int below 2^63" if most == _MOST else f"at most {most}"
+        raise SchemaError(explain(where, expected, _short(int(value)), "Pass a smaller int."))
+    return int(value)
+
+
+def count(where: str, value: Any, *, least: int, remedy: str) -> int:
+    """An int of at least `least`."""
+    if isinstance(value, bool) or (not isinstance(value, int) and not isinstance(value, numbers.Integral)):
+        raise SchemaError(explain(where, f"an int of at least {least}", kind(value), remedy))
+    if value < least:
+        raise SchemaError(explain(where, f"an int of at least {least}", value, remedy))
+    return int(value)
+
+
+def number(where: str, value: Any) -> float:
+    """A Python or numpy number as a float; tensors are refused, because reading one waits for its device."""
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not isinstance(value, numbers.Real)):
+        raise SchemaError(explain(where, "a number", kind(value), "Pass a Python float."))
+    try:
+        return float(value)
+    except OverflowError:
+        got = "an int too large for a float"
+        raise SchemaError(explain(where, "a number", got, "Pass a smaller number.")) from None
+
+
+def share(where: str, value: Any, remedy: str = "Pass such a number.") -> float:
+    """A number from 0 to 1."""
+    known = number(where, value)
+    if not 0 <= known <= 1:
+        raise SchemaError(explain(where, "a number from 0 to 1", value, remedy))
+    return known
+
+
+def above_zero(where: str, value: Any, remedy: str = "Pass math.inf for no bound.") -> float:
+    """A number above 0, which may be infinite."""
+    known = number(where, value)
+    if not known > 0:
+        raise SchemaError(explain(where, "a number above 0", value, remedy))
+    return known
+
+
+def finite(where: str, value: Any, *, may_be_zero: bool = True) -> float:
+    """A finite number of at least 0, or above 0."""
+    known = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
+    if not 0 <= known < math.inf or (known == 0 and not may_be_zero):
+        expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
+        raise SchemaError(explain(where, expected, repr(value), f"Pass {expected}."))
+    return known
+
+
+def as_float(value: Any) -> float:
+    """A real number as a float; infinite if it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def one_of(where: str, value: _T, choices: Collection[str | None], remedy: str = "Pass one of them.") -> _T:
+    """One of some names, of which None may be one."""
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        *names, last = [repr(name) if name is None else json.dumps(name, ensure_ascii=False) for name in choices]
+        raise SchemaError(explain(where, f"{', '.join(names)} or {last}", repr(value), remedy))
+    return value
+
+
+def none_without(where: str, value: object, argument: str) -> None:
+    """Refuse a value that only a buffer made with another argument stores."""
+    if value is not None:
+        remedy = f"Make the buffer with {argument}=."
+        raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
+
+
+def same_keys(
+    where: str,
+    value: Any,
+    names: Collection[str],
+    what: str = "keys",
+    remedy: str = "Pass exactly the declared fields.",
+) -> None:
+    """Refuse what is no mapping, and a mapping with other keys than `names`."""
+    keys = value.keys() if hasattr(value, "keys") else None
+    if keys is None or set(keys) != set(names):
+        got = kind(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
+        raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, remedy))
+
+
+def same_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str, match: str = "") -> None:
+    """Refuse a tensor of another shape; `match` says what has that shape."""
+    if tensor.shape != shape:
+        raise SchemaError(explain(where, f"shape {tuple(shape)}{match}", tuple(tensor.shape), remedy))
+
+
+def same_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
+    """Refuse a tensor on another device; `match` says what is on that device."""
+    if tensor.device != device:
+        remedy = f"Call .to({str(device)!r})."
+        raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))
+
+
+def dense(where: str, tensor: torch.Tensor) -> None:
+    """Refuse a sparse tensor."""
+    if tensor.layout != torch.strided:
+        raise SchemaError(explain(where, "a dense tensor", tensor.layout, "Call .to_dense()."))
+
+
+def nonempty(where: str, size: int, what: str = "step", remedy: str = "Add steps first.") -> int:
+    """A number of stored steps; raises a NotReadyError if it is 0."""
+    if not size:
+        raise NotReadyError(explain(where, f"at least 1 stored {what}", 0, remedy))
+    return size
+
+
+def kind(value: object) -> str:
+    """The type of a value, with its module unless it is built in."""
+    if value is None:
+        return "None"
+    of = type(value)
+    return of.__name__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__name__}"
+
+
+def _short(value: int) -> str:
+    """An int in at most some digits."""
+    return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"
