@@ -82,7 +82,17 @@ private:
             write.kind = ColumnWrite::kNumber;
             return true;
         }
+        if (read_lists(object, column, write)) return true;
         return conversion().read(object, arrays_[i]) && write.read_from(arrays_[i], column);
+    }
+
+    static bool read_lists(PyObject* object, const Column& column, ColumnWrite& write) {
+        if (!PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
+        write.numbers.resize(static_cast<size_t>(column.row_bytes()));
+        char* end = write.numbers.data();
+        write.source = end;
+        write.kind = ColumnWrite::kCopy;
+        return read_numbers(object, column.shape, column.ndim, column.dtype, end);
     }
 
     std::vector<Column> columns_;

@@ -16,6 +16,7 @@ Conversion& conversion() {
 }
 
 void bind_columns(nb::module_& m);
+void bind_counting(nb::module_& m);
 void bind_crc32(nb::module_& m);
 void bind_estimators(nb::module_& m);
 void bind_flattening(nb::module_& m);
@@ -59,6 +60,7 @@ NB_MODULE(_native, m) {
     m.def("exchange", [] { return conversion().exchange(); });
     m.def("set_exchange", [](bool on) { conversion().set_exchange(on); });
     bind_columns(m);
+    bind_counting(m);
     bind_crc32(m);
     bind_estimators(m);
     bind_flattening(m);

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "../core/row_batch.hpp"
 #include "../core/window_batch.hpp"
 #include "completion.hpp"
+#include "counting.hpp"
 #include "gil.hpp"
 #include "ring_arguments.hpp"
 #include "tensor_pool.hpp"
@@ -75,6 +77,19 @@ public:
         return status;
     }
 
+    // Let these counters count every step that is written from now on.
+    void observe(nb::handle counters) {
+        Counters& observer = nb::cast<Counters&>(counters);
+        if (observer.num_leaves() != static_cast<int64_t>(memory_.leaves.size()) || observer.envs() != memory_.ring.envs)
+            throw std::invalid_argument("counters: expected those of the leaves and environments of this memory");
+        for (int64_t i = 0; i < observer.num_leaves(); ++i) {
+            const Leaf& leaf = memory_.leaves[static_cast<size_t>(i)];
+            observer.check_leaf(i, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes());
+        }
+        counters_ = &observer;
+        counters_owner_ = nb::borrow(counters);
+    }
+
     int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
         const OneWrite one_write(is_writing_, arrays_);
         StepBlock& block = writer_.block();
@@ -97,7 +112,10 @@ public:
         const int64_t bad = writer_.check_stacks();
         if (bad >= 0) return -2 - bad;
         const CastsForgotten forgotten{block};
+        std::optional<Counters::Hold> hold;
+        if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
+        if (counters_) count();  // may refuse the steps
         writer_.write();
         const Doubt doubt = writer_.chains().doubt();
         if (doubt == Doubt::kNone) return -1;
@@ -273,6 +291,19 @@ private:
         }
     }
 
+    // Count the steps of the block, before they are written.
+    void count() {
+        StepBlock& block = writer_.block();
+        counters_->begin(block.steps(), block.envs(), block.env_ids());
+        for (size_t i = 0; i < memory_.leaves.size(); ++i) {
+            const Leaf& leaf = memory_.leaves[i];
+            counters_->leaves()[i] = {block.given(i).data, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes()};
+        }
+        if (memory_.ring.next_step)
+            for (int64_t n = 0; n < block.envs(); ++n) counters_->steps().resetting.push_back(memory_.ring.resetting[block.env_at(n)]);
+        counters_->run();
+    }
+
     void begin(StepBlock& block, nb::handle env_ids, int64_t steps, bool blocks) const {
         if (steps < 1 || (!blocks && steps != 1))
             throw std::out_of_range("steps: expected 1, or the steps of a block, got " + std::to_string(steps));
@@ -289,13 +320,20 @@ private:
 
     // Find the bytes of a leaf; false if they are no exact fit.
     static bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
-        if (!lead.has_envs && !lead.has_steps && leaf.ndim == 0 && read_number(object, leaf.dtype, given)) return true;
-        return conversion().read(object, array) && accept(array, leaf, lead, given);
+        return read_numbers_of(object, leaf, lead, given) || (conversion().read(object, array) && accept(array, leaf, lead, given));
     }
 
-    static bool read_number(PyObject* object, DataType dtype, GivenLeaf& given) {
-        given.scratch.resize(8);
-        if (!read_scalar(object, dtype, given.scratch.data())) return false;
+    // The same of a number, or of numbers in lists or tuples.
+    static bool read_numbers_of(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, GivenLeaf& given) {
+        int64_t shape[kMaxDims + 2];
+        int ndim = 0;
+        if (lead.has_steps) shape[ndim++] = lead.steps;
+        if (lead.has_envs) shape[ndim++] = lead.envs;
+        for (int axis = 0; axis < leaf.ndim; ++axis) shape[ndim++] = leaf.shape[axis];
+        if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
+        given.scratch.resize(static_cast<size_t>(std::max<int64_t>(8, leaf.given_bytes * lead.steps * lead.envs)));
+        char* end = given.scratch.data();
+        if (!read_numbers(object, shape, ndim, leaf.dtype, end)) return false;
         given.data = given.source = given.scratch.data();
         given.source_bytes = 0;
         return true;
@@ -337,7 +375,8 @@ private:
     std::vector<Array> arrays_;  // hold the leaves of a step until it is written
     bool is_writing_ = false;
     bool single_;  // one environment without an axis
-    nb::object owner_;  // the arrays
+    Counters* counters_ = nullptr;
+    nb::object owner_, counters_owner_;  // the arrays, and the counters
 };
 
 void bind_reading(nb::class_<BoundRing>& ring) {
@@ -375,6 +414,7 @@ void bind_ring(nb::module_& m) {
     ring
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
+        .def("observe", &BoundRing::observe)
         .def("counted", &BoundRing::counted)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "array_view.hpp"
 #include "copy.hpp"
@@ -52,6 +53,7 @@ struct ColumnWrite {
     int64_t elements;
     int64_t bytes;
     char number[8];
+    std::vector<char> numbers;  // of a list
 
     void aim(const Column& column, int64_t row) {
         bytes = column.row_bytes();

@@ -43,6 +43,7 @@ public:
     // The environment of position n, one of `envs()`, and of step i, one of `count()` in the order [steps, environments].
     int64_t env_at(int64_t n) const { return of_all_envs_ ? n : env_index_[static_cast<size_t>(n)]; }
     int64_t env_of(int64_t i) const { return env_at(i % envs_); }
+    const int64_t* env_ids() const { return of_all_envs_ ? nullptr : env_index_.data(); }
 
     // All leaves, then the next observations.
     size_t size() const { return given_.size(); }

@@ -403,7 +403,7 @@ def stats(name: str, place: Any, value: float) -> Break:
 
 
 def norm(name: str, value: Any) -> Break:
-    return lambda replay: replay.norm["obs"]._state.update({name: torch.as_tensor(value, dtype=torch.float64)})
+    return lambda replay: replay.norm["obs"]._tensors.update({name: torch.as_tensor(value, dtype=torch.float64)})
 
 
 def two_episodes(break_it: Break) -> Break:
@@ -440,7 +440,10 @@ LISTENERS: dict[str, tuple[Break, str]] = {
     "statistics of another shape": (
         lambda r: r.stats._tensors.update(open=torch.zeros(2, 3, dtype=torch.float64)), "^stats: open: expected torch.f"
     ),
-    "statistics elsewhere": (lambda r: r.stats.to("meta"), "^EpisodeStats: expected device cpu, got meta"),
+    "statistics elsewhere": (
+        lambda r: r.stats._keep({name: x.to("meta") for name, x in r.stats._tensors.items()}),
+        "^EpisodeStats: expected device cpu, got meta",
+    ),
     "rows that are no number": (norm("count", float("nan")), "^norm: count: expected a whole number of rows, got nan"),
     "rows below none": (norm("count", -1.0), "^norm: count: expected a whole number of rows, got -1.0"),
     "squares below zero": (norm("squares", [-1.0]), r"^norm: squares\[0\]: expected numbers of at least 0, got -1.0"),

@@ -208,6 +208,7 @@ DISTILLATION: Calls = {
     "__repr__": repr,
 }
 STATS: Calls = {
+    "device": lambda s: s.device,
     "update": lambda s: s.update([1.0, 2.0], [True, False], [False, True]),
     "cut": lambda s: s.cut([0]),
     "check": lambda s: s.check(),

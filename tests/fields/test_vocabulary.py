@@ -220,6 +220,7 @@ def objects() -> dict[str, Any]:
         "Window": rl.Window(action=range(4)),
         "Hindsight": rl.Hindsight("goal", "achieved", fn=lambda reached, goal, rows: (goal, goal)),
         "EpisodeStats": rl.EpisodeStats(2),
+        "Sampler": rl.Sampler(),
         "RunningNorm": rl.RunningNorm(2),
         "RateLimit": rl.RateLimit(buffer, samples_per_insert=2),
         "Mixture": rl.Mixture({"a": buffer, "b": rl.ReplayBuffer(8, 2, 1)}, [1, 1]),

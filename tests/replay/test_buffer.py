@@ -284,26 +284,24 @@ class TestWriting:
 class TestStatistics:
     """They are told of every step, all environments in a row, and which of them count."""
 
-    def told(self, **options: Any) -> tuple[rl.ReplayBuffer, list[Any]]:
-        told: list[Any] = []
-        stats: Any = rl.EpisodeStats(3)
-        count = stats._step
+    def counted(self, **options: Any) -> tuple[rl.ReplayBuffer, rl.EpisodeStats]:
+        stats = rl.EpisodeStats(3)
+        return rl.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), stats
 
-        def tell(reward: Any, *, terminated: Any, truncated: Any, mask: Any, **options: Any) -> Any:
-            told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
-            return count(reward, terminated=terminated, truncated=truncated, mask=mask, **options)
+    def running(self, stats: rl.EpisodeStats) -> list[list[float]]:
+        """Return and length of the running episode of each environment."""
+        return stats.snapshot()["open"].T.tolist()
 
-        stats._step = tell
-        return rl.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), told
-
-    def test_that_fail_leave_the_buffer_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_fail_leave_the_buffer_as_it_was(self, backend: str) -> None:
         stats = rl.EpisodeStats(None)
         replay = rl.ReplayBuffer(4, obs=1, action=(), sampler=rl.Prioritized(), stats=stats, seed=0)
-        with monkeypatch.context() as patch:
-            patch.setattr(stats, "_step", lambda *_, **__: 1 / 0)
-            with pytest.raises(ArithmeticError):
-                replay.add([0.0], 0.0, 7.0, False, False, [1.0])
+        stats.restore(stats.snapshot() | {"counts": torch.tensor([0, 2**53])})
+        with pytest.raises(
+            OverflowError, match="update: expected at most 2\\^53 steps, got 9007199254740992 and 1 more"
+        ):
+            replay.add([0.0], 0.0, 7.0, False, False, [1.0])
         assert len(replay) == 0
+        stats.clear()
         replay.add([0.0], 0.0, 8.0, False, False, [1.0])
         assert replay.sample(2)["reward"].tolist() == [8.0, 8.0]
 
@@ -314,20 +312,22 @@ class TestStatistics:
                 "truncated": np.zeros(n, bool), "next_obs": obs + 0.5}  # fmt: skip
 
     def test_of_some_environments(self, backend: str) -> None:
-        replay, told = self.told()
+        replay, stats = self.counted()
         replay.add(**self.step([1.0, 2.0], [False, True]), env_ids=[2, 0])
-        assert told == [([2.0, 0.0, 1.0], [True, False, False], [True, False, True])]
+        assert self.running(stats) == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+        assert (stats.num_steps, stats.episodes()["return"].tolist()) == (2, [2.0])
+        replay.add(**self.step([3.0, 4.0], [True, True]), env_ids=[2, 0])
+        assert stats.episodes()["return"].tolist() == [2.0, 4.0, 4.0]  # in the order of the environments
 
     def test_of_reset_rows_and_blocks(self, backend: str) -> None:
-        replay, told = self.told(autoreset="NEXT_STEP")
+        replay, stats = self.counted(autoreset="NEXT_STEP")
         replay.add(**self.step([1.0] * 3, [False, True, False]))
         replay.add(**self.step([2.0] * 3, [False] * 3))
         rows = [self.step([t] * 3, [True, False, False]) for t in (3.0, 4.0, 5.0)]
         replay.extend({name: np.stack([row[name] for row in rows]) for name in rows[0]})
-        assert [mask for _, _, mask in told] == [
-            [True] * 3, [True, False, True], [True] * 3, [False, True, True], [True] * 3
-        ]  # fmt: skip
-        assert sum(sum(mask) for _, _, mask in told) == 13
+        assert stats.episodes()["return"].tolist() == [1.0, 6.0, 5.0]
+        assert stats.episodes()["step"].tolist() == [3, 8, 13]
+        assert self.running(stats) == [[0.0, 0.0], [12.0, 3.0], [15.0, 5.0]]
 
     def test_not_of_a_refused_step(self) -> None:
         stats = rl.EpisodeStats(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -14,24 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.replay import buffer as replay
-from relive.replay import given_steps
-from relive.rollout import episode_flags, storage
+from relive import kernels
+from relive.statistics import counting
 from relive.statistics import episodes as module
-from relive.statistics import observers
 from tests.reference.stats import EpisodeStats as Reference
 from tests.scripted import Script, Scripted, step_and_reset
 
 MODES = list(AutoresetMode)
 
 
-@pytest.fixture(params=["numpy", "torch"])
+@pytest.fixture(params=["native", "torch"])
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way that the host computes: numpy, and torch ops as on other devices."""
+    """Each way that the host counts: natively, and by torch ops as on other devices."""
     if request.param == "torch":
-        monkeypatch.setattr(module, "_array_library", lambda _: torch)
-        for place in (observers, replay, given_steps, episode_flags, storage):
-            monkeypatch.setattr(place, "as_numpy_if_cpu", lambda tensor: tensor)
+        monkeypatch.setattr(counting, "_COUNTABLE", frozenset())
     return request.param
 
 
@@ -91,16 +88,17 @@ class TestCounting:
         assert stats.episodes()["return"].tolist() == [4.0, 8.0]
         assert stats.num_episodes == 4
 
-    def test_no_slot_but_the_spare_one_is_written_twice_in_a_step(self, arithmetic: str) -> None:
+    def test_torch_ops_write_no_slot_but_the_spare_one_twice_in_a_step(self) -> None:
         """Elsewhere than on the host nobody knows which of two writes comes last."""
-        stats: Any = rl.EpisodeStats(5, window=2)
+        with kernels.force("torch"):
+            stats: Any = rl.EpisodeStats(5, window=2)
         written: list[int] = []
 
         class Ring:
             def __setitem__(self, slots: Any, rows: Any) -> None:
                 written.extend(slots.tolist())
 
-        stats._ring = Ring()
+        stats._tensors["ring"] = Ring()
         stats.update(np.arange(5.0), end(0, 1, 2, 4, n=5), end(n=5))
         kept = [slot for slot in written if slot != 2]
         assert sorted(kept) == [0, 1]
@@ -207,13 +205,12 @@ def tell(stats: rl.EpisodeStats, rows: list[dict[str, Any] | None]) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("library", [np, torch])
+@pytest.mark.parametrize("forced", [False, True], ids=["native", "torch"])
 @settings(deadline=None)
 @given(history=histories())
-def test_every_history_gives_what_a_plain_loop_finds(library: Any, history: Any) -> None:
+def test_every_history_gives_what_a_plain_loop_finds(forced: bool, history: Any) -> None:
     num_envs, window, steps = history
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_array_library", lambda _: library)
+    with kernels.force("torch") if forced else nullcontext():
         stats = rl.EpisodeStats(num_envs, window, ("score",), ("fall", "success"))
     reference = Reference(num_envs, window, ("score",), ("fall", "success"))
     for rows in steps:
@@ -577,6 +574,16 @@ class TestBuffers:
         rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), device="meta", stats=stats)
         assert rollout.stats is stats
         assert stats.device.type == "meta"
+
+
+@pytest.mark.parametrize("make", [rl.EpisodeStats, rl.RunningNorm])
+def test_what_the_native_core_counts_stays_where_it_is(make: Any) -> None:
+    counted = make(2)
+    options = {"stats": counted} if make is rl.EpisodeStats else {"norm": {"obs": counted}}
+    rl.ReplayBuffer(8, obs=2, action=(), num_envs=2, **options)
+    assert counted.to("cpu") is counted
+    with pytest.raises(rl.SchemaError, match="expected cpu, where a buffer counts its steps, got meta"):
+        counted.to("meta")
 
 
 def test_the_examples_of_the_docstrings_run() -> None:

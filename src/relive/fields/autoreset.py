@@ -11,8 +11,15 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_tensor, bits_of, convert, path_name, refuse_reused_leaves
-from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_shape
+from relive.fields.conversion import (
+    as_numpy_if_cpu,
+    as_tensor,
+    bits_of,
+    convert,
+    path_name,
+    refuse_reused_leaves,
+)
+from relive.fields.schema import FLAG, NUMBER, Declaration, Schema, Tree, caller_field
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
@@ -90,20 +97,21 @@ def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
 
 
 def true_next_obs(
-    step: Any, mode: AutoresetMode | None, schema: Schema, lead: tuple[int, ...], device: torch.device
+    step: Any, mode: AutoresetMode | None, schema: Schema, lead: tuple[int, ...], device: torch.device, obs: Any = None
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
-    """The leaves of the true next observation, before any reset, and the step's reward, terminated and truncated."""
+    """The leaves of the true next observation, before any reset, and the step's reward, terminated and truncated.
+
+    Where they are not those of the step, nobody else can see that these share memory with `obs`, if it is given.
+    """
     next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
     leaves = schema.flatten("obs", next_obs)
     if mode is not AutoresetMode.SAME_STEP:
         return leaves, reward, terminated, truncated
-    flags = (
-        convert(name, FLAG, flag, lead, device) for name, flag in (("terminated", terminated), ("truncated", truncated))
-    )
-    ended = torch.stack(list(flags)).any(0)
-    if not ended.any():
+    ends = np.logical_or(*host_flags({"terminated": terminated, "truncated": truncated}, lead, device))
+    envs = ends.nonzero()[0].tolist()
+    if not envs:
         return leaves, reward, terminated, truncated
-    envs = ended.nonzero().squeeze(1).tolist() if lead else [0]
+    refuse_reused_obs(schema, obs, next_obs)
     known, finals = final_observations(info, envs, schema, lead, device)
     if len(known) < len(envs):
         missing = next(env for env in envs if env not in known)
@@ -117,10 +125,22 @@ def true_next_obs(
             )
         )
     fixed = [leaf.clone() for leaf in observation_leaves(schema, next_obs, lead, device, prefix="next_")]
-    at = torch.tensor(known, device=device)
     for leaf, final in zip(fixed, finals, strict=True):
-        bits_of(leaf)[at if lead else ...] = bits_of(final)
+        as_numpy_if_cpu(bits_of(leaf))[known if lead else ...] = as_numpy_if_cpu(bits_of(final))
     return tuple(fixed), reward, terminated, truncated
+
+
+def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
+    """Flags of a step by name as arrays [N] on the host; tensors of another device are waited for."""
+    return [
+        flag
+        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()  # nearly always
+        else convert(name, FLAG, flag, lead, device if isinstance(flag, torch.Tensor) else _HOST).view(-1).cpu().numpy()
+        for name, flag in flags.items()
+    ]
+
+
+_HOST = torch.device("cpu")
 
 
 def is_vector(env: Any) -> bool:
@@ -221,10 +241,6 @@ def observation_leaves(
 ) -> list[torch.Tensor]:
     """The converted leaves of a final or next observation, or of its `rows`; `prefix` names it in errors."""
     return [
-        convert(prefix + path_name(schema.paths[i]), _unstacked(schema.fields[i]), leaf, lead, device, rows)
+        convert(prefix + path_name(schema.paths[i]), caller_field(schema.fields[i]), leaf, lead, device, rows)
         for i, leaf in zip(schema.leaf_indices["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
     ]
-
-
-def _unstacked(field: Field) -> Field:
-    return Field(caller_shape(field), field.dtype)

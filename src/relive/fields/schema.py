@@ -170,6 +170,11 @@ def caller_shape(field: Field) -> tuple[int, ...]:
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
 
 
+def caller_field(field: Field) -> Field:
+    """The field as callers pass it: of a stacked one, a plain field with the axis of its frames."""
+    return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
+
+
 Tree: TypeAlias = "Field | dict[str, Tree]"
 Declaration: TypeAlias = Field | int | tuple[Any, ...] | gym.Space[Any] | Mapping[str, Any]
 

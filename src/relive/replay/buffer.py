@@ -17,7 +17,7 @@ from relive.errors import SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
 from relive.fields.autoreset import settings_of
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
-from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
+from relive.fields.conversion import as_tensor, row_ids
 from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
@@ -31,7 +31,7 @@ from relive.replay.backends import store_over
 from relive.replay.chains import warn_user
 from relive.replay.drawing import TRANSITION, Drawing
 from relive.replay.episodes import read_episodes
-from relive.replay.given_steps import GivenSteps, observed_block
+from relive.replay.given_steps import GivenSteps, plan_counts
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
 from relive.replay.recovery import Durable
@@ -41,6 +41,7 @@ from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
 from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
+from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 
@@ -106,6 +107,8 @@ class ReplayBuffer(Portable):
         rows = settings.rows_in(room)
         self.storage: ReplayStore = store_over(rows)
         """Where the rows are: what samplers and views are given."""
+        self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
+        """The core counts what it writes, in the same call."""
         self._random = self.storage.random(seed)
         self._given = GivenSteps(rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
@@ -304,27 +307,36 @@ class ReplayBuffer(Portable):
         measured: Mapping[str, Any] = _NOTHING,
     ) -> None:  # fmt: skip
         """Write a step or a block."""
-        observers, storage = self._observers, self.storage
+        if self._counts_natively:
+            self._observers.measure(measured)
+            self._store(leaves, nexts, envs, steps, None)
+        elif not self._observers.columns:
+            self._store(leaves, nexts, envs, steps, None)
+        else:
+            with counting.lock:
+                count = plan_counts(self.storage.memory, self._observers, leaves, envs, steps, measured)
+                self._store(leaves, nexts, envs, steps, count)
+
+    def _store(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
+        count: Callable[[], None] | None,
+    ) -> None:  # fmt: skip
         then = self.sampler.after_write if self._follows_writes else None
-        if observers.columns or self._given.staged or self._inserted is not None:
-            tell = None
-            if observers.columns:
-                told = observed_block(storage.memory, observers, leaves, envs, steps)
-                tell = observers.plan(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
-            then = partial(self._follow, then, tell, self._inserted)
+        if count is not None or self._given.staged or self._inserted is not None:
+            then = partial(self._follow, then, count, self._inserted)
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
-        storage.write(leaves, nexts, envs, steps, then)
+        self.storage.write(leaves, nexts, envs, steps, then)
 
-    def _follow(self, mark: Callable[[], None] | None, tell: Callable[[], None] | None, inserted: int | None) -> None:
+    def _follow(self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None) -> None:
         """The rest of a write; doing it twice leads to the same."""
         self._given.staged.clear()
         if inserted is not None:
             self._traffic.numpy()[0] = inserted
         if mark is not None:
             mark()
-        if tell is not None:
-            tell()
+        if count is not None:
+            count()
 
     def _issue_warning(self) -> None:
         """Warn of earlier steps that look like a mistake, before a call changes anything."""

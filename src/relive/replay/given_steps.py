@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import refuse_reused_obs, true_next_obs, unpack_step
-from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, path_name
+from relive.fields.autoreset import true_next_obs
+from relive.fields.conversion import EnvNumbers, as_tensor, path_name
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import caller_shape
 from relive.kernels.flattening import Flattening
@@ -84,12 +83,10 @@ class GivenSteps:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
         """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
         memory = self._memory
-        if isinstance(step, tuple) and step and mode is AutoresetMode.SAME_STEP:
-            refuse_reused_obs(self._schema, obs, step[0])
         lead = memory.lead_of(envs)
-        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device)
+        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
-        return leaves, nexts, unpack_step(step, mode)[4]
+        return leaves, nexts, step[4]
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """The leaves of a block of steps, those of its next observations, and how many steps it has."""
@@ -148,20 +145,15 @@ class GivenSteps:
                 require_form(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
 
 
-def observed_block(
-    memory: RowMemory, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
-) -> tuple[dict[int, Any], Any]:
-    """What observers are told of a write, checked before it: their leaves [T, K, …], and which are transitions."""
+def plan_counts(
+    memory: RowMemory, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
+    measured: Mapping[str, torch.Tensor],
+) -> Callable[[], None]:  # fmt: skip
+    """The change of observers by a write that torch ops count, checked before it: see `Observers.plan`."""
     lead = memory.lead_of(envs, steps)
-    block: dict[int, Any] = {}
-    for i in observers.columns:
-        leaf = memory.conform(i, leaves[i], lead)
-        block[i] = as_numpy_if_cpu(leaf.reshape(steps or 1, -1, *caller_shape(memory.schema.fields[i])))
-    if not memory.next_step:
-        return block, None
-    resetting = memory.ring.resetting
-    resets = [as_numpy_if_cpu(resetting.clone() if envs is None else resetting[envs])]
-    ended = observers.ended(block)
-    for t in range(len(ended) - 1):
-        resets.append(ended[t] & ~resets[-1])
-    return block, ~(torch if isinstance(ended, torch.Tensor) else np).stack(resets)
+    block = {
+        i: memory.conform(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(memory.schema.fields[i]))
+        for i in observers.columns
+    }
+    resetting = memory.ring.resetting if envs is None else memory.ring.resetting[envs]
+    return observers.plan(block, resetting.clone() if memory.next_step else None, measured, envs)[0]

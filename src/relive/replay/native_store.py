@@ -89,6 +89,10 @@ class NativeStore(RowStore):
                 raise self.memory.unstackable(-2 - status)
             self.warning = _DOUBTS[status](self.chains())
 
+    def observe(self, counters: Any) -> bool:
+        self._core.observe(counters)
+        return True
+
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.memory.mutable))
 

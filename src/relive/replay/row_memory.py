@@ -17,7 +17,7 @@ from relive.fields.conversion import (
     with_own_storage,
 )
 from relive.fields.mutable import Mutable, is_carried
-from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
+from relive.fields.schema import Path, Schema, Stacked, caller_field
 from relive.memory import Room
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
@@ -110,7 +110,7 @@ class RowMemory:
         """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
         field = self.schema.fields[leaf]
         where = prefix + path_name(self.schema.paths[leaf])
-        return convert(where, Field(caller_shape(field), field.dtype), value, lead, self.device)
+        return convert(where, caller_field(field), value, lead, self.device)
 
     def lead_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""

@@ -25,6 +25,9 @@ class RowStore:
     def random(self, seed: int | None) -> Any:
         return Randomness(seed)
 
+    def observe(self, counters: Any) -> bool:
+        return False
+
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:

@@ -76,6 +76,10 @@ class ReplayStore(Protocol):
         """
         ...
 
+    def observe(self, counters: Any) -> bool:
+        """Let native counters count every step in the call that writes it; False if this store cannot."""
+        ...
+
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         """Write K > 0 rows of mutable leaves to slots [K]: none for -1, the last for a slot that comes twice."""
         ...

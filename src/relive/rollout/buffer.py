@@ -200,17 +200,16 @@ class RolloutBuffer(Portable):
             storage = self._storage
             storage.adopt()
             self._advantages.last.keep({})  # the collector may have written a newer one
-            tell = self._flags.plan_rows(storage.num_stored, count)
+            stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
-                tell()
                 self._empty()
                 storage.take_back(count)
                 self._flags.take_back()
                 self._advantages.last.keep(last)
 
-            complete(change)
+            self._flags.count(stored, count - stored, frozenset(), _NOTHING, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
@@ -249,13 +248,7 @@ class RolloutBuffer(Portable):
 
     def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
         """Make a written row a stored step, which every part takes in; if observers refuse it, nothing has changed."""
-        flags = self._flags.plan(row, found, measured)
-
-        def change() -> None:
-            flags()
-            self._storage.commit(row)
-
-        complete(change)
+        self._flags.take_in(row, found, measured, partial(self._storage.commit, row))
 
     # Targets
 

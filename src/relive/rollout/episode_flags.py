@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import value_of
-from relive.fields.autoreset import final_observations, observation_leaves
-from relive.fields.conversion import as_numpy_if_cpu, convert, path_name
+from relive.fields.autoreset import final_observations, host_flags, observation_leaves
+from relive.fields.conversion import path_name
 from relive.fields.invariants import require, require_all, require_flags, require_form
-from relive.fields.schema import FLAG, Field
+from relive.fields.schema import Field
+from relive.kernels import complete
 from relive.kernels.sequence_index import Flags, reset_rows
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
 from relive.rollout.storage import Storage
+from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 
 
@@ -35,12 +37,14 @@ class EpisodeFlags:
         self.starting = torch.ones_like(self.resetting)
         """Which environments begin an episode with the rollout's first transition [N]."""
         self.final_observations = FinalObservations(storage)
+        self._columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
+        """The tensors that observers count, by the fields that steps do not give."""
         self.begin()
 
     def begin(self) -> None:
         """A rollout begins."""
         self.final_observations.clear()
-        self._coming = as_numpy_if_cpu(self.resetting.clone().unsqueeze(0))
+        self._coming = self.resetting.clone().unsqueeze(0)
         """Which environments only reset in the coming row [1, N]; kept for observers only."""
 
     def restarted(self) -> None:
@@ -126,77 +130,74 @@ class EpisodeFlags:
 
     def _cut_off(self, row: int, terminated: Any, truncated: Any) -> list[int]:
         """The environments whose episode is truncated, and not terminated, by the step that is being added."""
-        storage = self._storage
-        is_staged = "truncated" in storage.staged
-        if not is_staged and isinstance(truncated, bool | np.bool_ | np.ndarray) and not np.any(truncated):
-            return []
-        given = {"terminated": terminated, "truncated": truncated}
-        ended, cut = (
-            self.flag(name)[row]
-            if name in storage.staged
-            else convert(name, FLAG, flag, storage.lead, storage.device).view(-1)
-            for name, flag in given.items()
-        )
-        return (cut & ~ended).nonzero().squeeze(1).tolist()
+        storage, given = self._storage, {"terminated": terminated, "truncated": truncated}
+        staged = {name: self.flag(name)[row].view(storage.lead) for name in given if name in storage.staged}
+        ended, cut = host_flags(given | staged, storage.lead, storage.device)
+        return (cut & ~ended).nonzero()[0].tolist()
 
-    def plan(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> Callable[[], None]:
-        """A change that takes in a row that was written; calling it twice leads to the same."""
-        tell, coming = None, self._coming
-        if self.is_observed:
-            tell, coming = self._planned(row, self._storage.missing, measured, coming)
+    def take_in(self, row: int, found: Found | None, measured: Mapping[str, Any], then: Callable[[], None]) -> None:
+        """Take in a row that was written, and make the rest of the change; if this raises before, nothing has changed.
+
+        Calling `then` twice leads to the same.
+        """
         finals = self.final_observations.with_others(found)
 
         def change() -> None:
-            if tell is not None:
-                tell()
-            self._coming = coming
             self.final_observations.replace(finals)
+            then()
 
-        return change
+        self.count(row, 1, self._storage.missing, measured, change)
 
-    def plan_rows(self, start: int, stop: int) -> Callable[[], None]:
-        """A change that tells observers of rows that somebody else wrote, with every field, once."""
-        plans, coming = [], self._coming
-        for row in range(start, stop if self.is_observed else 0):
-            tell, coming = self._planned(row, frozenset(), {}, coming)
-            plans.append(tell)
+    def count(
+        self, row: int, steps: int, missing: frozenset[str], measured: Mapping[str, Any], then: Callable[[], None]
+    ) -> None:
+        """Let observers count written rows, and make the rest of the change; fields in `missing` were not given."""
+        observers = self._observers
+        if steps < 1 or not observers.columns:
+            complete(then)
+            return
+        columns = self._columns.get(missing) or self._columns.setdefault(missing, self._given(missing))
+        resetting = self._coming if self.has_reset_rows else None
+        if observers.native is not None:
+            observers.measure(measured)
+            if not kernels.exchange():
+                columns, resetting = tuple(map(kernels.buffer_of, columns)), kernels.buffer_of(resetting)
+            observers.native.count(columns, row, steps, None, resetting, then)
+            return
+        block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}
+        with lock:
+            count, coming = observers.plan(block, None if resetting is None else resetting[0], measured)
 
-        def change() -> None:
-            for tell in plans:
-                tell()
+            def change() -> None:
+                count()
+                if coming is not None:
+                    self._coming = coming.unsqueeze(0)
+                then()
 
-        return change
+            complete(change)
 
-    def _planned(
-        self, row: int, missing: frozenset[str], measured: Mapping[str, Any], coming: Any
-    ) -> tuple[Callable[[], None], Any]:
-        """Plan the observers' call for a written row, and find the environments that only reset in the row after it.
-
-        Fields in `missing` were not given with the step.
-        """
-        storage, observers = self._storage, self._observers
-        paths = storage.schema.paths
-        block = {i: storage.array(i, row) for i in observers.columns if paths[i][0] not in missing}
-        mask = ~coming if self.has_reset_rows else None
-        return observers.plan(block, mask, measured), coming if mask is None else observers.ended(block) & mask
+    def _given(self, missing: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that observers count, or None, of steps that do not give the fields `missing`."""
+        leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
+        columns = self._observers.columns
+        return tuple(leaf if i in columns and path[0] not in missing else None for i, (path, leaf) in leaves)
 
     def take_back(self) -> None:
         """Go on after rows that somebody else wrote."""
         if self.has_reset_rows:
-            self._coming = as_numpy_if_cpu(self.resets(self._storage.num_stored + 1)[-1:])
+            self._coming = self.resets(self._storage.num_stored + 1)[-1:].clone()
 
     # State
 
     def state(self) -> State:
         """What the environments did before the first row, and what observers expect of the coming one."""
-        coming = torch.as_tensor(self._coming, device=self._storage.device)
-        return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": coming})
+        return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": self._coming})
 
     def load_state(self, saved: Saved) -> None:
         """Become what was saved."""
         saved.copy_into({"resetting": self.resetting, "starting": self.starting})
         self.begin()
-        self._coming = as_numpy_if_cpu(saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device))
+        self._coming = saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device, copy=True)
 
     def check(self) -> None:
         """Verify every flag, and what observers expect of the coming row."""
@@ -212,8 +213,7 @@ class EpisodeFlags:
         allowed = ~self.resetting | self.has_reset_rows
         require_all(allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
         if self.is_observed and self.has_reset_rows:
-            coming = torch.as_tensor(self._coming, device=storage.device)
-            announced = self.resets(steps + 1)[-1:]
+            coming, announced = self._coming, self.resets(steps + 1)[-1:]
             require_all(coming == announced, "coming resets", "the resets that the stored flags announce", coming)
 
 

@@ -13,7 +13,7 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
-from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
+from relive.fields.conversion import clean_bools, convert, misaligned_error, path_name
 from relive.fields.declarations import path_of
 from relive.fields.invariants import require, require_addresses, require_all, require_form
 from relive.fields.schema import Path, Schema
@@ -65,7 +65,6 @@ class Storage:
     def _bind(self) -> None:
         self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.lead))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._arrays = tuple(map(as_numpy_if_cpu, self.tensors))
 
     def follow(self) -> None:
         """Find the tensors again if they have moved, as `share_memory_` moves them."""
@@ -223,10 +222,6 @@ class Storage:
             got = f"a step with staged {', '.join(sorted(self.staged))}"
             raise NotReadyError(explain(where, "complete steps", got, "Complete the staged step with add first."))
         return self.stored(where)
-
-    def array(self, i: int, row: int) -> Any:
-        """One row [1, N, …] of a leaf, as an array where it is on the host."""
-        return self._arrays[i][row : row + 1]
 
     @property
     def absent(self) -> frozenset[str]:

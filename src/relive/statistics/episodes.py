@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import convert, device_of, env_numbers, numpy_view, restored_snapshot
+from relive.fields.conversion import convert, device_of, env_numbers
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import FLAG, NUMBER, Field, positive
 from relive.fields.vocabulary import suggests_keywords
-from relive.memory.portable import packed, unpacked
-from relive.memory.saved import Saved, State
 from relive.memory.space import require_memory
+from relive.statistics import counting
 
-_FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
-"""What needs no conversion on the host."""
 _MOST_STEPS = 2**53
 """Up to here float64 counts exactly."""
 _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 
 
-class EpisodeStats:
+class EpisodeStats(counting.Counted):
     """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
 
     A return is a team's: buffers add up the rewards of several agents. What one agent gets may be a metric.
@@ -64,7 +60,6 @@ class EpisodeStats:
         self._sums = ("return", "length", *self.metrics)
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._lead = () if self.num_envs is None else (self.num_envs,)
-        self._lock = threading.Lock()
         device, envs = device_of(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
@@ -75,7 +70,7 @@ class EpisodeStats:
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
-        self._bind(tensors)
+        self._keep(tensors)
 
     def __repr__(self) -> str:
         summary = self.summary()
@@ -85,29 +80,17 @@ class EpisodeStats:
             f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_lock", "_ops", "_open", "_ring", "_counts", "_none", "_tensors", "_version")
-        kept = {name: value for name, value in vars(self).items() if name not in left_out}
-        return kept | {"_packed": packed(self.snapshot())}
+    def _own_counters(self) -> Any:
+        """The native counters of a step as `update` gives it: flags, reward, metrics and reasons."""
+        kinds = [(field.dtype, ()) for field in self._fields.values()]
+        metrics = range(3, 3 + len(self.metrics))
+        numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(kinds)))
+        return counting.counters(kinds, self.num_envs or 1, (0, 1), numbers, ())
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        arrays = unpacked(state.pop("_packed"))
-        vars(self).update(state, _lock=threading.Lock())
-        self._bind({name: tensor.to(self.device) for name, tensor in arrays.items()})
-
-    def _bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Keep the counts in other memory; numpy is much faster than torch for few numbers, with the same formulas."""
-        device = tensors["open"].device  # "cuda" is "cuda:0"
-        ops: Any = _array_library(device)
-        none = torch.zeros(self.num_envs or 1, dtype=torch.bool, device=device)
-        arrays: Any = [x.numpy() if ops is np else x for x in (*tensors.values(), none)]
-        version = object()
-        # Assignments without a call: no signal comes between them.
-        self._tensors, self.device, self._ops, self._version = tensors, device, ops, version
-        self._open, self._ring, self._counts, self._none = arrays
-
-    def _as_array(self, tensor: torch.Tensor) -> Any:
-        return tensor.numpy() if self._ops is np else tensor
+    @property
+    def _fields(self) -> dict[str, Field]:
+        numbers, flags = dict.fromkeys(("reward", *self.metrics), NUMBER), dict.fromkeys(self.reasons, FLAG)
+        return {"terminated": FLAG, "truncated": FLAG, **numbers, **flags}
 
     # Writing
 
@@ -127,82 +110,63 @@ class EpisodeStats:
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
-        self._plan([self._step(reward, terminated, truncated, mask=mask, metrics=metrics, reasons=reasons)])()
+        named = _known("reasons", self._flags_of(reasons), self.reasons)
+        given = {"reward": reward, "terminated": terminated, "truncated": truncated, **named}
+        given |= _known("metrics", metrics or {}, self.metrics)
+        optional = (*self.metrics, *self.reasons)
+        step = {
+            name: convert(name, field, given.get(name), self._lead, self.device).view(1, -1)
+            for name, field in self._fields.items()
+            if name in given or name not in optional
+        }
+        played = None if mask is None else convert("mask", FLAG, mask, self._lead, self.device).view(1, -1)
+        if self._counters is None:
+            with counting.lock:
+                kernels.complete(self._plan(step, played))
+        else:
+            leaves = tuple(kernels.buffer_of(step.get(name)) for name in self._fields)
+            self._counters.count(leaves, 0, 1, None, None if played is None else kernels.buffer_of(~played), None)
 
-    def _step(
-        self, reward: Any, terminated: Any, truncated: Any, *, mask: Any = None,
-        metrics: Mapping[str, Any] | None = None, reasons: Any = None,
-    ) -> _Step:  # fmt: skip
-        """One step of every environment, checked; see `update`."""
-        gained = [self._given("reward", NUMBER, reward), *self._metrics_of(metrics)]
-        flags = [self._given("terminated", FLAG, terminated), *self._reasons_of(reasons)]
-        ended = flags[0] | self._given("truncated", FLAG, truncated)
-        played: Any = 1
-        if mask is not None:
-            played = self._given("mask", FLAG, mask)
-            ended = ended & played
-            gained = [self._ops.where(played, x, 0.0) for x in gained]
-        return _Step((gained[0], played, *gained[1:]), flags, ended, len(ended) if mask is None else played.sum())
+    def _plan(self, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+        """A change that counts steps in time order: fields [T, N] by name, transitions where `mask`.
 
-    def _plan(self, steps: Sequence[_Step]) -> PlannedSteps:
-        """Steps in time order, to be counted when the plan is called."""
-        with self._lock:
-            return PlannedSteps(self, steps, self._changed(steps))
-
-    def _changed(self, steps: Sequence[_Step]) -> _Changes:
-        """The counts after these steps; the caller holds the lock."""
-        running, counts = self._open * 1, self._counts * 1  # copies, of arrays and of tensors
-        finished: list[tuple[Any, Any]] = []
-        for gained, flags, ended, count in steps:
-            if self._ops is np and counts[1] > _MOST_STEPS - len(ended):  # elsewhere nobody looks
-                got = f"{int(counts[1])} and {len(ended)} more"
+        Whoever plans holds `counting.lock` until the change is made. Making it twice leads to the same.
+        """
+        device, envs = self.device, self.num_envs or 1
+        none = torch.zeros(envs, dtype=torch.bool, device=device)
+        running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
+        finished: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for t in range(len(steps["reward"])):
+            if device.type == "cpu" and counts[1] > _MOST_STEPS - envs:  # elsewhere nobody looks
+                got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
-            for i, x in enumerate(gained):
-                running[i] += x
-            counts[1] += count
-            # Looking is free on the host. Elsewhere it would be a synchronisation: all rows go on, and few are kept.
-            at: Any = ended.nonzero()[0] if self._ops is np else slice(None)
-            if self._ops is torch or len(at):
-                finished.append(self._finished_at(at, ended[at], [flag[at] for flag in flags], running, counts))
-        return _Changes(self._version, running, counts, finished)
+            step = {name: values[t] for name, values in steps.items()}
+            played = ~none if mask is None else mask[t]
+            for i, gained in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
+                running[i] += torch.where(played, gained, 0.0)
+            counts[1] += played.sum()
+            flags = [step["terminated"], *(step.get(name, none) for name in self.reasons)]
+            ended = (step["terminated"] | step["truncated"]) & played
+            # All rows go on and few are kept: looking at them would be a synchronisation.
+            rank = ended.cumsum(0)
+            kept = ended & (rank > rank[-1] - self.window)
+            slots = torch.where(kept, (counts[0] + rank - 1) % self.window, self.window)
+            finished.append((slots, torch.stack([counts[1] + 0 * rank, *running, *flags], 1)))
+            counts[0] += rank[-1]
+            running = torch.where(ended, 0.0, running)
 
-    def _finished_at(self, at: Any, ended: Any, flags: list[Any], running: Any, counts: Any) -> tuple[Any, Any]:
-        """The places in the ring, and the rows there, of the episodes that ended in the environments `at`."""
-        rank = ended.cumsum(0)
-        kept = ended & (rank > rank[-1] - self.window)
-        slots = self._ops.where(kept, (counts[0] + rank - 1) % self.window, self.window)
-        sums = running[:, at]
-        rows = self._ops.stack([counts[1] + 0 * rank, *sums, *flags], 1)
-        counts[0] += rank[-1]
-        running[:, at] = self._ops.where(ended, 0.0, sums)
-        return slots, rows
+        def change() -> None:
+            self._tensors["open"].copy_(running)
+            for slots, rows in finished:
+                self._tensors["ring"][slots] = rows
+            self._tensors["counts"].copy_(counts)
 
-    def _assign(self, changes: _Changes) -> None:
-        self._version = changes
-        self._open[:] = changes.running
-        for slots, rows in changes.finished:
-            self._ring[slots] = rows
-        self._counts[:] = changes.counts
+        return change
 
-    def _given(self, name: str, field: Field, value: Any) -> Any:
-        if self._ops is np:
-            view = numpy_view(value)
-            if type(view) is np.ndarray and view.dtype in _FITS[field.dtype] and view.shape == self._lead:
-                view = view if view.dtype != np.bool_ else view.view(np.uint8) != 0  # bytes other than 0 and 1 are true
-                return view if view.ndim else view.reshape(1)
-        return self._as_array(convert(name, field, value, self._lead, self.device).view(-1))
-
-    def _metrics_of(self, metrics: Mapping[str, Any] | None) -> list[Any]:
-        given = _known("metrics", metrics or {}, self.metrics)
-        return [self._given(name, NUMBER, given[name]) if name in given else self._none for name in self.metrics]
-
-    def _reasons_of(self, reasons: Any) -> list[Any]:
-        given: Any = {} if reasons is None else reasons
-        given = _known("reasons", given if isinstance(given, Mapping) else self._flags_of(given), self.reasons)
-        return [self._given(name, FLAG, given[name]) if name in given else self._none for name in self.reasons]
-
-    def _flags_of(self, reasons: Sequence[str | None] | str) -> dict[Any, np.ndarray]:
-        """A name or None for each environment, as a flag for each name."""
+    def _flags_of(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
+        """A flag for each name, also of a name or None for each environment."""
+        if reasons is None or isinstance(reasons, Mapping):
+            return reasons or {}
         names = np.asarray(reasons, dtype=object)
         if names.shape != self._lead:
             of = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
@@ -214,34 +178,28 @@ class EpisodeStats:
 
     def cut(self, env_ids: Any = None) -> None:
         """The running episodes were abandoned (of these environments, or of all): they will never be finished."""
-        at = slice(None) if env_ids is None else self._as_array(env_numbers(env_ids, self.num_envs, self.device))
-        with self._lock:
-            self._version = object()
-            self._open[:, at] = 0.0
-
-    def clear(self) -> None:
-        """Forget all episodes, the running ones too."""
-        with self._lock:
-            self._bind({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
+        at = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
+        with counting.lock:
+            self._tensors["open"][:, at] = 0.0
 
     # Reading
 
     @property
     def num_episodes(self) -> int:
         """How many episodes have finished since the start or the last `clear()`."""
-        return int(self._counts[0])
+        return int(self._tensors["counts"][0])
 
     @property
     def num_steps(self) -> int:
         """How many steps have been counted, in all environments together."""
-        return int(self._counts[1])
+        return int(self._tensors["counts"][1])
 
     def episodes(self) -> dict[str, torch.Tensor]:
         """The window, oldest first: "step", "return", "length", metrics, "terminated", "truncated" and reasons [E].
 
         "step" is how many steps had been counted in all environments when the episode ended: the x of a learning curve.
         """
-        with self._lock:
+        with counting.lock:
             columns = dict(zip(self._columns, self._finished().unbind(1), strict=True))
         columns["truncated"] = columns["terminated"] == 0
         kinds = {"step": torch.int64, "length": torch.int64, **dict.fromkeys(("terminated", *self.reasons), torch.bool)}
@@ -254,8 +212,8 @@ class EpisodeStats:
         "step_<metric>". Rates: "terminated_rate", "truncated_rate" and one for each reason. "episodes" is how many have
         finished in all; before the first one there is nothing else.
         """
-        with self._lock:
-            total, finished = float(self._counts[0]), self._finished().cpu().numpy()
+        with counting.lock:
+            total, finished = float(self.num_episodes), self._finished().cpu().numpy()
         if not len(finished):
             return {"episodes": total}
         columns = dict(zip(self._columns, finished.T, strict=True))
@@ -273,7 +231,7 @@ class EpisodeStats:
 
     def check(self) -> None:
         """Verify that what is counted fits together; returns and metrics may be any numbers that were told."""
-        with self._lock:
+        with counting.lock:
             envs, columns = self.num_envs or 1, len(self._columns)
             shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
             for name, tensor in self._tensors.items():
@@ -301,88 +259,21 @@ class EpisodeStats:
         rest = self._tensors["ring"][episodes : self.window]
         require_all(rest == 0, "stats: window", "0 after the last episode", rest)
 
-    # Moving and saving
-
-    def to(self, device: torch.device | str) -> EpisodeStats:
-        """Move to another device, where the coming steps will be; returns itself."""
-        there = device_of(device)
-        with self._lock:
-            self._bind({name: tensor.to(there) for name, tensor in self._tensors.items()})
-        return self
-
     def config(self) -> dict[str, Any]:
         """How equal statistics of as many environments are made, as JSON."""
         return {"window": self.window, "metrics": list(self.metrics), "reasons": list(self.reasons)}
 
-    def state(self) -> State:
-        """Everything that steps change, as tensors of its own."""
-        return State({}, self.snapshot())
 
-    def load_state(self, saved: Saved) -> None:
-        """Continue from a saved state of statistics with the same arguments."""
-        with self._lock:
-            self._bind(saved.arrays_like(self._tensors))
-
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """Everything that steps change, as tensors of its own."""
-        with self._lock:
-            return {name: tensor.clone() for name, tensor in self._tensors.items()}
-
-    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a snapshot, of these statistics or of others with the same arguments."""
-        with self._lock:
-            self._bind(restored_snapshot("EpisodeStats", snapshot, self._tensors))
+def episodes_of(
+    stats: EpisodeStats, rewards: Sequence[int], metrics: Sequence[int], reasons: Sequence[int]
+) -> counting.Episodes:
+    """The numbers of statistics, and the leaves of a step that they are counted from."""
+    return counting.Episodes(tuple(stats._tensors.values()), list(rewards), list(metrics), list(reasons))
 
 
-def plan_steps(stats: EpisodeStats, steps: Iterable[Mapping[str, Any]]) -> PlannedSteps:
-    """Steps in time order, each the arguments of `update`, to be counted when the plan is called."""
-    return stats._plan([stats._step(**step) for step in steps])
-
-
-class _Step(NamedTuple):
-    """One step of every environment."""
-
-    gained: tuple[Any, ...]
-    """Amounts that are added to each sum of the running episodes."""
-    flags: list[Any]
-    ended: Any
-    count: Any
-    """How many environments took it."""
-
-
-class _Changes(NamedTuple):
-    """Statistics as they will be."""
-
-    version: object
-    """The statistics that they are computed from."""
-    running: Any
-    counts: Any
-    finished: list[tuple[Any, Any]]
-    """Places in the ring, and the rows there."""
-
-
-class PlannedSteps:
-    """Steps that are counted once, all of them or none, however often this is called: a signal may interrupt it."""
-
-    def __init__(self, stats: EpisodeStats, steps: Sequence[_Step], changes: _Changes) -> None:
-        self._stats, self._steps, self._changes = stats, steps, changes
-        self._is_done = False
-
-    def __call__(self) -> None:
-        with self._stats._lock:
-            if self._is_done:
-                return
-            if self._changes.version is not self._stats._version:  # somebody else has changed them since
-                self._changes = self._stats._changed(self._steps)
-            kernels.complete(self._assign)
-
-    def _assign(self) -> None:
-        self._stats._assign(self._changes)
-        self._is_done = True
-
-
-def _array_library(device: torch.device) -> Any:
-    return np if device.type == "cpu" else torch
+def plan_steps(stats: EpisodeStats, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+    """A change that counts steps by torch ops: see `EpisodeStats._plan`."""
+    return stats._plan(steps, mask)
 
 
 def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:

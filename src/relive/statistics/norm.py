@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.fields.checks import above_zero
-from relive.fields.conversion import as_tensor, convert, device_of, restored_snapshot
+from relive.fields.conversion import as_tensor, convert, device_of
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, FLAG, Field, Path
-from relive.memory.portable import packed, unpacked
-from relive.memory.saved import Saved, State
 from relive.memory.space import require_memory
+from relive.statistics.counting import Counted, Moments, counters, is_countable, lock
 
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
 
 
 class _Fit(NamedTuple):
-    """What a state means for values of one dtype."""
+    """What the moments mean for values of one dtype."""
 
-    state: dict[str, torch.Tensor]
+    of_rows: float | None
+    """Rows that they are of; None where every change forgets the fit."""
     mean: torch.Tensor
     rest: torch.Tensor
     """What the mean loses in that dtype: at 1e8, up to 4 in float32."""
     scale: torch.Tensor
 
 
-class RunningNorm:
+class RunningNorm(Counted):
     """The mean and deviation of every row [shape] it was told of, and values normalised by them.
 
         normalize(x) = (x − mean) / √(var + eps), clipped to [−clip, clip]
@@ -53,6 +54,7 @@ class RunningNorm:
     tensor([ 1., -1.])
     """
 
+    @torch.inference_mode(False)  # the moments are changed later, in whatever mode
     def __init__(
         self,
         shape: int | Sequence[int] = (),
@@ -66,64 +68,78 @@ class RunningNorm:
         self.clip = None if clip is None else above_zero("clip", clip)
         device = device_of(device)
         require_memory(16 * math.prod(self.shape), "RunningNorm", "Pass the shape of one row.")
-        # Replaced as a whole by every update: a reader in another thread never sees half of one.
-        self._state = {
+        tensors = {
             "count": torch.zeros((), dtype=torch.float64, device=device),
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
-        }
-        """How many rows, their mean, and the sum of their squared distances from it."""
+        }  # rows, their mean, and the sum of their squared distances from it
         self._fitted: _Fit | None = None
-        self._lock = threading.Lock()
-        """Whoever makes the next state of this one holds it: of two updates at once none is lost."""
+        self._keep(tensors)
 
     def __repr__(self) -> str:
         return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
 
-    def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_lock", "_fitted", "_state")
-        kept = {name: value for name, value in vars(self).items() if name not in left_out}
-        return kept | {"_device": str(self.device), "_packed": packed(self._state)}
+    _not_pickled = (*Counted._not_pickled, "_fitted")
+    _fitted = None
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        device, arrays = state.pop("_device"), unpacked(state.pop("_packed"))
-        there = {name: tensor.to(device) for name, tensor in arrays.items()}
-        vars(self).update(state, _state=there, _fitted=None, _lock=threading.Lock())
+    def _own_counters(self) -> Any:
+        return counters([(torch.float64, self.shape)], None, None, None, [moments_of(self, 0)])
 
     # Counting
 
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
-        self._plan(x, mask)()
-
-    def _plan(self, x: Any, mask: Any = None) -> PlannedRows:
-        """Rows that are taken in when the plan is called; see `update`."""
-        x, lead = self._checked(x)
-        x = x.detach()
+        rows, lead = self._checked(x)
         kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
+        if self._counters is not None and is_countable(rows.dtype):
+            plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
+            resetting = None if kept is None else kernels.buffer_of(~kept.reshape(-1))
+            self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
+            return
+        with lock:
+            self._plan(rows, kept)()
+
+    def _plan(self, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+        """A change that takes in rows; whoever plans holds `counting.lock` until it is made, once or more often."""
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
-        rows = x.to(torch.float64, copy=True).reshape(-1, *self.shape)
-        count = rows.new_full((), len(rows)) if kept is None else kept.sum(dtype=torch.float64)
-        ignored = None if kept is None else ~kept.reshape(-1, *(1,) * len(self.shape))
+        rows = x.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
+        count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
+        ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
         if ignored is not None:
             rows.masked_fill_(ignored, 0.0)
         mean = rows.sum(0) / count.clamp(min=1)
         rows.sub_(mean)
         if ignored is not None:
             rows.masked_fill_(ignored, 0.0)
-        return PlannedRows(self, (count, mean, rows.square_().sum(0)))
+        return partial(self._assign, self._merged(count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:
         """Take in everything that `other` was told, as if it had been told here."""
         shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
         if shape != self.shape:
             raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
-        PlannedRows(self, tuple(tensor.to(self.device) for tensor in other._state.values()))()
+        with lock:
+            self._assign(self._merged(*(tensor.to(self.device) for tensor in other.snapshot().values())))
 
-    def clear(self) -> None:
-        """Forget every row."""
-        with self._lock:
-            self._state = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
+    def _merged(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The moments with those of other rows; the caller holds the lock."""
+        before = self._tensors
+        total = before["count"] + count
+        if total.device.type == "cpu" and total >= _MOST_ROWS:  # elsewhere nobody looks
+            got = f"{int(before['count'])} and {int(count)} more"
+            raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
+        share = count / total.clamp(min=1)
+        apart = mean - before["mean"]
+        return {
+            "count": total,
+            "mean": before["mean"] + apart * share,
+            "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
+        }
+
+    def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        with lock:
+            self._fitted = None
+            super()._assign(tensors)
 
     # Using
 
@@ -155,13 +171,16 @@ class RunningNorm:
 
     def _fit(self, dtype: torch.dtype) -> _Fit:
         """What is subtracted and divided by, worked out once for many batches between two updates."""
-        state, known = self._state, self._fitted
-        if known is None or known.state is not state or known.mean.dtype is not dtype:
-            with torch.inference_mode(False):  # who trains next may need what was worked out while acting
-                mean = state["mean"].to(dtype)
-                scale = torch.where(state["count"] > 0, (self._var(state) + self.eps).sqrt(), 1.0)
-                self._fitted = known = _Fit(state, mean, (state["mean"] - mean).to(dtype), scale.to(dtype))
-        return known
+        with lock:
+            tensors, known = self._tensors, self._fitted
+            # The native core changes the moments without a word, but for their count.
+            count = float(tensors["count"]) if self._counters is not None else None
+            if known is None or known.of_rows != count or known.mean.dtype is not dtype:
+                with torch.inference_mode(False):  # who trains next may need what was worked out while acting
+                    mean = tensors["mean"].to(dtype, copy=True)
+                    scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
+                    self._fitted = known = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
+            return known
 
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
@@ -183,17 +202,17 @@ class RunningNorm:
     @property
     def count(self) -> int:
         """How many rows it was told of."""
-        return int(self._state["count"])
+        return int(self._tensors["count"])
 
     @property
     def mean(self) -> torch.Tensor:
         """float64 [shape]; 0 before the first row."""
-        return self._state["mean"].clone()
+        return self.snapshot()["mean"]
 
     @property
     def var(self) -> torch.Tensor:
         """Of the population, float64 [shape]; 1 before the first row."""
-        return self._var(self._state)
+        return self._var(self.snapshot())
 
     @staticmethod
     def _var(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -206,11 +225,11 @@ class RunningNorm:
 
     def check(self) -> None:
         """Verify that the moments are consistent with the row count; NaN inputs give NaN."""
-        for name, tensor in self._state.items():
+        for name, tensor in self._tensors.items():
             require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
         if self.device.type == "meta":  # which has no values to look at
             return
-        count, mean, squares = self._state.values()
+        count, mean, squares = self.snapshot().values()
         rows = float(count)
         right = 0 <= rows < _MOST_ROWS and rows.is_integer()
         require(right, "norm: count", "a whole number of rows", rows)
@@ -218,79 +237,19 @@ class RunningNorm:
         for name, moment in (("mean", mean), ("squares", squares)):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
-    # Moving and saving
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is, and where tensors must be."""
-        return self._state["mean"].device
-
-    def to(self, device: torch.device | str) -> RunningNorm:
-        """Move to another device; returns itself."""
-        there = device_of(device)
-        with self._lock:
-            self._state = {name: tensor.to(there) for name, tensor in self._state.items()}
-        return self
-
     def config(self) -> list[Any]:
         """How an equal norm that has seen no row is made, as JSON."""
         return [list(self.shape), self.eps, self.clip]
 
-    def state(self) -> State:
-        """Everything that rows change, as tensors of its own."""
-        return State({}, self.snapshot())
 
-    def load_state(self, saved: Saved) -> None:
-        """Continue from a saved state of a norm of the same shape."""
-        with self._lock:
-            self._state = saved.arrays_like(self._state)
-
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """Everything that rows change, as tensors of its own."""
-        return {name: tensor.clone() for name, tensor in self._state.items()}
-
-    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a snapshot, of this norm or of another of the same shape."""
-        with self._lock:
-            self._state = restored_snapshot("RunningNorm", snapshot, self._state)
+def moments_of(norm: RunningNorm, leaf: int) -> Moments:
+    """The moments of a norm, and the leaf of a step that they are counted from."""
+    return Moments(tuple(norm._tensors.values()), leaf)
 
 
-def plan_rows(norm: RunningNorm, x: Any, mask: Any) -> PlannedRows:
-    """Rows that a norm takes in when the plan is called; see `RunningNorm.update`."""
+def plan_rows(norm: RunningNorm, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+    """A change that takes in rows by torch ops: see `RunningNorm._plan`."""
     return norm._plan(x, mask)
-
-
-class PlannedRows:
-    """Rows that a norm takes in once, however often this is called: a signal may interrupt it."""
-
-    def __init__(self, norm: RunningNorm, moments: tuple[torch.Tensor, ...]) -> None:
-        self._norm, self._moments = norm, moments
-        self._before = norm._state
-        self._after = self._merged()
-        self._is_done = False
-
-    def __call__(self) -> None:
-        with self._norm._lock:
-            if self._is_done:
-                return
-            if self._norm._state is not self._before:  # somebody else has changed it since
-                self._before = self._norm._state
-                self._after = self._merged()
-            self._norm._state, self._is_done = self._after, True  # without a call: no signal comes between
-
-    def _merged(self) -> dict[str, torch.Tensor]:
-        before, (count, mean, squares) = self._before, self._moments
-        total = before["count"] + count
-        if total.device.type == "cpu" and total >= _MOST_ROWS:  # elsewhere nobody looks
-            got = f"{int(before['count'])} and {int(count)} more"
-            raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
-        share = count / total.clamp(min=1)
-        apart = mean - before["mean"]
-        return {
-            "count": total,
-            "mean": before["mean"] + apart * share,
-            "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
-        }
 
 
 Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]

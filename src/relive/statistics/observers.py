@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from itertools import accumulate
 from operator import add
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import info_numbers
-from relive.fields.conversion import as_numpy_if_cpu, path_name
+from relive.fields.conversion import path_name
 from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.fields.vocabulary import NAME
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
-from relive.statistics.episodes import EpisodeStats, plan_steps
-from relive.statistics.norm import Norms, RunningNorm, plan_rows
+from relive.statistics.counting import counters, hold
+from relive.statistics.episodes import EpisodeStats, episodes_of, plan_steps
+from relive.statistics.norm import Norms, RunningNorm, moments_of, plan_rows
 
 _STEP = ("reward", "terminated", "truncated")
 
@@ -66,71 +68,89 @@ class Observers:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
-            stats.to(device)
-        for one in self._norms.values():
+        for one in self._counted:
             one.to(device)
+        self.native = self._native_counters(schema) if listened else None
+        """Counts the steps of the buffer natively; None where torch ops do."""
+
+    @property
+    def _counted(self) -> list[EpisodeStats | RunningNorm]:
+        return [*(() if self.stats is None else (self.stats,)), *self._norms.values()]
+
+    def _native_counters(self, schema: Schema) -> Any:
+        """The native counters of everything that listens."""
+        kinds = [(field.dtype, caller_shape(field)) for field in schema.fields]
+        places = self._fields | {name: len(kinds) + i for i, name in enumerate(self._asked)}
+        episodes = None
+        if self.stats is not None:
+            metrics, reasons = ([places[name] for name in names] for names in (self.stats.metrics, self.stats.reasons))
+            episodes = episodes_of(self.stats, self._rewards, metrics, reasons)
+        moments = [moments_of(norm, column) for column, norm in self._norms.items()]
+        native = counters(kinds, self._num_envs or 1, self._flags, episodes, moments)
+        for one in self._counted if native is not None else ():
+            hold(one)
+        return native
 
     def measured(
         self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, torch.Tensor]:
         """The metrics and reasons that the info of a step has, as numbers [1, N], checked before anything is stored."""
+        if not self._asked:
+            return {}
         told = {name: info_numbers(info or {}, name, lead, self._device, mode) for name in self._asked}
-        return {name: as_numpy_if_cpu(value.view(1, -1)) for name, value in told.items() if value is not None}
+        return {name: value.view(1, -1) for name, value in told.items() if value is not None}
+
+    def measure(self, measured: Mapping[str, torch.Tensor]) -> None:
+        """Let the native counters count these with the coming step."""
+        if self._asked and self.native is not None:
+            self.native.measure([kernels.buffer_of(measured.get(name)) for name in self._asked])
 
     def plan(
-        self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None
-    ) -> Callable[[], None]:
-        """A function that tells all observers of some steps, once, however often it is called.
+        self, block: Mapping[int, torch.Tensor], resetting: torch.Tensor | None, measured: Mapping[str, torch.Tensor],
+        envs: torch.Tensor | None = None,
+    ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
+        """A change that counts some steps by torch ops, and which environments only reset in the step after them.
 
-        Steps are in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
-        Everything is as `as_numpy_if_cpu` makes it. A field that the steps did not give is not in the block. `measured`
-        belongs to a block of one step.
+        Steps are in time order: columns [T, K, …] of the environments `envs` (or of all), of which those that are
+        `resetting` only reset in the first step. A field that the steps did not give is not in the block. `measured`
+        belongs to a block of one step. Whoever plans holds `counting.lock` until the change is made; making it twice
+        leads to the same.
         """
-        plans: list[Callable[[], None]] = []
+        mask = None
+        if resetting is not None:
+            ended = block[self._flags[0]] | block[self._flags[1]]
+            resets = list(accumulate(ended, lambda resets, ends: ends & ~resets, initial=resetting))
+            mask, resetting = ~torch.stack(resets[:-1]), resets[-1]
+        changes: list[Callable[[], None]] = []
         if self.stats is not None:
-            plans.append(plan_steps(self.stats, self._steps(self.stats, block, mask, measured, envs)))
-        plans += [plan_rows(norm, block[column], mask) for column, norm in self._norms.items() if column in block]
+            changes.append(plan_steps(self.stats, *self._steps(self.stats, block, mask, measured, envs)))
+        changes += [plan_rows(norm, block[column], mask) for column, norm in self._norms.items() if column in block]
 
-        def tell() -> None:
-            for plan in plans:
-                plan()
+        def change() -> None:
+            for each in changes:
+                each()
 
-        return tell
+        return change, resetting
 
     def _steps(
-        self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
-    ) -> list[dict[str, Any]]:
-        """The steps of a block as arguments of `EpisodeStats.update`."""
+        self, stats: EpisodeStats, block: Mapping[int, torch.Tensor], mask: torch.Tensor | None,
+        measured: Mapping[str, torch.Tensor], envs: torch.Tensor | None,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:  # fmt: skip
+        """The steps of a block as arguments of `EpisodeStats.plan`."""
         named = {name: block[column] for name, column in self._fields.items() if column in block}
         named.update(measured)
-        named["reward"] = _of_all_agents([block[column] for column in self._rewards])
-        if mask is not None:
-            named["mask"] = mask
-        elif envs is not None:
-            named["mask"] = named["terminated"] | True
-        steps = []
-        for t in range(len(named["reward"])):
-            step = {name: self._whole(values[t], envs) for name, values in named.items()}
-            metrics = {name: step[name] for name in stats.metrics if name in step}
-            reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
-            flags = {name: step[name] for name in _STEP}
-            steps.append({**flags, "mask": step.get("mask"), "metrics": metrics, "reasons": reasons})
-        return steps
-
-    def ended(self, block: Mapping[int, Any]) -> Any:
-        """Which steps of a block end an episode [T, K], by their flags."""
-        terminated, truncated = self._flags
-        return block[terminated] | block[truncated]
-
-    def _whole(self, values: Any, envs: Any) -> Any:
-        """A row for every environment: zeros (in the mask: no transition) for those that the step is not about."""
-        if self._num_envs is None:
-            return values[0]
+        named |= {name: named[name] != 0 for name in stats.reasons if name in named}
+        rewards = (block[column].double() for column in self._rewards)
+        named["reward"] = reduce(add, (reward.flatten(2).sum(2) if reward.ndim > 2 else reward for reward in rewards))
         if envs is None:
-            return values
-        count, is_tensor = self._num_envs, isinstance(values, torch.Tensor)
-        whole = values.new_zeros(count) if is_tensor else np.zeros(count, values.dtype)
-        whole[envs] = values
+            return named, mask
+        mask = torch.ones_like(named["terminated"]) if mask is None else mask
+        return {name: self._whole(values, envs) for name, values in named.items()}, self._whole(mask, envs)
+
+    def _whole(self, values: torch.Tensor, envs: torch.Tensor) -> torch.Tensor:
+        """A column for every environment: zeros (in the mask: no transition) for those that the step is not about."""
+        whole = values.new_zeros((len(values), self._num_envs or 1))
+        whole[:, envs] = values
         return whole
 
     def config(self) -> dict[str, Any]:
@@ -154,7 +174,7 @@ class Observers:
 
     def check(self) -> None:
         """Verify each of them, and that they are where the steps are."""
-        for one in (*(() if self.stats is None else (self.stats,)), *self._norms.values()):
+        for one in self._counted:
             require(one.device == self._device, type(one).__name__, f"device {self._device}", one.device)
             one.check()
 
@@ -208,15 +228,6 @@ def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
                 explain(f"stats: {name}", "a field of one real number", tree, "Rename the field or the metric.")
             )
     return {name: columns[0] for name, columns in found.items()}
-
-
-def _of_all_agents(rewards: list[Any]) -> Any:
-    """Rewards [T, K] of the rewards [T, K, …] of one agent or several."""
-    if len(rewards) == 1 and rewards[0].ndim == 2:
-        return rewards[0]
-    # float64: agents may differ in dtype, and numpy does not have all of them.
-    wide = (as_numpy_if_cpu(x.double()) if isinstance(x, torch.Tensor) else x.astype(np.float64) for x in rewards)
-    return reduce(add, (x.reshape(*x.shape[:2], -1).sum(-1) for x in wide))
 
 
 def _norms_of(norm: Norms, schema: Schema) -> dict[int, RunningNorm]:

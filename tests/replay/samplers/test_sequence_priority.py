@@ -92,7 +92,7 @@ def test_errors_and_masks_of_other_forms_are_refused() -> None:
         ({"error": torch.zeros(3)}, "error: expected floating-point errors"),
         ({"mask": mask.float()}, "mask: expected bools of shape"),
         ({"mask": mask[:1]}, "mask: expected bools of shape"),
-        ({"eta": 1.5}, r"eta: expected a number in \[0, 1\]"),
+        ({"eta": 1.5}, r"eta: expected a number from 0 to 1"),
     ):
         with pytest.raises(rl.SchemaError, match=text):
             rl.sequence_priority(**{"error": error, "mask": mask, **wrong})

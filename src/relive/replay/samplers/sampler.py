@@ -14,7 +14,7 @@ from relive.randomness import Randomness
 from relive.replay.store import ReplayStore
 
 Self = TypeVar("Self", bound="Sampler")
-Chosen = tuple[torch.Tensor, "torch.Tensor | None"]
+Chosen = tuple[torch.Tensor, torch.Tensor | None]
 """Flat slots of transitions, int64 [B], and their importance weights, float32 [B], where the sampler has any."""
 
 
@@ -117,6 +117,9 @@ class Sampler:
     def faults(self) -> Iterable[str]:
         """Messages about inputs that a device has skipped and counted: `check` raises for them, and `save` warns."""
         return ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in getattr(self, "__dataclass_fields__", ()) and name in self.__dict__:

@@ -1,0 +1,237 @@
+#include "counting.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace relive {
+namespace {
+
+constexpr int64_t kMostCounted = int64_t{1} << 53;  // up to here float64 counts exactly
+
+template <class T>
+double element(const char* data, int64_t i) {
+    return static_cast<double>(reinterpret_cast<const T*>(data)[i]);
+}
+
+using Load = double (*)(const char*, int64_t);
+
+// How an element becomes a float64; null for a dtype that is not counted.
+Load load_of(DataType dtype) {
+    switch (dtype.code * 256 + dtype.bits) {
+        case kBoolean * 256 + 8:
+        case kUInt * 256 + 8: return element<uint8_t>;
+        case kUInt * 256 + 16: return element<uint16_t>;
+        case kUInt * 256 + 32: return element<uint32_t>;
+        case kUInt * 256 + 64: return element<uint64_t>;
+        case kInt * 256 + 8: return element<int8_t>;
+        case kInt * 256 + 16: return element<int16_t>;
+        case kInt * 256 + 32: return element<int32_t>;
+        case kInt * 256 + 64: return element<int64_t>;
+        case kFloat * 256 + 32: return element<float>;
+        case kFloat * 256 + 64: return element<double>;
+        default: return nullptr;
+    }
+}
+
+double sum_of_item(const CountedLeaf& leaf, int64_t i) {
+    const Load load = load_of(leaf.dtype);
+    double sum = 0.0;
+    for (int64_t j = 0; j < leaf.elements; ++j) sum += load(leaf.data, i * leaf.elements + j);
+    return sum;
+}
+
+template <class T>
+void widen(const char* data, int64_t count, double* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = element<T>(data, i);
+}
+
+void widen(const CountedLeaf& leaf, int64_t count, double* out) {
+    if (leaf.dtype == kFloat32) return widen<float>(leaf.data, count, out);
+    if (leaf.dtype == kFloat64) return widen<double>(leaf.data, count, out);
+    if (leaf.dtype == kUInt8) return widen<uint8_t>(leaf.data, count, out);
+    const Load load = load_of(leaf.dtype);
+    for (int64_t i = 0; i < count; ++i) out[i] = load(leaf.data, i);
+}
+
+// Sums of W columns side by side, [count] rows that are `stride` apart: partial sums of 16 or more rows, in four levels.
+template <int W>
+void cascade(const double* in, int64_t stride, int64_t count, double* out) {
+    constexpr int kLevels = 4;
+    int log = 0;
+    while ((int64_t{1} << log) < count) ++log;
+    const int power = std::max(4, log / kLevels);
+    const int64_t step = int64_t{1} << power, mask = step - 1;
+    double sums[kLevels][W] = {};
+    int64_t i = 0;
+    while (i + step <= count) {
+        for (const int64_t stop = i + step; i < stop; ++i)
+            for (int k = 0; k < W; ++k) sums[0][k] += in[i * stride + k];
+        for (int level = 1; level < kLevels; ++level) {
+            for (int k = 0; k < W; ++k) {
+                sums[level][k] += sums[level - 1][k];
+                sums[level - 1][k] = 0.0;
+            }
+            if (i & (mask << (level * power))) break;
+        }
+    }
+    for (; i < count; ++i)
+        for (int k = 0; k < W; ++k) sums[0][k] += in[i * stride + k];
+    for (int level = 1; level < kLevels; ++level)
+        for (int k = 0; k < W; ++k) sums[0][k] += sums[level][k];
+    std::copy_n(sums[0], W, out);
+}
+
+// The same of rows taken by fours, whose sums are added last.
+template <int W>
+void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* out) {
+    double parts[4][W];
+    for (int64_t part = 0; part < 4; ++part) cascade<W>(in + part * stride, 4 * stride, count / 4, parts[part]);
+    for (int64_t i = count / 4 * 4; i < count; ++i)
+        for (int k = 0; k < W; ++k) parts[0][k] += in[i * stride + k];
+    for (int part = 1; part < 4; ++part)
+        for (int k = 0; k < W; ++k) parts[0][k] += parts[part][k];
+    std::copy_n(parts[0], W, out);
+}
+
+#if defined(__x86_64__) || defined(_M_X64)
+constexpr int kLanes = 4;  // of torch's registers
+#else
+constexpr int kLanes = 2;
+#endif
+
+double sum_one_column(const double* in, int64_t count) {
+    double lanes[kLanes] = {}, sum = 0.0;
+    if (count < kLanes) {
+        cascade_by_fours<1>(in, 1, count, &sum);
+        return sum;
+    }
+    cascade_by_fours<kLanes>(in, kLanes, count / kLanes, lanes);
+    for (int64_t i = count / kLanes * kLanes; i < count; ++i) sum += in[i];
+    for (const double lane : lanes) sum += lane;
+    return sum;
+}
+
+}  // namespace
+
+bool is_countable(DataType dtype) { return load_of(dtype) != nullptr; }
+
+void sum_rows(const double* rows, int64_t count, int64_t columns, double* out) {
+    if (columns == 1) {
+        *out = sum_one_column(rows, count);
+        return;
+    }
+    int64_t j = 0;
+    for (; j + 4 * kLanes <= columns; j += 4 * kLanes) cascade<4 * kLanes>(rows + j, columns, count, out + j);
+    for (; j + kLanes <= columns; j += kLanes) cascade_by_fours<kLanes>(rows + j, columns, count, out + j);
+    for (; j < columns; ++j) cascade_by_fours<1>(rows + j, columns, count, out + j);
+}
+
+void CountedSteps::find_transitions(int terminated, int truncated) {
+    transition.clear();
+    played.assign(static_cast<size_t>(steps), envs);
+    if (resetting.empty()) return;
+    transition.resize(static_cast<size_t>(steps * envs));
+    for (int64_t i = 0; i < steps * envs; ++i) {
+        uint8_t& resets = resetting[static_cast<size_t>(i % envs)];
+        const bool ended = terminated >= 0 && (leaves[terminated].data[i] || leaves[truncated].data[i]);
+        transition[static_cast<size_t>(i)] = !resets;
+        played[static_cast<size_t>(i / envs)] -= resets != 0;
+        resets = ended && !resets;
+    }
+}
+
+void EpisodeCounter::check(const CountedSteps& steps) const {
+    int64_t before = counts[1];
+    for (const int64_t played : steps.played) {
+        if (before > kMostCounted - envs)
+            throw std::overflow_error("update: expected at most 2^53 steps, got " + std::to_string(before) + " and " +
+                                      std::to_string(envs) + " more. Call clear().");
+        before += played;
+    }
+}
+
+void EpisodeCounter::count(const CountedSteps& steps) {
+    const CountedLeaf* leaves = steps.leaves;
+    for (int64_t t = 0; t < steps.steps; ++t) {
+        ended_.clear();
+        for (int64_t n = 0; n < steps.envs; ++n) {
+            const int64_t i = t * steps.envs + n, env = steps.env_at(n);
+            if (!steps.is_transition(i)) continue;
+            double reward = 0.0;
+            for (const int leaf : rewards) reward += sum_of_item(leaves[leaf], i);
+            open[env] += reward;
+            open[envs + env] += 1.0;
+            for (size_t m = 0; m < metrics.size(); ++m)
+                if (leaves[metrics[m]].data) open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_of_item(leaves[metrics[m]], i);
+            if (leaves[terminated].data[i] || leaves[truncated].data[i]) ended_.push_back(n);
+        }
+        counts[1] += steps.played[static_cast<size_t>(t)];
+        if (!ended_.empty()) finish(steps, t);
+    }
+}
+
+// The episodes that end in step t, in the order of their environments; the newest of more than the window stay.
+void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
+    if (steps.env_ids)
+        std::sort(ended_.begin(), ended_.end(), [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });
+    const auto finished = static_cast<int64_t>(ended_.size()), sums = static_cast<int64_t>(2 + metrics.size());
+    for (int64_t rank = 0; rank < finished; ++rank) {
+        const int64_t n = ended_[static_cast<size_t>(rank)], env = steps.env_at(n), i = t * steps.envs + n;
+        const int64_t slot = rank < finished - window ? window : (counts[0] + rank) % window;
+        double* row = ring + slot * (2 + sums + static_cast<int64_t>(reasons.size()));
+        *row++ = static_cast<double>(counts[1]);
+        for (int64_t sum = 0; sum < sums; ++sum) {
+            *row++ = open[sum * envs + env];
+            open[sum * envs + env] = 0.0;
+        }
+        *row++ = steps.leaves[terminated].data[i] != 0;
+        for (const int reason : reasons) {
+            const CountedLeaf& leaf = steps.leaves[reason];
+            *row++ = leaf.data && sum_of_item(leaf, i) != 0.0;
+        }
+    }
+    counts[0] += finished;
+}
+
+void MomentCounter::check(const CountedSteps& steps) const {
+    int64_t more = 0;
+    for (const int64_t played : steps.played) more += played;
+    if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMostCounted))
+        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(*rows)) +
+                                  " and " + std::to_string(more) + " more. Call clear().");
+}
+
+void MomentCounter::count(const CountedSteps& steps) {
+    const CountedLeaf& given = steps.leaves[leaf];
+    if (!given.data) return;
+    const int64_t all = steps.steps * steps.envs;
+    values_.resize(static_cast<size_t>(all * elements));
+    group_mean_.resize(static_cast<size_t>(elements));
+    group_squares_.resize(static_cast<size_t>(elements));
+    double* values = values_.data();
+    widen(given, all * elements, values);
+    double added = 0.0;
+    for (int64_t i = 0; i < all; ++i) {
+        added += steps.is_transition(i);
+        if (!steps.is_transition(i)) std::fill_n(values + i * elements, elements, 0.0);
+    }
+    sum_rows(values, all, elements, group_mean_.data());
+    for (double& each : group_mean_) each /= std::max(added, 1.0);
+    for (int64_t i = 0; i < all; ++i)
+        for (int64_t j = 0; j < elements && steps.is_transition(i); ++j) {
+            const double apart = values[i * elements + j] - group_mean_[static_cast<size_t>(j)];
+            values[i * elements + j] = apart * apart;
+        }
+    sum_rows(values, all, elements, group_squares_.data());
+    const double before = *rows, share = added / std::max(before + added, 1.0);
+    for (int64_t j = 0; j < elements; ++j) {
+        const double apart = group_mean_[static_cast<size_t>(j)] - mean[j];
+        mean[j] = mean[j] + apart * share;
+        squares[j] = squares[j] + group_squares_[static_cast<size_t>(j)] + apart * apart * (before * share);
+    }
+    *rows = before + added;
+    if (values_.capacity() > (1 << 17)) std::vector<double>().swap(values_);
+}
+
+}  // namespace relive
