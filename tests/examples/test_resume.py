@@ -81,3 +81,23 @@ def test_resumed_draws_are_those_of_the_uninterrupted_training(tmp_path: Path) -
     training = resume.train(tmp_path, 1200, save_every=600)
     again = resume.train(tmp_path, 1200, save_every=600)
     assert (again.replay.sample(64) == training.replay.sample(64)).all()
+
+
+@pytest.mark.parametrize(("cut", "rows", "returns"), [(True, 6, [5, 2, 2]), (False, 5, [5, 1, 7])])
+def test_cut_after_a_load_forgets_the_dummy_step_and_the_open_episode(
+    cut: bool, rows: int, returns: list[float], tmp_path: Path
+) -> None:
+    """What docs/guides/resuming.md says of a buffer that was saved right after an end, with `cut()` and without."""
+    stats, obs, never = rl.EpisodeStats(2), torch.zeros(2, 1), [False, False]
+    replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=2, autoreset="NEXT_STEP", stats=stats)
+    replay.add(obs, [0, 0], [5.0, 5.0], [True, False], never, obs + 1)
+    replay.save(tmp_path)
+
+    resumed = rl.load(tmp_path, rl.ReplayBuffer)
+    if cut:
+        resumed.cut()
+    resumed.add(obs + 7, [0, 0], [1.0, 1.0], never, never, obs + 8)
+    resumed.add(obs + 8, [0, 0], [1.0, 1.0], [True, True], never, obs + 9)
+    assert len(resumed) == rows
+    assert resumed.stats is not None
+    assert resumed.stats.episodes()["return"].tolist() == returns
