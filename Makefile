@@ -80,6 +80,7 @@ gpu-report: .venv/installed
 bench-full: .venv/bench
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.page
+	$(BIN)/python docs/front_page.py
 
 # The wheel that later versions are compared with, built from its commit: build/baseline/*.whl.
 baseline: .venv/build
@@ -94,10 +95,9 @@ baseline: .venv/build
 conformance: .venv/bench .venv/torchrl .venv/agilerl
 	$(BIN)/relive-conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
-# The tables of the docs and of the README are those of the last run.
+# The tables of the docs and of the README are those of the last run; so must be the files of reproductions, which a test compares.
 conformance-keep: .venv/installed
 	cp runs/conformance/report.json docs/conformance.json
-	cp runs/conformance/report.md docs/conformance_table.md
 	$(BIN)/python docs/front_page.py
 
 # The originals' own tests on our adapters, at their commits (cloned into build/originals), and the tables of docs/migrating.

@@ -1,4 +1,7 @@
-"""Write docs/performance.md and its pictures from the newest kept results: `python -m benchmarks.page`."""
+"""The page of all measurements and its pictures, from the newest kept results.
+
+`make docs` builds the page; `python -m benchmarks.page` draws the pictures.
+"""
 
 from __future__ import annotations
 
@@ -34,29 +37,15 @@ NOTES = {
     "prefetch": "One update of a DQN. A ratio below 1 means that prefetching costs more than it gains: the sampling "
     "thread needs a core that the learner does not use.",
 }
-HEAD = """# Performance
+HEAD = """# All measurements
 
-The scripts in `benchmarks/` measure relive and other libraries, interleaved in one run. The tables show medians and
-the range between the 10th and 90th percentile (p10–p90). `make bench` repeats this on your
-machine in about twelve minutes. Machines are noisy, so only ratios within one run are meaningful: relive against the
-fastest peer of that run, with a 95 % bootstrap interval. "Bar" is the ratio that we aim for, and "met" says whether
-we reach it. The limit is a copy of the same bytes (unless its name says otherwise), the dashed line in every plot. A row
-may be faster than it: a library that stores less, casts while it copies, or keeps one array instead of several, moves
-fewer bytes or makes fewer calls.
+[Performance](performance.md) says what was measured and how. The tables show medians and the range between the 10th
+and 90th percentile (p10–p90), and relive against the fastest peer of the run with a 95 % bootstrap interval. "Bar" is
+the ratio that we aim for, and "met" says whether we reach it. The limit is a copy of the same bytes (unless its name
+says otherwise), the dashed line in every plot. A row may be faster than it: a library that stores less, casts while it
+copies, or keeps one array instead of several, moves fewer bytes or makes fewer calls.
 
-`python -m benchmarks.page` writes this page from the newest results in `benchmarks/results/`.
-"""
-GPU = """
-## GPUs
-
-None of these figures was measured on a GPU. There a call costs its launches, and waiting for the device costs most.
-[On the GPU](guides/gpu.md) counts both beside other libraries, and says what was verified and what to run on yours.
-
-- **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill your own tensors. Fresh tensors from torch's
-  caching allocator are cheap on a GPU, and later batches do not overwrite a batch that you keep; reuse tensors for
-  CUDA graphs, and for large batches on the CPU.
-- **Memory.** `device="cuda"` keeps rows on the GPU; `Memory.pinned()` keeps them on the host, and `sample(…,
-  device="cuda")` copies a batch asynchronously, which `rl.prefetch` does one batch ahead.
+This page is built from the newest results in `benchmarks/results/`.
 """
 
 
@@ -77,7 +66,7 @@ def page(folder: Path = RESULTS, images: Path | None = None) -> str:
             curves(scaling["points"], images / Path(picture).name)
         words = "cost of advantages, minibatches, samples and adds by T, N, batch size and capacity"
         parts.append(f"\n## Scaling with size\n\n{about(scaling)}\n\n![{words}]({picture})\n")
-    return "".join([*parts, GPU])
+    return "".join(parts)
 
 
 def _section(suite: str, run: dict[str, Any], images: Path | None) -> Iterator[str]:
@@ -150,4 +139,4 @@ def _yes(met: bool | None) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "performance.md").write_text(page(images=DOCS / "images"), encoding="utf-8")
+    page(images=DOCS / "images")

@@ -1,17 +1,20 @@
-"""Writes the tables that come from kept results: the README's first screens, and those of the pages in docs/migrating.
+"""Writes the tables of the README and of docs/ that come from kept results and from docstrings.
 
-The README's are made of docs/conformance.json and of buffers that are made and measured; those of a migrating page of
-docs/migrating/originals.json and the newest kept results of the suite "adapters"; that of the GPU guide of
-docs/launches.json. Run it as `python docs/front_page.py` after one of them has changed; a test compares.
+The conformance tables are made of docs/conformance.json, the README's bytes of buffers that are made and measured, the
+measurements of the newest kept benchmarks, a migrating page of docs/migrating/originals.json and the newest kept results
+of the suite "adapters", the GPU guide of docs/launches.json, the reference of the package itself. Run it as `python
+docs/front_page.py` after one of them has changed; a test compares.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import mean, stdev
 from typing import Any
 
@@ -20,7 +23,7 @@ from gymnasium import spaces
 
 from relive_conformance import case
 from relive_conformance.outcome import PASSES
-from relive_conformance.report import SYMBOLS, Report
+from relive_conformance.report import SYMBOLS, Report, summary
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -30,9 +33,18 @@ _BESIDE = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 BEFORE, AFTER = "Stable-Baselines3", "relive"
 
 
+def _report() -> Report:
+    return Report.from_json((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+
+
+def cases() -> Iterator[str]:
+    """A line for each case, a column for each library."""
+    yield from summary(_report())
+
+
 def conformance() -> Iterator[str]:
     """A line for each library: how many cases, and the most telling ones."""
-    report = Report.from_json((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+    report = _report()
     telling = (f"{one.title} ({one.number})" for one in TELLING)
     yield f"| | {_BESIDE.join(SYMBOLS.values())} | " + " | ".join(telling) + " |"
     yield "|---|" + ":-:|" * (1 + len(TELLING))
@@ -109,9 +121,7 @@ def calls(system: str) -> Iterator[str]:
     for call, found in cases.items():
         theirs, ours = (found["timings"].get(name) for name in (title, AFTER))
         if theirs and ours:
-            medians = (
-                f"{timing['median_us']:,.{0 if timing['median_us'] >= 100 else 1}f}" for timing in (theirs, ours)
-            )
+            medians = (_microseconds(timing["median_us"]) for timing in (theirs, ours))
             ratio = ours["times_fastest_peer"]
             speed = f"{ratio['ratio']:.1f} ({ratio['low']:.1f}–{ratio['high']:.1f})"
             yield f"| {call} | {' | '.join(medians)} | {speed} |"
@@ -137,6 +147,72 @@ def launches() -> Iterator[str]:
         yield f"| {call} | {' | '.join(counts.get(call, '–') for counts in kept.values())} |"
 
 
+def measurements() -> Iterator[str]:
+    """A line for each measured call: our median, that of the fastest other library, and the ratio."""
+    yield "| call | relive, µs | fastest other, µs | which | times as fast |"
+    yield "|---|--:|--:|---|--:|"
+    for suite in ("on_policy", "replay", "sequences", "save_load"):
+        newest = max((ROOT / "benchmarks" / "results").glob(f"{suite}-*.json"))
+        for call, found in json.loads(newest.read_text(encoding="utf-8"))["cases"].items():
+            timings = [(each["median_us"], name, each["role"]) for name, each in found["timings"].items()]
+            ours = min(median for median, _, role in timings if role == "ours")
+            theirs, name, _ = min(each for each in timings if each[2] not in ("ours", "limit"))
+            yield f"| {call} | {_microseconds(ours)} | {_microseconds(theirs)} | {name} | {theirs / ours:.1f} |"
+
+
+def _microseconds(median: float) -> str:
+    return f"{median:,.{0 if median >= 100 else 1}f}"
+
+
+REFERENCE = {
+    "buffers": "RolloutBuffer ReplayBuffer DistillationBuffer Mixture",
+    "fields": "Field Carry Stacked Mutable Memory",
+    "samplers": "Sampler Uniform Prioritized Linear WithoutReplacement Recent NewFirst Counted sequence_priority",
+    "views": "Transition NStep Sequence Hindsight Window",
+    "estimators": "gae lambda_return n_step_return discounted_return vtrace group_advantage normalize"
+    " explained_variance",
+    "statistics": "EpisodeStats RunningNorm",
+    "saving": "load",
+    "processes": "connect prefetch RateLimit",
+    "ray": "distributed.ReplayService distributed.Checkpoint distributed.Writer",
+    "datasets": "datasets.from_minari datasets.to_minari datasets.from_hdf5 datasets.to_hdf5 datasets.from_zarr"
+    " datasets.to_zarr datasets.from_lerobot datasets.to_lerobot",
+    "inspecting": "inspect inspector.Report",
+    "kernels": "kernels.backend kernels.force kernels.force_torch",
+    "libraries": "compat.patch compat.unpatch",
+    "errors": "SchemaError NotReadyError BufferFullError ClosedError PriorityError InvariantError CheckpointError"
+    " CorruptCheckpoint IncompatibleCheckpoint NoCheckpoint DataWarning distributed.IncompatibleService"
+    " distributed.ShardUnavailable",
+}
+"""The names of each part of the reference, below `relive`."""
+
+
+def reference(part: str) -> Iterator[str]:
+    """A line for each name: its arguments and the first paragraph of its docstring."""
+    yield "| name | what it is |"
+    yield "|---|---|"
+    for name in REFERENCE[part].split():
+        named = resolve_name(f"relive.{name}")
+        paragraph, _, _ = (inspect.getdoc(named) or "").partition("\n\n")
+        sentence = " ".join(paragraph.split()).replace("|", "\\|")
+        yield f"| `relive.{name}{_arguments(named)}` | {sentence} |"
+
+
+def _arguments(named: Any) -> str:
+    """The names of the arguments of a function or a class; of an exception none."""
+    if inspect.isclass(named) and issubclass(named, BaseException):
+        return ""
+    shown, starred = [], False
+    for name, parameter in inspect.signature(named).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            shown.append("*")
+        starred |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        optional = parameter.default is not parameter.empty
+        shown.append(f"{prefix}{name}" + "=…" * optional)
+    return f"({', '.join(shown)})"
+
+
 Table = Callable[[], Iterator[str]]
 TABLES: Mapping[str, Table] = {"conformance": conformance, "buffers": buffers}
 
@@ -156,6 +232,9 @@ def written(page: str, tables: Mapping[str, Table] = TABLES) -> str:
 def pages() -> Iterator[tuple[Path, Mapping[str, Table]]]:
     """Every page with tables of kept results: README, GPU guide, and the migrating page of each system."""
     yield README, TABLES
+    yield ROOT / "docs" / "conformance.md", {"cases": cases}
+    yield ROOT / "docs" / "performance.md", {"measurements": measurements}
+    yield ROOT / "docs" / "reference.md", {f"reference {part}": partial(reference, part) for part in REFERENCE}
     yield ROOT / "docs" / "guides" / "gpu.md", {"launches": launches}
     for system in json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8")):
         tables = {"adapter": adapter, "trainers": trainers, "calls": calls}

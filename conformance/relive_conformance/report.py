@@ -115,20 +115,26 @@ def markdown(report: Report) -> str:
     return "\n".join(_markdown(report)) + "\n"
 
 
-def _markdown(report: Report) -> Iterator[str]:
-    names = {case.number: case.name for case in CASES}
-    yield "# Conformance: the table"
-    yield ""
-    yield f"Written by `relive-conformance` on {report.date}. [What it means](conformance.md)."
-    yield f"{SYMBOLS[PASSES]} passes, {SYMBOLS[DIFFERS]} differs, {SYMBOLS[NOT_OFFERED]} not offered."
-    yield ""
+def summary(report: Report) -> Iterator[str]:
+    """A Markdown table with a line per case and a column per library."""
     yield "| case | " + " | ".join(f"{r.name} {r.version}" for r in report.results) + " |"
     yield "|---|" + ":-:|" * len(report.results)
     for case in CASES:
         cells = (SYMBOLS[r.outcomes[case.number].status] for r in report.results if case.number in r.outcomes)
-        yield f"| {case.name} | " + " | ".join(cells) + " |"
+        yield f"| {case.name}{' †' * case.misuse} | " + " | ".join(cells) + " |"
     yield "| **passes** | " + " | ".join(str(r.count(PASSES)) for r in report.results) + " |"
     yield "| **differs** | " + " | ".join(str(r.count(DIFFERS)) for r in report.results) + " |"
+
+
+def _markdown(report: Report) -> Iterator[str]:
+    names = {case.number: case.name for case in CASES}
+    yield "# Conformance: the table"
+    yield ""
+    yield f"Written by `relive-conformance` on {report.date}, Python {report.python}. [What it means](conformance.md)."
+    yield f"{SYMBOLS[PASSES]} passes, {SYMBOLS[DIFFERS]} differs, {SYMBOLS[NOT_OFFERED]} not offered. "
+    yield "† Misuse: input that no documentation allows."
+    yield ""
+    yield from summary(report)
     yield ""
     yield "## The cases"
     yield ""
@@ -138,9 +144,14 @@ def _markdown(report: Report) -> Iterator[str]:
         if result.differences:
             yield ""
             yield f"## {result.name} {result.version}"
+            yield ""
+            yield f"Seen on {report.date}."
         for number, outcome in result.differences.items():
             yield ""
             yield f"**{names[number]}**: expected {outcome.expected}, got {outcome.got}."
             if outcome.reproduction:
                 yield ""
                 yield f"```python\n{outcome.reproduction}\n```"
+            if known := REPRODUCTIONS.get(result.name, {}).get(number):
+                yield ""
+                yield f"prints\n\n```\n{known.prints}\n```"

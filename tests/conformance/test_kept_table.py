@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relive_conformance import CASES
+from relive_conformance import CASES, case, reproductions
 from relive_conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
 from relive_conformance.page import page
 from relive_conformance.report import Report, Result, markdown
@@ -17,6 +17,7 @@ from relive_conformance.reproductions import REPRODUCTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT = Report.from_json((DOCS / "conformance.json").read_text("utf-8"))
+FILES = [file.read_text("utf-8") for file in Path(reproductions.__file__).parent.glob("*.md")]
 SHOWN = [(name, number) for name, cases in REPRODUCTIONS.items() for number in cases]
 
 
@@ -47,8 +48,26 @@ def test_every_difference_has_a_reproduction_and_every_reproduction_a_difference
             assert outcome.reproduction == REPRODUCTIONS[result.name][number].code
 
 
-def test_the_page_of_the_docs_is_the_kept_table() -> None:
-    assert (DOCS / "conformance_table.md").read_text("utf-8") == markdown(KEPT)
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_the_file_of_a_library_has_the_version_the_date_and_the_figures_of_the_kept_table(name: str) -> None:
+    (text,) = (text for text in FILES if text.startswith(f"# {name}\n"))
+    result = next(result for result in KEPT.results if result.name == name)
+    assert f"\n{name} {result.version}, seen on {KEPT.date}." in text
+    for number, outcome in result.differences.items():
+        figures = f"The suite expected {outcome.expected}; it got {outcome.got}."
+        assert f"## {case(number).name}\n\n{figures} In a few lines:\n" in text
+
+
+def test_a_reproduction_needs_only_its_own_library() -> None:
+    for name, number in SHOWN:
+        assert "relive" not in REPRODUCTIONS[name][number].code
+
+
+def test_the_built_page_shows_what_each_reproduction_prints() -> None:
+    text = markdown(KEPT)
+    for name, number in SHOWN:
+        shown = REPRODUCTIONS[name][number]
+        assert f"```python\n{shown.code}\n```\n\nprints\n\n```\n{shown.prints}\n```" in text
 
 
 @pytest.mark.thorough

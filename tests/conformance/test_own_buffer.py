@@ -8,10 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from relive_conformance import CASES, Adapter, Differs, __main__, case
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "conformance"
 TARGET = "tests.conformance.wrong_buffer:WrongBuffer"
 PAGE = (ROOT / "docs" / "conformance.md").read_text()
+README = (SOURCE / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_command_names_the_cases_that_differ(
@@ -135,11 +136,9 @@ def test_the_plugin_is_light_and_does_nothing_unasked() -> None:
 
 def test_the_code_blocks_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
     adapter, asked, tests = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line for line in adapter.splitlines() if line.strip()]
-    assert len(lines) - 1 <= 12
-    fields = re.search(r"`FIELDS = (\(.*?\))`", PAGE)
-    assert fields is not None
-    names: dict[str, Any] = {"np": np, "rng": np.random.default_rng(0), "FIELDS": eval(fields[1])}
+    assert len([line for line in adapter.splitlines() if line.strip()]) <= 20
+    assert f"```python\n{adapter}```" in README
+    names: dict[str, Any] = {}
     exec(adapter, names)
     exec(asked, names)
     said = capsys.readouterr().out.splitlines()
@@ -151,6 +150,24 @@ def test_the_code_blocks_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> 
     names["test_my_buffer"](case("T4"))
     with pytest.raises(Differs):
         names["test_my_buffer"](case("T22"))
+
+
+@pytest.mark.thorough
+def test_the_file_of_the_readme_is_asked_as_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "my_buffer.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["my_buffer:MyBuffer", "--out", str(tmp_path / "out")]) == 1
+    (said,) = re.findall(r"```\n(T22.*?)```", README, re.DOTALL)
+    assert textwrap.indent(said, "  ") in capsys.readouterr().out
+    result = Report.from_json((tmp_path / "out" / "report.json").read_text(encoding="utf-8")).results[0]
+    counts = [result.count(status) for status in (PASSES, DIFFERS, "not offered")]
+    assert counts == [8, 2, 18]
+    assert "passes 8 cases and differs in two" in README
+    assert "The other 18 cases" in README
 
 
 def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(

@@ -19,10 +19,10 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = {
     str(page.relative_to(DOCS)): blocks
     for page in sorted(DOCS.rglob("*.md"))
-    # The pages of other libraries have their code beside ours and tests of their own; so have Ray's and the table, and
-    # test_readme.py runs the first page.
+    # The pages of other libraries have their code beside ours and tests of their own; so has Ray's, and test_readme.py
+    # runs the first page.
     if (blocks := BLOCK.findall(page.read_text(encoding="utf-8"))) and page.parent.name != "migrating"
-    if page.name not in ("index.md", "ray.md", "conformance_table.md")
+    if page.name not in ("index.md", "ray.md")
 }
 
 
@@ -43,11 +43,22 @@ def exported(module: str) -> set[str]:
     return {f"{module}.{name}" for name in ast.literal_eval(names)}
 
 
+REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
+
+
 def test_every_public_name_is_in_the_reference() -> None:
-    listed = re.findall(r"^::: relive\.([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `relive\.([\w.]+)", REFERENCE, re.MULTILINE)
     assert len(listed) == len(set(listed))
-    public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets")
+    public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets") | exported("compat")
     assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force", "kernels.force_torch"}
+
+
+@pytest.mark.parametrize("buffer", [rl.RolloutBuffer, rl.ReplayBuffer, rl.DistillationBuffer])
+def test_the_methods_that_the_reference_names_exist(buffer: type) -> None:
+    named = "".join(re.findall(rf"^- `(?:{buffer.__name__}|All)`?:(.*?\.)$", REFERENCE, re.MULTILINE | re.DOTALL))
+    methods = set(re.findall(r"`(\w+)`", named)) - {"len"}
+    assert len(methods) > 5
+    assert {name for name in methods if not hasattr(buffer, name)} == set()
 
 
 def _exists(name: str) -> bool:
@@ -93,7 +104,8 @@ def test_a_conformance_case_has_its_title_wherever_it_is_mentioned() -> None:
     titles = {case.number: case.title for case in CASES}
     assert len(set(titles.values())) == len(titles)
     mentioned = 0
-    for page in sorted(DOCS.rglob("*.md")):
+    reproductions = DOCS.parent / "conformance" / "relive_conformance" / "reproductions"
+    for page in [*sorted(DOCS.rglob("*.md")), *sorted(reproductions.glob("*.md"))]:
         prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         for number, words in re.findall(r"\b(T\d+)\b(.{0,80})", prose):
             mentioned += 1

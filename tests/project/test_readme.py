@@ -9,9 +9,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
-import relive as rl
 from benchmarks.training import held_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ PAGE = README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-TRAINING, REPLAY, RECURRENT, PROCESSES = BLOCKS
+REASON, TRAINING = BLOCKS
 
 
 def run(block: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -49,25 +50,23 @@ def test_the_first_page_of_the_docs_goes_on_from_the_same_loop(trained: dict[str
     assert len(run(second, trained)["replay"]) == 200
 
 
-def test_the_replay_block_samples_what_it_stored() -> None:
-    names = run(REPLAY)
-    assert len(names["replay"]) == 1_000
-    assert [len(episode) for episode in names["replay"].episodes()] == [200] * 5
-    assert names["critic"].weight.grad.abs().sum() > 0
+def test_the_first_block_counts_the_transitions_that_happened() -> None:
+    replay = run(REASON)["replay"]
+    assert f"print(len(replay))  # {len(replay)}\n" in REASON
+    assert f"holds 8,000 transitions, and {8_000 - len(replay)} of them" in PAGE
 
 
-def test_the_recurrent_block_reads_sequences() -> None:
-    names = run(RECURRENT)
-    assert names["obs"].shape[1:] == (16, 3)
-    assert names["mask"].shape[1:] == (16,)
-    assert names["hidden"].shape[1:] == (32,)
-
-
-@pytest.mark.skipif(
-    not hasattr(rl.kernels.native(), "ProcessLock"), reason="shared memory needs the native core and Linux"
-)
-def test_the_block_about_processes_shares_a_row() -> None:
-    assert run(PROCESSES)["batch"]["next_obs"].tolist() == [[1.0] * 3] * 32
+def test_the_rows_that_the_first_block_leaves_out_are_the_steps_after_an_end() -> None:
+    env = gym.make_vec("CartPole-v1", num_envs=8)
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    ended, dummies = np.zeros(8, bool), 0
+    for _ in range(1_000):
+        _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert not reward[ended].any()
+        dummies += int(ended.sum())
+        ended = terminated | truncated
+    assert f"{dummies} of them never happened" in PAGE
 
 
 @pytest.fixture(scope="module")

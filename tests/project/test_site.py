@@ -46,8 +46,8 @@ def test_a_constructor_is_shown_with_its_arguments(name: str, reference: dict[st
     arguments = list(inspect.signature(getattr(rl, name)).parameters)
     section = reference[f"relive.{name}"]
     signature = re.search(r'<div class="doc-signature highlight">(.*?)</div>', section, re.DOTALL)
-    assert signature is not None
-    shown = re.findall(r'<span class="n">(\w+)</span><span class="p">:</span>', signature[1])
+    # A class without a constructor of its own, such as Sampler, has no signature.
+    shown = re.findall(r'<span class="n">(\w+)</span><span class="p">:</span>', signature[1]) if signature else []
     explained = re.findall(r'<li class="doc-section-item field-body">\s*<b><code>(\w+)</code>', section)
     assert shown == arguments
     assert sorted(explained) == sorted(arguments)

@@ -1,7 +1,7 @@
 """A few lines of code for each known difference, which need only that library, and their output.
 
-The files of this folder are read, not imported: a title with the library's name, and for each case the code and its
-output.
+The files of this folder are read, not imported: a title with the library's name, a sentence with its version and the
+date, and for each case the figures of the suite, the code and its output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Reproduction(NamedTuple):
     prints: str
 
 
-_CASE = re.compile(r"^## (T\d+)\n\n```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL | re.MULTILINE)
+_CASE = re.compile(r"^## (T\d+) [^\n]*\n\n[^\n]*\n\n```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def _read(text: str) -> tuple[str, dict[str, Reproduction]]:

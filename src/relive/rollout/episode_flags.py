@@ -156,7 +156,9 @@ class EpisodeFlags:
         if steps < 1 or not observers.columns:
             complete(then)
             return
-        columns = self._counted_columns.get(missing) or self._counted_columns.setdefault(missing, self._select_columns(missing))
+        columns = self._counted_columns.get(missing) or self._counted_columns.setdefault(
+            missing, self._select_columns(missing)
+        )
         resetting = self._coming if self.has_reset_rows else None
         if observers.native is not None:
             observers.measure(measured)
