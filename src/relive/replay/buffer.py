@@ -108,6 +108,7 @@ class ReplayBuffer(Portable):
         """Where the rows are: what samplers and views are given."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
         """The core counts what it writes, in the same call."""
+        self._plans_counts = bool(self._observers.columns) and not self._counts_natively
         self._random = self.storage.random(seed)
         self._given = GivenSteps(rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
@@ -307,23 +308,16 @@ class ReplayBuffer(Portable):
 
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        measured: Mapping[str, Any] = _NOTHING,
+        measured: Mapping[str, Any] = _NOTHING, count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step or a block."""
-        if self._counts_natively:
-            self._observers.measure(measured)
-            self._store(leaves, nexts, envs, steps, None)
-        elif not self._observers.columns:
-            self._store(leaves, nexts, envs, steps, None)
-        else:
+        """Write a step or a block; `count` is the change of observers that torch ops count."""
+        if self._plans_counts and count is None:
             with counting.lock:
                 count = plan_counts(self.storage.memory, self._observers, leaves, envs, steps, measured)
-                self._store(leaves, nexts, envs, steps, count)
-
-    def _store(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
-        count: Callable[[], None] | None,
-    ) -> None:  # fmt: skip
+                self._write(leaves, nexts, envs, steps, measured, count)
+            return
+        if self._counts_natively:
+            self._observers.measure(measured)
         then = self.sampler.after_write if self._follows_writes else None
         if count is not None or self._given.staged or self._inserted is not None:
             then = partial(self._follow, then, count, self._inserted)
