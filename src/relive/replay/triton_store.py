@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from relive import lazy
-from relive.fields.assembly import assemble, checked_targets
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import draw_slots
@@ -16,15 +14,12 @@ from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.words import as_words
 from relive.kernels.triton.write import GROUPS, Given, StepWriter
-from relive.replay import composed
+from relive.replay.read_plan import ReadPlan
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
-from relive.replay.store import Leaves, Reading, Touched
+from relive.replay.store import PlanReader, Touched
 from relive.replay.torch_store import TorchStore
-from relive.replay.triton_reader import TritonReader, leaves_of, rings_of
-
-if TYPE_CHECKING:
-    from relive.replay.samplers.protocol import Draws
+from relive.replay.triton_reader import TritonReader, has_kernels, leaves_of, rings_of
 
 
 class TritonStore(TorchStore):
@@ -35,19 +30,18 @@ class TritonStore(TorchStore):
     stores with the same seed; among Triton's they are the same on every device.
     """
 
-    fuses = True
-
     def __init__(self, memory: RowMemory) -> None:
         super().__init__(memory)
         self._waits = self.counter.is_on = False
         self._rings = rings_of(memory)
-        self._batches = TritonReader(memory)
         leaves, nexts = leaves_of(memory)
         others = [i for i in range(len(leaves)) if i not in memory.observed]
         self._groups = memory.observed, others
         """The leaves of observations, and the other ones."""
         obs, rest = ([leaves[i] for i in which] for which in self._groups)
-        terminated, truncated = (others.index(self.schema.leaf_indices[name][0]) for name in composed.ENDS)
+        terminated, truncated = (
+            others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
+        )
         self._writer = StepWriter(
             self._rings, obs, nexts, rest, memory.broken, flags=(terminated, truncated), next_step=memory.next_step
         )
@@ -101,52 +95,10 @@ class TritonStore(TorchStore):
             self._tree = TritonTree(self.memory.ring.kind.numel() + 1, self.device)
         return self._tree
 
-    def draw_and_read(
-        self, count: int, random: Any, reading: Reading, run: Draws | None = None,
-        out: lazy.TensorDict | None = None,
-    ) -> lazy.TensorDict | None:  # fmt: skip
-        if self.maybe_empty or not self._batches.reads(reading):
-            return None
-        if out is not None:
-            return self._draw_into(count, random, reading, run, out)
-        leaves = self._batches.empty(reading, count)
-        slots, weight = (self.draw(count, random), None) if run is None else run.draw(count)
-        if len(slots) != count:  # the rest of an epoch
-            leaves = self._batches.empty(reading, len(slots))
-        self._batches.read(slots, reading, leaves)
-        if weight is not None:
-            leaves[("weight",)] = weight
-        return assemble(leaves, slots.shape)
-
-    def _draw_into(
-        self, count: int, random: Any, reading: Reading, run: Draws | None, out: lazy.TensorDict
-    ) -> lazy.TensorDict | None:
-        """The same into tensors whose addresses stay, as a captured graph needs it."""
-        if run is not None and not run.weighs:  # what such a run draws is known only when it has drawn
-            return None
-        forms = self._batches.forms(reading, count)
-        if run is not None:
-            forms[("weight",)] = (count,), torch.float32
-        leaves = dict(zip(forms, checked_targets(out, forms, self.device), strict=True))
-        choose: Any = run
-        slots = self.draw(count, random) if run is None else choose.draw(count, leaves[("weight",)]).slots
-        self._batches.read(slots, reading, leaves)
-        return out
-
     # Reading
 
-    def transitions(self, slots: torch.Tensor) -> Leaves:
-        return self._batches.fresh(slots, Reading())
-
-    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
-        reading = Reading(n, gamma)
-        return self._batches.fresh(slots, reading) if self._batches.reads(reading) else super().n_steps(slots, n, gamma)
-
-    def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        reading = Reading(length=after, burn_in=before, cross=cross)
-        if not self._batches.reads(reading):
-            return super().sequences(slots, before, after, cross)
-        return self._batches.fresh(slots, reading)
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        return TritonReader(self.memory, plan) if has_kernels(plan) else super().reader(plan)
 
     # Naming
 
