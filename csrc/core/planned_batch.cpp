@@ -102,17 +102,23 @@ void PlannedBatch::find() {
 }
 
 PlannedBatch::Extent PlannedBatch::extent_of(const Ring& ring, int64_t row) const {
-    Extent extent{0, 0, 0};
+    const int64_t before = plan().before, after = plan().after, most = std::max<int64_t>(plan().n, 1) - 1;
+    Extent extent{0, 0, 0, row};
     // Between two episodes there is always a row that is no transition.
-    for (int64_t at = row; extent.preceding < plan().before; ++extent.preceding) {
+    for (int64_t at = row; extent.preceding < before; ++extent.preceding) {
         at = ring.before(at);
         if (ring.kind[at] != kTransition) break;
     }
-    for (int64_t at = row; extent.ahead < plan().after; ++extent.ahead) {
+    for (int64_t next = ring.after(row); extent.last < most && ring.kind[next] == kTransition; next = ring.after(next)) {
+        extent.last_slot = next;
+        ++extent.last;
+    }
+    extent.ahead = extent.last;
+    if (extent.last < most) return extent;
+    for (int64_t at = extent.last_slot; extent.ahead < after; ++extent.ahead) {
         at = ring.after(at);
         if (ring.kind[at] != kTransition) break;
     }
-    if (plan().n > 0) extent.last = std::min(plan().n - 1, extent.ahead);
     return extent;
 }
 
@@ -128,17 +134,15 @@ void PlannedBatch::find_sequences(const Ring& ring) {
 // The slots of one item per row.
 void PlannedBatch::find_items(const Ring& ring, const ReadGroup& group, Place& place) const {
     place.at = place.slots.empty() ? rows_.data() : place.slots.data();
-    const bool has_ends = !extents_.empty() && plan().n > 0;
-    const bool is_next = group.anchor == Anchor::kNext && !ring.keeps_next;
-    const int64_t length = plan().before + 1 + plan().after;
+    const auto length = static_cast<size_t>(plan().before + 1 + plan().after);
     if (group.anchor == Anchor::kFirst && plan().is_packed())
-        for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = steps_[i * static_cast<size_t>(length)];
-    else if (has_ends)
-        for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = shifted(ring, rows_[i], extents_[i].last + is_next);
-    else if (is_next)
-        for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = ring.after(rows_[i]);
-    else
-        std::copy(rows_.begin(), rows_.begin() + static_cast<int64_t>(place.slots.size()), place.slots.begin());
+        for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = steps_[i * length];
+    else if (plan().n > 0)
+        for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = extents_[i].last_slot;
+    else if (!place.slots.empty())
+        std::copy(rows_.begin(), rows_.end(), place.slots.begin());
+    if (group.anchor == Anchor::kNext && !ring.keeps_next)
+        for (int64_t& slot : place.slots) slot = ring.after(slot);
 }
 
 // The slots of packed sequences, and the runs that they are read in.

@@ -63,9 +63,9 @@ public:
     }
 
 private:
-    // How far a row's episode is stored, as far as any offset goes; and how far its last of n steps is ahead.
+    // How far a row's episode is stored, as far as any offset goes; how far its last of n steps is ahead, and its slot.
     struct Extent {
-        int64_t preceding, ahead, last;
+        int64_t preceding, ahead, last, last_slot;
     };
 
     // Where a group is read.

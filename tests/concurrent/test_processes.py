@@ -153,13 +153,18 @@ class TestCopyingBesideWriters:
         replay = shared()
         steps(replay, 0, 4)
         free: list[bool] = []
-        for name in ("read", "_read_unlocked"):
 
-            def watched(*arguments: Any, original: Any = getattr(NativeReader, name)) -> Any:
+        def watch(name: str) -> None:
+            original = getattr(NativeReader, name)
+
+            def watched(*arguments: Any) -> Any:
                 free.append(is_free(replay._lock))
                 return original(*arguments)
 
             monkeypatch.setattr(NativeReader, name, watched)
+
+        watch("read")
+        watch("_read_unlocked")
         replay.sample(8)
         replay.sample(8, rl.NStep(1, 0.9))
         replay.sample(8, out=replay.sample(8))

@@ -223,8 +223,7 @@ class NativeReader(PlanReader):
     def __init__(self, store: NativeStore, core_memory: Any, plan: ReadPlan) -> None:
         self.plan, self._store = plan, store
         self.copies_unlocked = store.is_shared and plan.is_transition
-        is_packed, slots = plan.layout is Layout.PACKED, store.memory.ring.slots
-        before, after = plan.reach if is_packed else (min(steps, slots - 1) for steps in plan.reach)
+        is_packed = plan.layout is Layout.PACKED
         groups = [
             (
                 int(anchor),
@@ -236,7 +235,7 @@ class NativeReader(PlanReader):
         ]
         self._core: Any = kernels.native().PlanReader(
             core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
-            plan.cross_episodes, plan.step_index, before, after, min(plan.n, slots), plan.gamma,
+            plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip
         self._assemble = assembler(plan.paths)
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -89,6 +89,8 @@ class ReadPlan:
     """Packed sequences have "step_index" [B, L], the ids of their steps, and -1 where there is none."""
     reduced: ReadPlan | None = None
     """The plan that these are the unreduced steps of."""
+    most_steps: int = 2**63
+    """No offset that is read in its place needs more steps before or after a row."""
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -126,7 +128,9 @@ class ReadPlan:
                 is_next = group.anchor is Anchor.NEXT
                 before = max(before, -min(group.offsets) - is_next)
                 after = max(after, max(group.offsets) + (last if is_next else -group.of_observations))
-        return before, after
+        if self.layout is Layout.PACKED:
+            return before, after
+        return min(before, self.most_steps), min(after, self.most_steps)
 
     @property
     def length(self) -> int:
@@ -134,12 +138,29 @@ class ReadPlan:
         return sum(self.reach) + 1
 
     def unreduced(self, schema: Schema) -> ReadPlan:
-        """Every field of all steps that this plan needs, packed, for a view that changes them and calls `reduce`."""
+        """Every field of all steps that this plan needs, for a view that changes them and calls `reduce`.
+
+        Packed, without those of single steps, which have no axis of steps.
+        """
+        if self.is_transition:
+            return replace(row_plan(schema), reduced=self)
         before, after = self.reach
         steps, nexts = _sequence(before, after + 1)
         reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths)]
         reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
+
+    def within(self, slots: int) -> ReadPlan:
+        """The same batches of a ring of so many slots, which holds no longer episodes."""
+        if self.reduced is None:
+            return replace(self, n=min(self.n, slots), most_steps=slots - 1)
+        reduced = self.reduced.within(slots)
+        if self.is_transition:
+            return replace(self, reduced=reduced)
+        before, after = reduced.reach
+        steps, nexts = _sequence(before, after + 1)
+        reads = (read._replace(group=nexts if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
+        return replace(self, reads=tuple(reads), reduced=reduced)
 
 
 def row_plan(

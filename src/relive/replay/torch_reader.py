@@ -45,15 +45,16 @@ def until_last(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return is_over, is_over.sum(0)
 
 
+_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
+"""Where the slots of an anchor are in `ends_of_run`."""
+
+
 class TorchReader(PlanReader):
     """Reads batches of one plan with a few launches, however many offsets there are."""
 
     def __init__(self, store: RowStore, plan: ReadPlan) -> None:
-        ring = store.memory.ring
         self.plan, self._store = plan, store
-        self._n = min(plan.n, ring.slots)
-        self._reach = tuple(min(steps, ring.slots - 1) for steps in plan.reach)
-        self._summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
+        self._summed = {read.leaf: read.path for read in plan.reads if read.group.anchor is Anchor.SUM}
         self._windows = {group: _paths_of(plan, group) for group in plan.groups if group.offsets is not None}
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
         self._items = {group.anchor: _paths_of(plan, group) for group in items}
@@ -71,40 +72,42 @@ class TorchReader(PlanReader):
 
     def _rows(self, slots: torch.Tensor) -> Leaves:
         """Rows, with offsets in their places."""
-        if self.plan.n:
-            found, at, last = self._sums(slots)
-            places = {Anchor.NEXT: 1, Anchor.LAST: 2}
+        store, plan = self._store, self.plan
+        found: Leaves = {}
+        missing, places = None, _PLACES
+        if plan.n:
+            at, missing = self._sum(slots, found)
         else:
-            at, ids = self._store.next_and_ids(slots)
-            found, last, places = {INDEX: ids}, None, {Anchor.NEXT: 1}
+            at, found[INDEX] = store.next_and_ids(slots)
+            places = _PLACES | {Anchor.LAST: 0}
         if self._both:
-            read = self._store.take(at[:2].view(-1), tuple(self._both))
+            read = store.take(at[:2].view(-1), tuple(self._both))
             for (path, led_to), leaf in zip(self._both.values(), read, strict=True):
-                rows, nexts = leaf.unflatten(0, (2, len(slots)))
+                both = leaf.view(2, len(slots), *leaf.shape[1:])
                 # Not views of one memory: a caller may change one of them while torch keeps the other for a gradient.
-                found |= {path: rows, led_to: nexts.clone()}
+                found[path], found[led_to] = both[0], both[1].clone()
         for anchor, leaves in self._items.items():
-            if anchor is Anchor.NEXT and self._store.keeps_next:
-                found |= zip(leaves.values(), self._store.take_stored_next(slots, tuple(leaves)), strict=True)
+            if anchor is Anchor.NEXT and store.keeps_next:
+                found |= zip(leaves.values(), store.take_stored_next(slots, tuple(leaves)), strict=True)
             elif leaves:
-                found |= zip(leaves.values(), self._store.take(at[places.get(anchor, 0)], tuple(leaves)), strict=True)
+                found |= zip(leaves.values(), store.take(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
-            found |= self._offsets(slots, EpisodeExtent(*self._store.memory.ring.reach(slots, *self._reach), last))
+            last = None if missing is None else plan.n - 1 - missing
+            found |= self._offsets(slots, EpisodeExtent(*store.memory.ring.reach(slots, *plan.reach), last))
         return found
 
-    def _sums(self, slots: torch.Tensor) -> tuple[Leaves, torch.Tensor, torch.Tensor]:
-        """Sums and discounts; the slots of rows, of what n steps led to and of the last one [3, B]; how far that is."""
-        ids = self._store.ids(slots)
-        run, is_no_step = self._store.memory.ring.run(ids, self._n)
+    def _sum(self, slots: torch.Tensor, found: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ids, sums and discounts to `found`; the slots of `_PLACES` [3, B], and how many of n steps are missing."""
+        store, n = self._store, self.plan.n
+        found[INDEX] = ids = store.ids(slots)
+        run, is_no_step = store.memory.ring.run(ids, n)
         is_over, missing = until_last(is_no_step)
-        leaves = tuple(read.leaf for read in self._summed)
-        rewards = self._store.take(run[:-1].reshape(-1), leaves) if leaves else []
-        rewards = [leaf.unflatten(0, is_over.shape) for leaf in rewards]
-        sums, discount = n_step_sums(rewards, is_over, missing, self.plan.gamma)
-        places, moves = ends_of_run(self._n, slots.device)
-        at = run.gather(0, torch.addcmul(places, moves, missing))
-        found = dict(zip((read.path for read in self._summed), sums, strict=True))
-        return found | {INDEX: ids, DISCOUNT: discount}, at, self._n - 1 - missing
+        rewards = store.take(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
+        rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
+        sums, found[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
+        found |= zip(self._summed.values(), sums, strict=True)
+        places, moves = ends_of_run(n, slots.device)
+        return run.gather(0, torch.addcmul(places, moves, missing)), missing
 
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """The leaves of all groups with offsets, and their masks."""
@@ -174,27 +177,31 @@ def _constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torc
 
 def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
     """The batch of a plan out of the steps [B, L, …] of `plan.unreduced`; some may have been made an end since."""
-    if plan.layout is Layout.PACKED or plan.is_transition:
+    if plan.is_transition:
+        return {path: steps[path] for path in plan.paths}
+    if plan.layout is Layout.PACKED:
         items = {read.path for read in plan.reads if read.group.offsets is None}
         return {path: steps[path][:, 0] if path in items else steps[path] for path in plan.paths}
-    train, preceding = steps[TRAIN], (steps[MASK] & ~steps[TRAIN]).sum(1)
+    train, device = steps[TRAIN], steps[TRAIN].device
+    preceding = (steps[MASK] & ~train).sum(1) if plan.reach[0] else torch.zeros_like(steps[INDEX])
     ended = (steps[("terminated",)] & train).long()
     goes_on = train & (ended.cumsum(1) == ended)
-    rows = count_from(0, len(train), 1, train.device).unsqueeze(1)
+    rows = count_from(0, len(train), 1, device)
     found, last = {INDEX: steps[INDEX]}, torch.zeros_like(preceding)
     if plan.n:
-        at = preceding.unsqueeze(1) + count_from(0, plan.n, 1, train.device)
-        is_over, missing = until_last(~goes_on[rows, at].t())
+        at = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
+        is_over, missing = until_last(~goes_on[at].t())
         summed = [read.path for read in plan.reads if read.group.anchor is Anchor.SUM]
-        rewards = [steps[path][rows, at].transpose(0, 1) for path in summed]
-        sums, found[DISCOUNT] = n_step_sums(rewards, is_over, missing, plan.gamma)
+        sums, found[DISCOUNT] = n_step_sums(
+            [steps[path][at].transpose(0, 1) for path in summed], is_over, missing, plan.gamma
+        )
         found |= zip(summed, sums, strict=True)
         last = plan.n - 1 - missing
+    ends = preceding + last
     for path, _, group in plan.reads:
         if group.offsets is None and group.anchor is not Anchor.SUM:
-            is_late = group.anchor in (Anchor.LAST, Anchor.NEXT)
-            found[path] = steps[path][rows.squeeze(1), preceding + last if is_late else preceding]
-    found |= _reduce_offsets(steps, plan, EpisodeExtent(preceding, goes_on.sum(1) - 1, last), rows)
+            found[path] = steps[path][rows, ends if group.anchor in (Anchor.LAST, Anchor.NEXT) else preceding]
+    found |= _reduce_offsets(steps, plan, EpisodeExtent(preceding, goes_on.sum(1) - 1, last), rows.unsqueeze(1))
     return {path: found[path] for path in plan.paths}
 
 

@@ -119,8 +119,8 @@ class TritonReader(PlanReader):
             windows = self._find_windows(out, slots)
             self._reader.read(windows, words, length=plan.length)
         elif plan.n:
-            sums, n = [out[path].view(-1) for path in self._summed], min(plan.n, self._rings.slots)
-            self._reader.read(slots, words, out[INDEX], n=n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
+            sums = [out[path].view(-1) for path in self._summed]
+            self._reader.read(slots, words, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
         else:
             self._reader.read(slots, words, out[INDEX])
 

@@ -75,15 +75,20 @@ class Hindsight:
 
     def finish(self, batch: Leaves, context: ReadContext) -> Leaves:
         """Relabel the steps of some rows, and make of all steps what the inner view reads."""
-        mask, plan = batch[MASK], context.plan
+        plan = context.plan
         assert plan.reduced is not None
-        chosen = context.random.uniform(len(mask), mask.device) < self.ratio
-        goals = self._goals(context)
-        if mask.shape[1] > 1:
-            goals = goals.repeat_interleave(mask.shape[1], 0)
-        steps = {read.path: batch[read.path].flatten(0, 1) for read in plan.reads}
-        self._relabel(context.schema, steps, (chosen.unsqueeze(1) & mask).flatten(), goals)
-        return reduce(batch | {path: leaf.unflatten(0, mask.shape) for path, leaf in steps.items()}, plan.reduced)
+        changed = context.random.uniform(len(context.slots), context.slots.device) < self.ratio
+        goals, steps = self._goals(context), {read.path: batch[read.path] for read in plan.reads}
+        if plan.is_transition:
+            self._relabel(context.schema, steps, changed, goals)
+            return reduce(batch | steps, plan.reduced)
+        mask = batch[MASK]
+        flat = {path: leaf.flatten(0, 1) for path, leaf in steps.items()}
+        changed, goals = (changed.unsqueeze(1) & mask).flatten(), goals.repeat_interleave(mask.shape[1], 0)
+        before = dict(flat)
+        self._relabel(context.schema, flat, changed, goals)
+        batch |= {path: leaf.unflatten(0, mask.shape) for path, leaf in flat.items() if leaf is not before[path]}
+        return reduce(batch, plan.reduced)
 
     def _goals(self, context: ReadContext) -> torch.Tensor:
         """The achieved goal after one step of each row's episode [B, …]."""
