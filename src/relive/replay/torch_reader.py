@@ -10,7 +10,7 @@ import torch
 from relive.fields.conversion import bits_of
 from relive.fields.schema import Path
 from relive.kernels.constants import count_from, ends_of_run
-from relive.kernels.torch_ops import n_step_sums
+from relive.kernels.torch_ops import n_step_sums, wide
 from relive.replay.read_plan import (
     DISCOUNT,
     INDEX,
@@ -97,7 +97,7 @@ class TorchReader(PlanReader):
         return found
 
     def _sum(self, slots: torch.Tensor, found: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ids, sums and discounts to `found`; the slots of `_PLACES` [3, B], and how many of n steps are missing."""
+        """Add ids, sums and discounts to `found`; the slots of `_PLACES` [3, B], and how many of n steps are not."""
         store, n = self._store, self.plan.n
         found[INDEX] = ids = store.ids(slots)
         run, is_no_step = store.memory.ring.run(ids, n)
@@ -135,11 +135,16 @@ class TorchReader(PlanReader):
         before, after = plan.reach
         ids = store.ids(slots)
         windows = ring.windows(ids, before, after + 1, plan.cross_episodes)
-        is_step, flat = windows >= 0, windows.reshape(-1)
+        is_step, flat = windows >= 0, windows.contiguous().view(-1)
         found: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
-            at = torch.where(flat < 0, -1, ring.after(flat)) if group.anchor is Anchor.NEXT else flat
-            read = store.take(at, tuple(leaves), padded=True)
+            if group.anchor is Anchor.NEXT:
+                read = store.take(ring.after(flat), tuple(leaves))  # also of slot -1, which is zeroed below
+                is_none = flat < 0
+                for leaf in read:
+                    bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch fills no uint16
+            else:
+                read = store.take(flat, tuple(leaves), padded=True)
             found |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
         for leaves in self._items.values():
             found |= zip(leaves.values(), store.take(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
