@@ -28,17 +28,16 @@ from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.replay.backends import store_over
-from relive.replay.drawing import TRANSITION, Drawing
+from relive.replay.drawing import Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, plan_counts
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
 from relive.replay.recovery import Durable
-from relive.replay.samplers import Sampler, Uniform
+from relive.replay.samplers import Sampler
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
-from relive.replay.views.protocol import fused_of
 from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
@@ -118,9 +117,7 @@ class ReplayBuffer(Portable):
         self.drawing = Drawing(self.storage, self.sampler, self._random)
         self.parts = ReplayParts(self.storage, self.sampler, self._random, self._observers, self._given)
         """Everything that is saved."""
-        self._may_fuse = self.storage.fuses
         self._follows_writes = self.sampler.follows_writes
-        self._chooser = None if isinstance(self.sampler, Uniform) else self.sampler
         shared = room if room.outlives else Heap(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
@@ -354,16 +351,9 @@ class ReplayBuffer(Portable):
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
-        reading = TRANSITION if view is None else fused_of(view)
         if self.storage.warning is not None:
             self._issue_warning()
-        batch = None
-        if reading is not None and self._may_fuse:
-            run = self._chooser
-            with self._lock:
-                batch = self.storage.draw_and_read(batch_size, self._random, reading, run, out)
-        if batch is None:
-            batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
+        batch = self.drawing.sample(batch_size, view, out, self._lock)
         return batch if target is None else to_device(batch, target)
 
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -424,7 +414,7 @@ class ReplayBuffer(Portable):
 
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
-        return read_episodes(self.storage, self._lock)
+        return read_episodes(self.storage, self.drawing, self._lock)
 
     @property
     def columns(self) -> lazy.TensorDict:
