@@ -128,9 +128,9 @@ class Prioritized:
 
     def beta_after(self, rows: int, calls: int) -> float:
         """The exponent of the weights when so many rows were drawn by so many calls of `sample`."""
-        beta = self.beta
-        if callable(beta):
-            beta = beta(calls if isinstance(beta, Linear) else rows)
+        if not callable(self.beta):
+            return float(self.beta)
+        beta = self.beta(calls if isinstance(self.beta, Linear) else rows)
         _check_beta(beta)
         return float(beta)
 
