@@ -110,7 +110,7 @@ class EpisodeStats:
         self._tensors, self.device, self._ops, self._version = tensors, device, ops, version
         self._open, self._ring, self._counts, self._none = arrays
 
-    def claim(self, owner: object) -> None:
+    def _claim(self, owner: object) -> None:
         """Belong to the observers of one buffer: the steps of two would be counted into the same episodes."""
         if self._owner() is not None:
             gc.collect()  # a buffer that nobody has any more may wait for it

@@ -70,7 +70,7 @@ class Observers:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
-            stats.claim(self)
+            stats._claim(self)
             stats.to(device)
         for one in self._norms.values():
             one.to(device)
