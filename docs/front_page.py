@@ -1,9 +1,9 @@
 """Writes the tables of the README and of docs/ that come from kept results and from docstrings.
 
 The conformance tables are made of docs/conformance.json, the README's bytes of buffers that are made and measured, the
-measurements of the newest kept benchmarks, a migrating page of docs/migrating/originals.json and the newest kept results
-of the suite "adapters", the GPU guide of docs/launches.json, the reference of the package itself. Run it as `python
-docs/front_page.py` after one of them has changed; a test compares.
+measurements of the newest kept benchmarks, a migrating page of docs/migrating/originals.json and the newest kept
+results of the suite "adapters", the GPU guide of docs/launches.json, the reference of the package itself. Run it as
+`python docs/front_page.py` after one of them has changed; a test compares.
 """
 
 from __future__ import annotations

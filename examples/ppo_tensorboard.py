@@ -63,8 +63,8 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
 
     obs, _ = env.reset(seed=seed)
     while stats.num_steps < total_steps:
-        # Act. The buffer goes on updating the norm; this rollout is made and learnt from with what is known now, so that
-        # the first ratio is 1.
+        # Act. The buffer goes on updating the norm; this rollout is made and learnt from with what is known now, so
+        # that the first ratio is 1.
         rollout.clear()
         known = copy.deepcopy(norm)
         while not rollout.is_full:

@@ -18,8 +18,8 @@ struct Chains {
 
     bool look_cut() const { return followed >= 64 && 2 * cut > followed; }
     bool look_reset() const { return ended >= 8 && reset == ended; }
-    // Where most steps are cut, their observations were changed: that tells nothing of resets.
-    bool look_restarted() const { return restarted > 0 && 2 * cut <= followed; }
+    // Unless most steps are joined, observations were changed: that tells nothing of resets.
+    bool look_restarted() const { return restarted > 0 && 2 * cut < followed; }
 
     void count_step(bool continues) {
         ++followed;

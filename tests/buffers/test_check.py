@@ -457,6 +457,7 @@ def test_what_is_planted_in_statistics_and_norms_is_found(name: str) -> None:
     assert_found(told(), *LISTENERS[name])
 
 
+@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # which is what it is about
 def test_rewards_and_observations_may_be_no_numbers() -> None:
     replay = told()
     nothing = np.full(2, np.nan)

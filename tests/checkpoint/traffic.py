@@ -45,6 +45,7 @@ def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
         obs, _numbers(n, len(envs), 1), _numbers(n + 1, len(envs)), terminated, truncated, obs + 1,
         env_ids=envs if n % 5 == 4 else None, tag=np.full(len(envs), n % 1000, np.int32),
     )  # fmt: skip
+    replay.storage.warning = None  # jumps without cut() are meant here
     # After a clear there may be nothing but a row that only resets.
     if n % 7 == 6 and isinstance(replay.sampler, rl.Prioritized) and len(replay):
         batch = replay.sample(4)

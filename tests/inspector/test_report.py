@@ -412,6 +412,7 @@ def test_numbers_are_short() -> None:
 # Forms
 
 
+@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # which is what it is about
 def test_the_report_is_json_without_numbers_that_are_none(tmp_path: Path) -> None:
     replay = replay_of([{"obs": [NAN], "reward": math.inf, "next_obs": [1]}, {"reward": NAN}, {}])
     found = rl.inspect(replay)

@@ -81,20 +81,20 @@ def settings_of(
 
 def warn_of_frame_stacks(env: Any) -> None:
     """Warn where an environment stacks frames itself: a replay buffer would keep every frame once for each stack."""
-    first: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
-    space = getattr(first, "observation_space", None)
-    while isinstance(first, gym.Wrapper) and first.observation_space is space:
-        stacked: Any = first if isinstance(first, gym.wrappers.FrameStackObservation) and first.stack_size > 1 else None
-        if stacked and isinstance(space, gym.spaces.Box) and stacked.padding_type in ("reset", "zero"):
-            pad = "repeat" if stacked.padding_type == "reset" else "zero"
-            stack = declare("obs", space)
-            assert isinstance(stack, Field)
-            frame = f"rl.Field({stack.shape[1:]}, {stack.dtype})"
-            remedy = f"Pass obs=rl.Stacked({frame}, {stacked.stack_size}, axis=0, pad={pad!r})."
-            got = f"FrameStackObservation, which stores each {stacked.stack_size} times"
-            warn_user(explain("for_env", "frames that are stored once", got, remedy))
-            return
-        first = first.env
+    inner: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
+    space = getattr(inner, "observation_space", None)
+    while isinstance(inner, gym.Wrapper) and not isinstance(inner, gym.wrappers.FrameStackObservation):
+        inner = inner.env
+    is_seen = isinstance(inner, gym.wrappers.FrameStackObservation) and inner.observation_space is space
+    if not is_seen or inner.stack_size < 2 or inner.padding_type not in ("reset", "zero"):
+        return
+    stack = declare("obs", space)
+    if isinstance(stack, Field):
+        pad = "repeat" if inner.padding_type == "reset" else "zero"
+        frame = f"rl.Field({stack.shape[1:]}, {stack.dtype})"
+        remedy = f"Pass obs=rl.Stacked({frame}, {inner.stack_size}, axis=0, pad={pad!r})."
+        got = f"FrameStackObservation, which stores each {inner.stack_size} times"
+        warn_user(explain("for_env", "frames that are stored once", got, remedy))
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
@@ -115,11 +115,8 @@ class DeclaredMode:
         self._mode = mode
         self.is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
 
-    def look_at(self, step: Any) -> None:
+    def look_at(self, info: Mapping[str, Any]) -> None:
         """Look at the info of a step before it is stored, while `is_watching`."""
-        info = step[4] if type(step) is tuple and len(step) == 5 else None
-        if not info or not isinstance(info, dict):
-            return
         key = next((key for key in FINAL_KEYS if key in info), None)
         if key is not None and self._mode is not None:
             self.is_watching = False

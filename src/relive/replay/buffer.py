@@ -208,11 +208,11 @@ class ReplayBuffer(Portable):
         """
         if self.storage.warning is not None:
             self._issue_warning()
-        if self._declared.is_watching:
-            self._declared.look_at(step)
         with self._lock:
             envs, mode = self._given.envs(env_ids), self.autoreset
             leaves, nexts, info = self._given.gymnasium_step(obs, action, step, extra, mode, envs)
+            if info and self._declared.is_watching:
+                self._declared.look_at(info)
             measured = self._observers.measured(info, self.storage.memory.lead_of(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 

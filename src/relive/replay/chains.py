@@ -57,7 +57,7 @@ class Chains:
             yield "cuts", self.of_cuts()
         if self.ended >= FEWEST_ENDS and self.reset == self.ended:
             yield "resets", self.of_resets()
-        if self.restarted and 2 * self.cut <= self.followed:
+        if self.restarted and 2 * self.cut < self.followed:
             yield "restarts", self.of_restarts()
         if self.infinite:
             yield "infinite", self.of_infinite_rewards()

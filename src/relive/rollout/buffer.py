@@ -167,8 +167,8 @@ class RolloutBuffer(Portable):
             if row == self.num_steps:
                 raise _full(row)
             refuse_reused_obs(self._schema, obs, next_obs)
-            if self._declared.is_watching:
-                self._declared.look_at(unpacked)
+            if info and self._declared.is_watching:
+                self._declared.look_at(info)
             if row in self._looked_at or self._continuity.is_watching:
                 message = self._continuity.message(row, self.num_steps - 1, obs, unpacked)
                 if message is not None:

@@ -34,7 +34,8 @@ class Continuity:
         self._keeps_final = mode is AutoresetMode.DISABLED
         """An environment that ended is reset from outside: its next step starts anew."""
         self._led_to: list[np.ndarray] | None = None
-        self._ended: Any = None
+        self._ended: Any = np.zeros(num_envs, bool)
+        """The environments whose next step may start anew [N]."""
         self._followed = self._cut = 0
         self.is_watching = True
         """The first steps are all looked at."""
@@ -61,14 +62,13 @@ class Continuity:
 
     def _keep(self, step: tuple[Any, ...]) -> None:
         self._led_to = self._arrays(step[0])
-        flags = [numpy_view(flag) if not isinstance(flag, bool | np.bool_) else np.array(flag) for flag in step[2:4]]
+        if not self._keeps_final:
+            return
+        flags: Any = [np.array(x) if isinstance(x, bool | np.bool_) else numpy_view(x) for x in step[2:4]]
         if any(flag is None or flag.size != self._num_envs for flag in flags):
             self._led_to = None
             return
-        terminated, truncated = map(np.asarray, flags)
-        self._ended = (
-            np.logical_or(terminated, truncated).reshape(-1) if self._keeps_final else np.zeros(self._num_envs, bool)
-        )
+        self._ended = np.logical_or(*flags).reshape(-1)
 
     def _compared(self, is_first: bool, starts: list[np.ndarray], before: list[np.ndarray], ended: Any) -> str | None:
         joined = np.ones(self._num_envs, bool)

@@ -89,7 +89,7 @@ class EpisodeStats(counting.Counted):
         numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(dtypes)))
         return counting.counters(dtypes, self.num_envs or 1, (0, 1), numbers, ())
 
-    def claim(self, owner: object) -> None:
+    def _claim(self, owner: object) -> None:
         """Belong to the observers of one buffer: the steps of two would be counted into the same episodes."""
         if self._owner() is not None:
             gc.collect()  # a buffer that nobody has any more may wait for it

@@ -80,7 +80,7 @@ class Observers:
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
         if stats is not None:
-            stats.claim(self)
+            stats._claim(self)
         for one in self._counted:
             one.to(device)
         self.native = self._native_counters(schema) if listened else None

@@ -325,10 +325,9 @@ class Prioritized(Sampler):
 
     def beta_after(self, rows: int, calls: int) -> float:
         """The exponent of the weights when so many rows were drawn by so many calls of `sample`."""
-        beta = self.beta
-        if callable(beta):
-            beta = beta(calls if isinstance(beta, Linear) else rows)
-        return _check_beta(beta)
+        if not callable(self.beta):
+            return float(self.beta)
+        return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))
 
 
 class _OnDevice(Prioritized):
