@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from relive.compat import patch, unpatch
+
 from . import Trainer
 
 _ITERATIONS, _TEACHING = 60, 30
@@ -102,10 +104,21 @@ def _distillation(seed: int) -> float:
     settings["obs_groups"] = {"student": ["policy"], "teacher": ["policy"]}
     settings["algorithm"] = {"class_name": "Distillation", "gradient_length": 4, "num_learning_epochs": 2}
     with redirect_stdout(StringIO()):
-        teacher = import_module("rsl_rl.runners").OnPolicyRunner(_world(16, seed), _settings(recurrent=False))
-        teacher.learn(_ITERATIONS)
+        teacher = _teacher(seed)
         runner = runners.DistillationRunner(_world(16, seed), settings)
         runner.alg.teacher.load_state_dict(teacher.alg.actor.state_dict())
         runner.alg.teacher_loaded = True
         runner.learn(_TEACHING)
     return _reward(runner)
+
+
+def _teacher(seed: int) -> Any:
+    """A policy that rsl_rl trains on its own storage: the same one on both sides."""
+    runners, chosen = import_module("rsl_rl.runners"), import_module("rsl_rl.algorithms.ppo")
+    is_patched = chosen.RolloutStorage.__module__.startswith("relive.")
+    unpatch("rsl_rl")
+    teacher = runners.OnPolicyRunner(_world(16, seed), _settings(recurrent=False))
+    teacher.learn(_ITERATIONS)
+    if is_patched:
+        patch("rsl_rl")
+    return teacher
