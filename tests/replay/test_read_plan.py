@@ -15,6 +15,8 @@ from relive.replay import Leaves, ReadPlan
 from relive.replay.read_plan import LAST, NEXT, ROW, Anchor, Group, Layout, LeafRead
 from relive.replay.torch_reader import reduce
 
+STEP = torch.tensor([1.0, 0.0])
+"""What every step adds to the observation."""
 VIEWS = [
     rl.Transition(),
     rl.NStep(1, 0.9),
@@ -34,7 +36,9 @@ def lived(**options: Any) -> rl.ReplayBuffer:
     rng = np.random.default_rng(3)
     for t in range(20):
         obs, flags = np.stack([[t, env] for env in range(2)]).astype(np.float32), rng.random((2, 2)) < 0.1
-        replay.add(obs, rng.random((2, 1)), rng.random(2), *flags, obs + [1, 0], state=rng.random((2, 2)))
+        terminated, truncated = flags
+        action, reward, state = rng.random((2, 1)), rng.random(2), rng.random((2, 2))
+        replay.add(obs, action, reward, terminated, truncated, obs + STEP.numpy(), state=state)
     return replay
 
 
@@ -79,7 +83,7 @@ def test_every_backend_reads_any_plan_alike(layout: Layout) -> None:
     assert bool((mine == theirs).all())
     last = mine["last_obs"][:, 0] - mine["obs"][:, 0]
     assert torch.equal(mine["discount"], (0.9 ** (last + 1).double()).float())
-    assert torch.equal(mine["after"], mine["last_obs"] + torch.tensor([1.0, 0.0]))
+    assert torch.equal(mine["after"], mine["last_obs"] + STEP)
 
 
 def test_a_view_that_reads_by_itself_is_told_what_to_write_instead() -> None:
