@@ -89,9 +89,8 @@ void PlannedBatch::connect(const TensorPlans& plans) {
 }
 
 void PlannedBatch::find() {
-    const Ring ring = sources_->memory.ring;  // a copy: no store can change it, so that it stays in registers
-    if (sources_->needs_extents)
-        for (int64_t i = 0; i < count_; ++i) extents_[static_cast<size_t>(i)] = extent_of(ring, rows_[static_cast<size_t>(i)]);
+    const Ring& ring = sources_->memory.ring;
+    if (sources_->needs_extents) find_extents(ring);
     if (plan().is_packed()) find_sequences(ring);
     for (size_t g = 0; g < places_.size(); ++g) {
         const ReadGroup& group = plan().groups[g];
@@ -101,28 +100,30 @@ void PlannedBatch::find() {
     }
 }
 
-PlannedBatch::Extent PlannedBatch::extent_of(const Ring& ring, int64_t row) const {
+void PlannedBatch::find_extents(Ring ring) {
     const int64_t before = plan().before, after = plan().after, most = std::max<int64_t>(plan().n, 1) - 1;
-    Extent extent{0, 0, 0, row};
-    // Between two episodes there is always a row that is no transition.
-    for (int64_t at = row; extent.preceding < before; ++extent.preceding) {
-        at = ring.before(at);
-        if (ring.kind[at] != kTransition) break;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+        Extent extent{0, 0, 0, rows_[i]};
+        // Between two episodes there is always a row that is no transition.
+        for (int64_t at = rows_[i]; extent.preceding < before; ++extent.preceding) {
+            at = ring.before(at);
+            if (ring.kind[at] != kTransition) break;
+        }
+        for (; extent.last < most; ++extent.last) {
+            const int64_t next = ring.after(extent.last_slot);
+            if (ring.kind[next] != kTransition) break;
+            extent.last_slot = next;
+        }
+        extent.ahead = extent.last;
+        for (int64_t at = extent.last_slot; extent.last == most && extent.ahead < after; ++extent.ahead) {
+            at = ring.after(at);
+            if (ring.kind[at] != kTransition) break;
+        }
+        extents_[i] = extent;
     }
-    for (int64_t next = ring.after(row); extent.last < most && ring.kind[next] == kTransition; next = ring.after(next)) {
-        extent.last_slot = next;
-        ++extent.last;
-    }
-    extent.ahead = extent.last;
-    if (extent.last < most) return extent;
-    for (int64_t at = extent.last_slot; extent.ahead < after; ++extent.ahead) {
-        at = ring.after(at);
-        if (ring.kind[at] != kTransition) break;
-    }
-    return extent;
 }
 
-void PlannedBatch::find_sequences(const Ring& ring) {
+void PlannedBatch::find_sequences(Ring ring) {
     const int64_t length = plan().before + 1 + plan().after;
     for (int64_t i = 0; i < count_; ++i) {
         const auto b = static_cast<size_t>(i);
@@ -132,7 +133,7 @@ void PlannedBatch::find_sequences(const Ring& ring) {
 }
 
 // The slots of one item per row.
-void PlannedBatch::find_items(const Ring& ring, const ReadGroup& group, Place& place) const {
+void PlannedBatch::find_items(Ring ring, const ReadGroup& group, Place& place) const {
     place.at = place.slots.empty() ? rows_.data() : place.slots.data();
     const auto length = static_cast<size_t>(plan().before + 1 + plan().after);
     if (group.anchor == Anchor::kFirst && plan().is_packed())
@@ -146,7 +147,7 @@ void PlannedBatch::find_items(const Ring& ring, const ReadGroup& group, Place& p
 }
 
 // The slots of packed sequences, and the runs that they are read in.
-void PlannedBatch::find_steps(const Ring& ring, const ReadGroup& group, Place& place) const {
+void PlannedBatch::find_steps(Ring ring, const ReadGroup& group, Place& place) const {
     place.at = place.slots.empty() ? steps_.data() : place.slots.data();
     for (size_t i = 0; i < place.slots.size(); ++i)
         place.slots[i] = steps_[i] < 0 ? -1 : group.anchor == Anchor::kNext ? ring.after(steps_[i]) : steps_[i];
@@ -155,7 +156,7 @@ void PlannedBatch::find_steps(const Ring& ring, const ReadGroup& group, Place& p
 }
 
 // The slots of offsets in their places, and which of them are real.
-void PlannedBatch::find_offsets(const Ring& ring, const ReadGroup& group, Place& place) const {
+void PlannedBatch::find_offsets(Ring ring, const ReadGroup& group, Place& place) const {
     const auto size = static_cast<int64_t>(group.offsets.size());
     const auto [first, last] = std::minmax_element(group.offsets.begin(), group.offsets.end());
     const int64_t *offsets = group.offsets.data(), earliest = *first, latest = *last, envs = ring.envs;

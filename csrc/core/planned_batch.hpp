@@ -77,11 +77,12 @@ private:
     };
 
     const ReadPlan& plan() const { return sources_->plan; }
-    Extent extent_of(const Ring& ring, int64_t row) const;
-    void find_sequences(const Ring& ring);
-    void find_items(const Ring& ring, const ReadGroup& group, Place& place) const;
-    void find_offsets(const Ring& ring, const ReadGroup& group, Place& place) const;
-    void find_steps(const Ring& ring, const ReadGroup& group, Place& place) const;
+    // Rings are copied: no store can change a copy, so that it stays in registers.
+    void find_extents(Ring ring);
+    void find_sequences(Ring ring);
+    void find_items(Ring ring, const ReadGroup& group, Place& place) const;
+    void find_offsets(Ring ring, const ReadGroup& group, Place& place) const;
+    void find_steps(Ring ring, const ReadGroup& group, Place& place) const;
     void mark_steps() const;
     template <class T>
     void sum(const PlanSources::Source& source, char* out) const;

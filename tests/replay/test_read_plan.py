@@ -1,0 +1,142 @@
+"""Read plans: one language for every view, and what views of users do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive as rl
+from relive import kernels
+from relive.replay import Leaves, ReadPlan
+from relive.replay.read_plan import LAST, NEXT, ROW, Anchor, Group, Layout, LeafRead
+from relive.replay.torch_reader import reduce
+
+STEP = torch.tensor([1.0, 0.0])
+"""What every step adds to the observation."""
+VIEWS = [
+    rl.Transition(),
+    rl.NStep(1, 0.9),
+    rl.NStep(3, 0.9),
+    rl.NStep(50, 0.5),
+    rl.Sequence(4),
+    rl.Sequence(3, 2, step_index=True),
+    rl.Window(obs=(-1, 0, 1), action=range(3)),
+    rl.Window(obs=(-3, 0), next_obs=(-1, 0, 2), reward=(0, 1), view=rl.NStep(3, 0.9), pad="zero"),
+    rl.Window(action=range(4), view=rl.NStep(4, 0.9)),
+]
+
+
+def lived(**options: Any) -> rl.ReplayBuffer:
+    """Episodes of several lengths that have gone around the ring; the observation is the step's number."""
+    replay = rl.ReplayBuffer(24, obs=2, action=1, num_envs=2, extra={"state": rl.Carry(2)}, seed=0, **options)
+    rng = np.random.default_rng(3)
+    for t in range(20):
+        obs, flags = np.stack([[t, env] for env in range(2)]).astype(np.float32), rng.random((2, 2)) < 0.1
+        terminated, truncated = flags
+        action, reward, state = rng.random((2, 1)), rng.random(2), rng.random((2, 2))
+        replay.add(obs, action, reward, terminated, truncated, obs + STEP.numpy(), state=state)
+    return replay
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_steps_that_nobody_changed_are_reduced_to_what_the_plan_reads(view: Any, backend: str) -> None:
+    replay = lived()
+    store: Any = replay.storage
+    plan = view.plan(store.schema).within(store.memory.ring.slots)
+    slots = store.stored()
+    read = store.reader(plan).read(slots)
+    reduced = reduce(store.reader(plan.unreduced(store.schema)).read(slots), plan)
+    assert list(read) == list(reduced) == list(plan.paths)
+    for path, leaf in read.items():
+        assert torch.equal(leaf, reduced[path]), path
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Leaves at places that no view of ours combines."""
+
+    layout: Layout
+
+    def plan(self, schema: Any) -> ReadPlan:
+        obs, action, reward, terminated = (schema.leaf_indices[n][0] for n in ("obs", "action", "reward", "terminated"))
+        around = Group(Anchor.ROW, (2, -1, 0), ("reward_mask",))
+        after = Group(Anchor.NEXT, (-2, 1), of_observations=True)
+        reads = (
+            LeafRead(("last_obs",), obs, LAST), LeafRead(("after",), obs, NEXT), LeafRead(("obs",), obs, ROW),
+            LeafRead(("rewards",), reward, around), LeafRead(("ends",), terminated, around),
+            LeafRead(("later",), obs, after), LeafRead(("action",), action, LAST),
+        )  # fmt: skip
+        return ReadPlan(reads, n=3, gamma=0.9, layout=self.layout)
+
+
+@pytest.mark.parametrize("layout", [Layout.NEAREST, Layout.ZEROS])
+def test_every_backend_reads_any_plan_alike(layout: Layout) -> None:
+    replay, view = lived(), Mixed(layout)
+    with kernels.force("torch"):
+        other = lived()
+    mine, theirs = (each.read(replay.ids(), view) for each in (replay, other))
+    assert list(mine.keys()) == list(theirs.keys())
+    assert bool((mine == theirs).all())
+    last = mine["last_obs"][:, 0] - mine["obs"][:, 0]
+    assert torch.equal(mine["discount"], (0.9 ** (last + 1).double()).float())
+    assert torch.equal(mine["after"], mine["last_obs"] + STEP)
+
+
+def test_a_view_that_reads_by_itself_is_told_what_to_write_instead() -> None:
+    class Old:
+        def read(self, store: Any, slots: Any, random: Any) -> Any: ...
+
+    with pytest.raises(
+        rl.SchemaError, match=r"view: expected a view with a method plan, got .*finish\(batch, context\)"
+    ):
+        lived().sample(4, Old())  # pyright: ignore[reportArgumentType]
+
+
+@dataclass  # without a hash: equal views cannot be recognised
+class Relative:
+    """Transitions with the number of steps to the end of what is stored of the episode."""
+
+    plans: list[int] = field(default_factory=list)
+
+    def plan(self, schema: Any) -> ReadPlan:
+        self.plans.append(0)
+        return rl.Transition().plan(schema)
+
+    def finish(self, batch: Leaves, context: Any) -> Leaves:
+        later = context.column(("obs",), context.later(torch.ones_like(context.slots)))
+        return {
+            ("left",): context.ahead(),
+            ("gone",): context.preceding(),
+            ("later",): later,
+            ("obs",): batch[("obs",)],
+        }
+
+
+def test_a_view_computes_with_what_it_asks_of_the_rows(backend: str) -> None:
+    replay, view = lived(), Relative()
+    batch = replay.read(replay.ids(), view)
+    assert set(batch.keys()) == {"left", "gone", "later", "obs", "index"}
+    assert torch.equal(batch["later"][:, 0], batch["obs"][:, 0] + 1)
+    whole = torch.cat([torch.full((len(e),), len(e) - 1) for e in replay.episodes()])
+    order = torch.cat([e["index"] for e in replay.episodes()])
+    expected = dict(zip(order.tolist(), whole.tolist(), strict=True))
+    assert (batch["left"] + batch["gone"]).tolist() == [expected[i] for i in batch["index"].tolist()]
+
+
+def test_equal_views_are_planned_once() -> None:
+    @dataclass(frozen=True)
+    class Counted:
+        plans: tuple[list[int], ...] = field(default=(), compare=False)
+
+        def plan(self, schema: Any) -> ReadPlan:
+            self.plans[0].append(0)
+            return rl.NStep(2, 0.9).plan(schema)
+
+    replay, plans = lived(), []
+    for _ in range(3):
+        assert "discount" in replay.sample(4, Counted((plans,))).keys()
+    assert len(plans) == 1
