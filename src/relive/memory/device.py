@@ -10,6 +10,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of
+from relive.memory.mapped import unwritten_bytes
 from relive.memory.room import Heap, Room
 from relive.memory.space import available_bytes, in_gibibytes
 
@@ -104,14 +105,16 @@ class Memory:
         return self.open(None)
 
     def require(self, nbytes: int, where: str = "capacity") -> None:
-        """Refuse a size, which the argument `where` said, that cannot fit.
+        """Refuse a size, which the argument `where` said, that cannot fit beside what other buffers may still write.
 
-        Pages are handed out on first use, so too much would end in a kill much later.
+        Pages come as they are written, so too much would end in a kill much later.
         """
         if self.place is not None:
             free = self.place.free_bytes()
-        else:  # elsewhere: what a number of bytes can be
-            free = available_bytes() if self.device.type == "cpu" else 1 << 62
+        elif self.device.type != "cpu":
+            free = 1 << 62  # what a number of bytes can be
+        elif (free := available_bytes()) is not None:
+            free = max(free - unwritten_bytes(), 0)
         if free is not None and nbytes > free:
             expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."

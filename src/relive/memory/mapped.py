@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import weakref
 
 import torch
 
 from relive.errors import explain
-from relive.memory.space import in_gibibytes
+from relive.memory.space import in_gibibytes, resident_bytes
 
-_LARGE = 1 << 22
-"""Bytes from which on pages of 2 MiB are worth their size."""
-_POPULATE = 23
-"""MADV_POPULATE_WRITE of Linux 5.14, which Python does not name yet."""
+_LARGE = 1 << 18
+"""Bytes from which on memory is mapped, and has no pages before it is written."""
+_reserved: dict[int, int] = {}
+"""The bytes of the mappings that `zeros` made and that are still there."""
 
 
 def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -33,22 +34,28 @@ def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of this process alone, all of it there now; in large pages where the system has them."""
+    """Memory of this process alone, whose pages come as they are written.
+
+    The pages are the system's small ones: the first write into a page of 2 MiB takes milliseconds where the machine is
+    a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
+    """
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         remedy = "Make a smaller buffer, or raise the limit of this process."
         raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
-    tensor = tensor_in(memory, shape, dtype)
-    try:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.madvise(_POPULATE)
-    except OSError:  # an older system: then pages come while zeros are written
-        tensor.zero_()
-    return tensor
+    _reserved[id(memory)] = nbytes
+    weakref.finalize(memory, _reserved.pop, id(memory), None)
+    return tensor_in(memory, shape, dtype)
+
+
+def unwritten_bytes() -> int:
+    """A lower bound of what the arrays of `zeros` will still take when all of their pages are written."""
+    reserved = sum(list(_reserved.values()))
+    return max(reserved - resident_bytes(), 0) if reserved else 0
 
 
 def grown(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 from relive.errors import explain
@@ -23,6 +24,14 @@ def available_bytes() -> int | None:
     except (OSError, ValueError):  # no limit, or no such file
         return free
     return min(free, limit)
+
+
+def resident_bytes() -> int:
+    """The host memory that this process has pages of, where the system tells; else more than there can be."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 1 << 62
 
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
