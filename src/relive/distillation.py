@@ -258,6 +258,9 @@ class DistillationBuffer(Portable):
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
             raise config.entry("fields").wrong("an entry 'obs'")
+        known = saved.values.entry("ring").entry("known").flag()
+        fields = Schema(trees).fields if known else ()
+        saved.require_columns({f"column{i}": (field.dtype, field.shape) for i, field in enumerate(fields)})
         obs, action = trees.pop("obs"), trees.pop("action", None)
         device = changes.get("device") or saved_device(config.entry("device"))
         return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)

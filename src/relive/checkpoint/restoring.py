@@ -11,7 +11,7 @@ from relive.checkpoint.archive import Archive
 from relive.checkpoint.manifest import Manifest, manifest_file
 from relive.checkpoint.savable import KINDS
 from relive.checkpoint.saving import Base, remember
-from relive.checkpoint.segments import read_rows, require_columns
+from relive.checkpoint.segments import read_rows
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
 from relive.fields.declarations import present
 from relive.memory import Memory
@@ -56,8 +56,7 @@ def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], acce
 def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[str, Any]) -> Any:
     """A buffer with its state and its rows, every invariant of which holds."""
     kind, config = KINDS[manifest.kind], saved.config
-    blank = kind.from_config(config, saved, sampler=options["sampler"], device="meta")
-    require_columns(manifest, blank.rows())
+    saved.segments = {f"segments/{file.name}": file.arrays for file in manifest.segments}
     buffer = kind.from_config(config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
     with getattr(buffer, "_refilled", nullcontext)():

@@ -15,7 +15,7 @@ from relive.fields.conversion import bits_of
 from relive.memory.documents import Array
 from relive.memory.files import Stamp
 from relive.memory.rows import Rows
-from relive.memory.saved import DTYPES, memory_of, require_flags
+from relive.memory.saved import memory_of, require_flags
 
 
 class Segment(NamedTuple):
@@ -26,18 +26,6 @@ class Segment(NamedTuple):
     """The rows [N] that it ends before."""
     stamp: Stamp
     """What the system said of it then."""
-
-
-def require_columns(manifest: Manifest, rows: Rows | None) -> None:
-    """The segments hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
-    columns = {} if rows is None else rows.columns
-    wanted = [(name, column.dtype, tuple(column.shape[2:])) for name, column in columns.items()]
-    for file in manifest.segments:
-        found = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in file.arrays[2:]]
-        if found != wanted:
-            odd = next((got for got in found if got not in wanted), f"{len(found)} of {len(wanted)} columns")
-            place, expected = f"segments/{file.name}", "the columns that the manifest declares"
-            raise CorruptCheckpoint(explain(place, expected, odd, "Copy it again."))
 
 
 def read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:

@@ -165,8 +165,10 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 def require_flags(tensor: torch.Tensor, where: str) -> None:
     """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
-    if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
-        largest = int(tensor.view(torch.uint8).max())
+    if tensor.dtype != torch.bool or not tensor.numel():
+        return
+    largest = int(tensor.view(torch.uint8).numpy().max())  # of numpy: a parallel operation waits for busy cores
+    if largest > 1:
         raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))
 
 
@@ -225,6 +227,17 @@ class Saved:
         """That of the saved part."""
         self.is_moved = False
         """The part is on another device than the saved one was."""
+        self.segments: Mapping[str, tuple[Array, ...]] = {}
+        """The arrays of each file of rows: which rows, and then their columns."""
+
+    def require_columns(self, columns: Mapping[str, Form]) -> None:
+        """The segments hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
+        wanted = [(name, *form) for name, form in columns.items()]
+        for where, arrays in self.segments.items():
+            found = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in arrays[2:]]
+            if found != wanted:
+                odd = next((got for got in found if got not in wanted), f"{len(found)} of {len(wanted)} columns")
+                raise Node(where, odd).wrong("the columns that the manifest declares")
 
     def part(self, name: str) -> Saved:
         """The state of a part of this part."""

@@ -96,13 +96,18 @@ class ReplayBuffer(Portable):
         autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.settings = settings = ReplaySettings(
+        settings = ReplaySettings(
             capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
         )
+        self._build(settings, seed)
+
+    def _build(self, settings: ReplaySettings, seed: int | None) -> None:
+        """Make an empty buffer of settings that were checked."""
+        self.settings = settings
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
         self.device, self.sampler, self._schema = settings.device, settings.sampler, settings.schema
         self._observers = settings.observers
-        self._is_plain = self._schema.is_flat and not extra
+        self._is_plain = settings.is_plain
         room = settings.memory.open(self)
         rows = settings.rows_in(room)
         self.storage: ReplayStore = store_over(rows)
@@ -431,10 +436,14 @@ class ReplayBuffer(Portable):
     # Saving
 
     @classmethod
+    @torch.inference_mode(False)
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
         """An empty buffer of this config, but for `changes` that are not None: device and sampler."""
         require_backing(config, saved)
-        replay = cls(**arguments_of(config, saved, changes))
+        settings = ReplaySettings(**arguments_of(config, saved, changes))
+        saved.require_columns(settings.row_forms())
+        replay = cls.__new__(cls)
+        replay._build(settings, None)
         require_empty(replay)
         return replay
 

@@ -12,10 +12,11 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
 from relive.fields.declarations import device_of, tree_of
+from relive.fields.mutable import Mutable
 from relive.fields.schema import Declaration, positive
 from relive.memory import Memory, Room
 from relive.memory.documents import Node
-from relive.memory.saved import Saved
+from relive.memory.saved import Form, Saved
 from relive.replay.drawing import instance
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Sampler, Uniform
@@ -48,6 +49,8 @@ class ReplaySettings:
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
         self.sampler: Sampler = instance("sampler", Uniform() if sampler is None else sampler, "start")
         self.next_obs = next_obs
+        self.is_plain = self.schema.is_flat and not extra
+        """Fields are leaves, and there are no extra ones."""
 
     def rows_in(self, room: Room) -> RowMemory:
         """The memory of such a buffer."""
@@ -56,6 +59,14 @@ class ReplaySettings:
             keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP,
         )  # fmt: skip
+
+    def row_forms(self) -> dict[str, Form]:
+        """The dtype and shape of each column of rows that never change; see `RowMemory.complete_rows`."""
+        schema = self.schema
+        columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
+        if self.next_obs == "stored":
+            columns |= {f"next{i}": schema.fields[leaf] for i, leaf in enumerate(schema.leaf_indices["obs"])}
+        return {name: (field.dtype, field.shape) for name, field in columns.items()}
 
     def config(self) -> dict[str, Any]:
         """The same as JSON."""

@@ -418,10 +418,13 @@ class RolloutBuffer(Portable):
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
         """An empty buffer of this config, but for a change of device; see `relive.load`."""
-        if changes.get("device") != "meta":  # a size that is only claimed takes no memory
-            for name, x in cls.from_config(config, saved, device="meta")._storage.rows().items():
-                saved.require_form(f"rows.{name}", tuple(x.shape), x.dtype)
-        return cls(**arguments_of(config, saved, **changes))
+        arguments = arguments_of(config, saved, **changes)
+        saved.require_columns({})
+        schema = rollout_schema(*(arguments[name] for name in ("obs", "action", "reward", "value", "extra")))
+        rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
+        for i, field in enumerate(schema.fields):  # a size that is only claimed takes no memory
+            saved.require_form(f"rows.column{i}", (*rows, *field.shape), field.dtype)
+        return cls(**arguments)
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON."""
