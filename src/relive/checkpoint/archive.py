@@ -17,6 +17,7 @@ from typing import NamedTuple
 from relive.checkpoint.checksums import Checksums, require_checksum
 from relive.checkpoint.manifest import READERS, File, Manifest, dump, manifest_file, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
+from relive.kernels import crc32
 from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
 from relive.memory.files import FOLDERS, Files, Stamp, unreadable
 
@@ -291,18 +292,19 @@ class Archive:
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
-    def read(self, folder: str, file: File) -> Iterator[memoryview]:
-        """The bytes of a file, piece by piece, each handed out after its checksum was found right.
+    @contextmanager
+    def reading_of(self, folder: str, file: File) -> Iterator[ReadFile]:
+        """A file opened for reading from its first byte to its last."""
+        with self._readable(f"{folder}/{file.name}") as opened:
+            yield ReadFile(self.files, opened, f"{folder}/{file.name}", file)
 
-        A piece is there until the next one is asked for: all have the same memory, which stays in the caches.
-        """
-        name, memory = f"{folder}/{file.name}", memoryview(bytearray(min(CHUNK, file.nbytes)))
-        with self._readable(name) as opened:
-            for i in range(len(file.checksums)):
-                piece = memory[: min(CHUNK, file.nbytes - i * CHUNK)]
-                piece = piece[: self.files.read_into(opened, piece)]
-                require_checksum(name, file, i, piece)
-                yield piece
+    def verify(self, folder: str, file: File) -> None:
+        """Read a file and compare it with its checksums."""
+        memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
+        with self.reading_of(folder, file) as source:
+            for start in range(0, file.nbytes, CHUNK):
+                source.fill(memory[: min(CHUNK, file.nbytes - start)])
+            source.finish()
 
     def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
         """What copies bytes of a file from an offset on, each after its checksum was found to be correct."""
@@ -314,7 +316,7 @@ class Archive:
             if last[0] != i:
                 with self._readable(name) as opened:
                     found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
-                require_checksum(name, file, i, found)
+                require_checksum(name, file, i, len(found), crc32(found))
                 last = i, found
             return last[1]
 
@@ -344,6 +346,37 @@ class Archive:
                 self.files.close(file)
         except OSError as error:
             raise unreadable(name, error) from error
+
+
+class ReadFile:
+    """Bytes of a file in their order, read to where they belong and compared with their checksums there.
+
+    What was filled is what was written only if `finish` does not raise.
+    """
+
+    def __init__(self, files: Files, opened: int, name: str, file: File) -> None:
+        self._files, self._opened, self._name, self._file = files, opened, name, file
+        self._done = self._checksum = 0
+
+    def fill(self, target: memoryview) -> None:
+        """Copy the next bytes, as many as fit."""
+        while len(target):
+            i = self._done // CHUNK
+            piece = target[: CHUNK - self._done % CHUNK]
+            count = self._files.read_into(self._opened, piece)
+            self._checksum = crc32(piece[:count], self._checksum)
+            self._done += count
+            length = self._done - i * CHUNK
+            if count < len(piece) or length == CHUNK or self._done == self._file.nbytes:
+                require_checksum(self._name, self._file, i, length, self._checksum)
+                self._checksum = 0
+            target = target[len(piece) :]
+
+    def finish(self) -> None:
+        """All bytes of the file were read, and there are no others."""
+        if self._done != self._file.nbytes:
+            got = f"{self._done:,} of {self._file.nbytes:,} bytes"
+            raise CorruptCheckpoint(explain(self._name, "only the bytes of its arrays", got, "Copy it again."))
 
 
 def _header() -> bytes:

@@ -39,10 +39,10 @@ class Checksums:
         return self._found
 
 
-def require_checksum(name: str, file: File, i: int, piece: memoryview | bytes) -> None:
+def require_checksum(name: str, file: File, i: int, length: int, found: int) -> None:
     """The i-th piece of a file is whole, and its bytes are those that were written."""
-    expected, found = file.checksums[i], crc32(piece)
-    if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or found != expected:
-        place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
+    expected = file.checksums[i]
+    if length != min(CHUNK, file.nbytes - i * CHUNK) or found != expected:
+        place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + length}"
         remedy = "Load an older checkpoint, or copy this one again."
         raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{found:08x}", remedy))

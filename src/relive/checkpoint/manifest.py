@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from relive.memory.documents import (
@@ -34,7 +35,7 @@ class File:
     arrays: tuple[Array, ...]
     checksums: tuple[int, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Its length."""
         return sum(array.nbytes for array in self.arrays)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -161,7 +160,7 @@ def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
         try:
             stamp = archive.stamp(segment.file)
             if stamp != segment.stamp:
-                deque(archive.read("segments", segment.file), 0)
+                archive.verify("segments", segment.file)
         except CheckpointError as error:
             damaged.append(str(error))
             return base.without_rows()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
 from typing import Any, NamedTuple
 
 import torch
 
-from relive.checkpoint.archive import Archive
+from relive.checkpoint.archive import Archive, ReadFile
 from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.errors import CorruptCheckpoint, explain
 from relive.fields.conversion import bits_of
 from relive.memory.documents import Array
 from relive.memory.files import Stamp
+from relive.memory.mapped import expect_bulk
 from relive.memory.rows import Rows
 from relive.memory.saved import memory_of, require_flags
 
@@ -59,23 +60,24 @@ def _read_segment(
     archive: Archive, file: File, rows: Rows, total: int, ended: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     where = f"segments/{file.name}"
-    source = _Stream(watched(archive.read("segments", file), total, "loading rows"))
-    first, stop = _bounds(source, file, len(rows.first), ended)
-    held = Rows(rows.columns, first, stop)
-    if file.arrays != held.arrays:
-        expected = f"the columns {held.arrays[2:]}"
-        raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
-    _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-    pieces = _pieces(held, rows.first)
-    for column in rows.columns.values():
-        flat = bits_of(column.flatten(0, 1))
-        for piece in pieces:
-            _fill(source, flat, *piece, where)
-    source.finish()
+    with archive.reading_of("segments", file) as source:
+        first, stop = _bounds(source, file, len(rows.first), ended)
+        held = Rows(rows.columns, first, stop)
+        if file.arrays != held.arrays:
+            expected = f"the columns {held.arrays[2:]}"
+            raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
+        _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+        columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
+        pieces = _pieces(held, rows.first)
+        for flat in columns:
+            expect_bulk(_written(flat, pieces))
+        filled = (_fill(source, flat, *piece, where) for flat in columns for piece in pieces)
+        deque(watched(filled, total, "loading rows"), 0)
+        source.finish()
     return first, stop
 
 
-def _bounds(source: _Stream, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first rows [N] of a segment, and the rows [N] that it ends before."""
     where, remedy = f"segments/{file.name}", "Copy it again."
     expected = tuple(Array(name, "int64", (envs,)) for name in ("first", "stop"))
@@ -106,37 +108,24 @@ def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | 
     return list(zip(places.split(held.step), keep.split(held.step), strict=True))
 
 
-def _fill(source: _Stream, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> None:
-    """The next bytes of a segment are rows of one column."""
+def _written(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
+    """The part of a column that pieces of slots lie in."""
+    if not isinstance(pieces[0][0], slice):
+        return flat
+    return flat[min(piece.start for piece, _ in pieces) : max(piece.stop for piece, _ in pieces)]
+
+
+def _fill(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
+    """The next bytes of a segment, which are rows of one column."""
     is_run = isinstance(piece, slice)
     size = piece.stop - piece.start if is_run else len(piece)
     block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
-    source.fill(memory_of(block))
+    memory = memory_of(block)
+    source.fill(memory)
     require_flags(block, where)
     if not is_run:
         places, block = (piece, block) if keep is None else (piece[keep], block[keep])
         flat[places.to(flat.device)] = block.to(flat.device)
     elif not flat.is_cpu:
         flat[piece] = block.to(flat.device)
-
-
-class _Stream:
-    """Verified pieces of a file, read one after the other."""
-
-    def __init__(self, pieces: Iterable[memoryview]) -> None:
-        self._pieces: Iterator[memoryview] = iter(pieces)
-        self._rest = memoryview(b"")
-
-    def fill(self, target: memoryview) -> None:
-        """The next bytes, as many as fit."""
-        while len(target):
-            if not len(self._rest):
-                self._rest = next(self._pieces)
-            count = min(len(target), len(self._rest))
-            target[:count] = self._rest[:count]
-            target, self._rest = target[count:], self._rest[count:]
-
-    def finish(self) -> None:
-        """Nothing may be left."""
-        if len(self._rest) or next(self._pieces, None) is not None:
-            raise CorruptCheckpoint(explain("file", "only the bytes of its arrays", "further bytes", "Copy it again."))
+    return memory
