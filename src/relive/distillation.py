@@ -44,16 +44,16 @@ from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.kernels.reader import reader
 from relive.locking import lock_for
-from relive.memory import Memory
-from relive.memory.documents import Node
-from relive.memory.portable import Portable
-from relive.memory.rows import Rows
-from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rollout.batching import Epochs, order_of
 from relive.rollout.buffer import RolloutBuffer
+from relive.storage import Memory
+from relive.storage.codec import Node
+from relive.storage.portable import Portable
+from relive.storage.rows import Rows
+from relive.storage.snapshot import Saved, State
 
 _MOST_ROUNDS = 1 << 24
 _RESERVED = ("obs", "action", "index", "round", "self")
@@ -114,7 +114,7 @@ class DistillationBuffer(Portable):
             trees["action"] = declare_whole("action", action)
         trees |= {name: declare_whole(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
-        self._room = self._memory.own("DistillationBuffer")
+        self._allocator = self._memory.own("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
@@ -135,7 +135,7 @@ class DistillationBuffer(Portable):
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
         self._memory.require(self.capacity * sum(sizes))
-        columns = tuple(self._room.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
+        columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
         self._build = assembler(self._paths)

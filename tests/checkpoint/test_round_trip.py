@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.memory.shared import shares_memory
+from relive.storage.shared import shares_memory
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 from tests.tiers import select
 

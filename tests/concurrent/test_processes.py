@@ -20,7 +20,7 @@ import torch
 
 import relive as rl
 from relive.concurrent import Handle
-from relive.memory.shared import Address
+from relive.storage.shared import Address
 from tests.tiers import select
 
 pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")

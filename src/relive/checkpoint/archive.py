@@ -18,8 +18,8 @@ from relive.checkpoint.checksums import Checksums, require_checksum
 from relive.checkpoint.manifest import READERS, File, Manifest, dump, manifest_file, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
 from relive.kernels import crc32
-from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
-from relive.memory.files import FOLDERS, Files, Stamp, unreadable
+from relive.storage.codec import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
+from relive.storage.files import FOLDERS, Files, Stamp, unreadable
 
 _MOST_TOLD = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from relive.checkpoint.manifest import File
 from relive.errors import CorruptCheckpoint, explain
 from relive.kernels import crc32
-from relive.memory.documents import CHUNK
+from relive.storage.codec import CHUNK
 
 
 class Checksums:

@@ -18,10 +18,10 @@ from relive.checkpoint.restoring import Accept, restored
 from relive.checkpoint.savable import require_class
 from relive.checkpoint.saving import pass_over
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
-from relive.memory import Memory
-from relive.memory.files import Files
-from relive.memory.saved import named
 from relive.replay.samplers import Sampler
+from relive.storage import Memory
+from relive.storage.files import Files
+from relive.storage.snapshot import named
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer

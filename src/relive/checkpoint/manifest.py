@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from relive.memory.documents import (
+from relive.storage.codec import (
     CHUNK,
     FORMAT,
     Array,

@@ -6,8 +6,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from relive.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -16,14 +14,12 @@ from relive.errors import (
     SchemaError,
     explain,
 )
-from relive.memory import Memory
-from relive.memory.disk.folder import is_made
-from relive.memory.disk.place import Disk, require_support
-from relive.memory.disk.records import newest
-from relive.memory.files import Files
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
 from relive.replay.settings import arguments_of
+from relive.storage.commits import newest
+from relive.storage.disk import disk_memory, is_made, require_support
+from relive.storage.files import Files
 
 
 def is_disk_memory(root: Path) -> bool:
@@ -43,7 +39,7 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
         raise IncompatibleCheckpoint(explain(f"load {root}", "no changes to disk memory", got, remedy))
     require_support(IncompatibleCheckpoint)
     record = newest(root)
-    memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
+    memory = disk_memory(root, only_reads=only_reads)
     try:
         changes = {"device": memory, "sampler": options.get("sampler")}
         return ReplayBuffer(**arguments_of(record.saved.config, record.saved, changes))

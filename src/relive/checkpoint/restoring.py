@@ -14,9 +14,9 @@ from relive.checkpoint.saving import Base, remember
 from relive.checkpoint.segments import read_rows
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
 from relive.fields.declarations import present
-from relive.memory import Memory
-from relive.memory.documents import Node
-from relive.memory.saved import MOST_OF_NOTE, Saved, Stored
+from relive.storage import Memory
+from relive.storage.codec import Node, Stored
+from relive.storage.snapshot import MOST_OF_NOTE, Saved
 
 _OWN = {"name": "own"}
 """The memory of buffers that were saved before there was any other."""

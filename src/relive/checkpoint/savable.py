@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from relive.checkpoint.manifest import Manifest
 from relive.distillation import DistillationBuffer
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
-from relive.memory.documents import Node
-from relive.memory.rows import Rows
-from relive.memory.saved import Part, Saved
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
+from relive.storage.codec import Node
+from relive.storage.rows import Rows
+from relive.storage.snapshot import Part, Saved
 
 
 class Savable(Part, Protocol):

@@ -21,9 +21,10 @@ from relive.checkpoint.savable import name_of, require_fields
 from relive.checkpoint.segments import Segment
 from relive.errors import CheckpointError
 from relive.fields.schema import positive
-from relive.memory.files import Files
-from relive.memory.rows import Rows
-from relive.memory.saved import Arrays, State, array_of, bytes_of, nbytes_of
+from relive.storage.codec import Arrays, array_of, bytes_of
+from relive.storage.files import Files
+from relive.storage.rows import Rows
+from relive.storage.snapshot import State, nbytes_of
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""

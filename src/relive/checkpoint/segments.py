@@ -12,11 +12,10 @@ from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.errors import CorruptCheckpoint, explain
 from relive.fields.conversion import bits_of
-from relive.memory.documents import Array
-from relive.memory.files import Stamp
-from relive.memory.mapped import expect_bulk
-from relive.memory.rows import Rows
-from relive.memory.saved import memory_of, require_flags
+from relive.storage.allocator import expect_bulk
+from relive.storage.codec import Array, memory_of, require_flags
+from relive.storage.files import Stamp
+from relive.storage.rows import Rows
 
 
 class Segment(NamedTuple):
@@ -40,7 +39,11 @@ def read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[S
     segments, covered, ended = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
         stamp = archive.stamp(file)  # before it is read: what is written into it afterwards shows
-        first, ended = _read_segment(archive, file, rows, total, ended)
+        try:
+            first, ended = _read_segment(archive, file, rows, total, ended)
+        except CorruptCheckpoint:
+            archive.verify("segments", file)  # if bytes are damaged, that is what to say, and where
+            raise
         _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
         covered = torch.maximum(covered, ended)
         segments.append(Segment(file, ended, stamp))

@@ -18,11 +18,11 @@ from relive.distributed.plan import Plan, difference
 from relive.distributed.shard_ids import ROWS, ShardIds
 from relive.distributed.shard_reader import Draw, ShardReader
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
-from relive.memory.documents import Node
-from relive.memory.saved import MOST_OF_NOTE, Saved
-from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
+from relive.storage.codec import Node
+from relive.storage.shared import shares_memory
+from relive.storage.snapshot import MOST_OF_NOTE, Saved
 
 MOST_CLIENTS = 4096
 """The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""

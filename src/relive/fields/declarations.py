@@ -11,7 +11,7 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.schema import DTYPES, MOST_NESTED, Field, Path, Tree
 
 if TYPE_CHECKING:
-    from relive.memory.documents import Node
+    from relive.storage.codec import Node
 
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
 from typing import Any, Literal
@@ -22,11 +22,6 @@ from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, mend_callback
-from relive.memory import Heap, Memory
-from relive.memory.documents import Node
-from relive.memory.portable import Portable
-from relive.memory.rows import Rows
-from relive.memory.saved import Saved, State
 from relive.replay.backends import store_over
 from relive.replay.chains import warn_user
 from relive.replay.drawing import TRANSITION, Drawing
@@ -44,6 +39,11 @@ from relive.replay.views.protocol import fused_of
 from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
+from relive.storage import LocalAllocator, Memory
+from relive.storage.codec import Node
+from relive.storage.portable import Portable
+from relive.storage.rows import Rows
+from relive.storage.snapshot import Saved, State
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -108,8 +108,8 @@ class ReplayBuffer(Portable):
         self.device, self.sampler, self._schema = settings.device, settings.sampler, settings.schema
         self._observers = settings.observers
         self._is_plain = settings.is_plain
-        room = settings.memory.open(self)
-        rows = settings.rows_in(room)
+        allocator = settings.memory.open(self)
+        rows = settings.rows_in(allocator)
         self.storage: ReplayStore = store_over(rows)
         """Where the rows are: what samplers and views are given."""
         self._random = self.storage.random(seed)
@@ -123,17 +123,18 @@ class ReplayBuffer(Portable):
         """Everything that is saved."""
         self._may_fuse = self.storage.fuses and self.run.atomic_draws
         self._chooser = None if self.run.is_uniform else self.run
-        shared = room if room.outlives else Heap(torch.device("cpu"))
+        shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
         self._inserted: int | None = None
         """The number of steps that a RateLimit has let through with the write that it is making."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
-        self._lock = lock_for(self, room.lock(mend_callback(self)))
-        self._keeper = room.keeper
-        if self._keeper is not None:
-            self._keeper.settle(Durable(self), resumes=seed is None)
+        self._lock = lock_for(self, allocator.lock(mend_callback(self)))
+        self._allocator = allocator
+        self._before_write = allocator.before_write if allocator.durable else None
+        if allocator.durable:
+            allocator.recover(Durable(self), resumes=seed is None)
 
     @classmethod
     @suggests_keywords
@@ -257,17 +258,15 @@ class ReplayBuffer(Portable):
         What was committed is there after a loss of power. A process that is merely killed loses no step that was added.
         """
         with self._lock:
-            if self._keeper is not None:
-                self._keeper.commit()
+            self._allocator.commit()
 
     def close(self) -> None:
         """Commit, and be done with this buffer: every later use raises. Disk memory may then be opened by others."""
         if isinstance(self._lock, ClosedLock):
             return
-        if self._keeper is None or self._keeper.is_open:
+        if self._allocator.is_open:
             with self._lock:
-                if self._keeper is not None:
-                    self._keeper.close()
+                self._allocator.close()
         self._lock = ClosedLock()
 
     def __enter__(self) -> ReplayBuffer:
@@ -317,8 +316,8 @@ class ReplayBuffer(Portable):
                 told = observed_block(storage.memory, observers, leaves, envs, steps)
                 tell = observers.plan(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
             then = partial(self._follow, then, tell, self._inserted)
-        if self._keeper is not None:
-            self._keeper.expect(steps or 1)
+        if self._before_write is not None:
+            self._before_write(steps or 1)
         storage.write(leaves, nexts, envs, steps, then)
 
     def _follow(self, mark: Callable[[], None] | None, tell: Callable[[], None] | None, inserted: int | None) -> None:
@@ -385,8 +384,8 @@ class ReplayBuffer(Portable):
         another device than the CPU returns the number as a tensor there, which `int()` waits for.
         """
         with self._lock:
-            if self._keeper is not None:
-                self._keeper.expect(0)
+            if self._before_write is not None:
+                self._before_write(0)
             leaves = mutable_leaves(self._schema, fields)
             return write_back(self.storage, *flat_ids(index, self.device), leaves)
 
@@ -465,11 +464,11 @@ class ReplayBuffer(Portable):
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Context manager held while the contents are replaced."""
-        return nullcontext() if self._keeper is None else self._keeper.refilled()
+        return self._allocator.replacing()
 
     def _in_order(self) -> AbstractContextManager[None]:
         """Context manager held while rows are read from the first to the last."""
-        return nullcontext() if self._keeper is None else self._keeper.in_order()
+        return self._allocator.reading_in_order()
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.

@@ -11,12 +11,12 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, copy_into
-from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.replay.samplers.protocol import Draws
 from relive.replay.store import Leaves, Reading, ReplayStore, durable
 from relive.replay.views.protocol import View, check_view
 from relive.replay.views.transition import Transition
+from relive.storage.allocator import require_memory
 
 _TRANSITION = Transition()
 TRANSITION = _TRANSITION.fused

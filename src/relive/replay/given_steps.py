@@ -16,9 +16,9 @@ from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, pat
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import caller_shape
 from relive.kernels.flattening import Flattening
-from relive.memory.saved import Saved, State
 from relive.replay.row_memory import RowMemory
 from relive.statistics.observers import Observers
+from relive.storage.snapshot import Saved, State
 
 Staged = dict[str, tuple[torch.Tensor, ...]]
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from relive.fields.invariants import on_host
-from relive.memory.documents import Node
-from relive.memory.saved import Saved
 from relive.replay.ring import HISTORY, TRANSITION, Ring
+from relive.storage.codec import Node
+from relive.storage.snapshot import Saved
 
 
 def load_ring(ring: Ring, saved: Saved) -> None:

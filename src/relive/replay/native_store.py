@@ -39,10 +39,10 @@ class NativeStore(RowStore):
         self._core = _ring_of(memory)
         self._write_back = _write_back_of(self._core, memory)
         self._reads_files = memory.seals is not None
-        self._is_alone = not memory.room.outlives
+        self._is_alone = not memory.allocator.persistent
         """Nobody else writes this memory, and none of its pages are asked for."""
         self.fuses = self._is_alone
-        self.has_neighbours = memory.room.outlives and not self._reads_files
+        self.has_neighbours = memory.allocator.persistent and not self._reads_files
         """Other processes may write here, and would wait while rows are copied; see `copy_beside_writers`."""
         agents = memory.schema.leaf_indices["reward"]
         self._sums_steps = len(agents) == 1 and memory.leaves[agents[0]].dtype in _SUMMED and not memory.keeps_next
@@ -193,7 +193,7 @@ class NativeStore(RowStore):
 
     def tree(self) -> NativeTree:
         if self._tree is None:
-            self._tree = NativeTree(self.memory.ring.kind.numel() + 1, self.memory.room)
+            self._tree = NativeTree(self.memory.ring.kind.numel() + 1, self.memory.allocator)
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:

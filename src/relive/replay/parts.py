@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.given_steps import GivenSteps
 from relive.replay.samplers.protocol import Draws, Sampler
 from relive.replay.samplers.registry import resume
 from relive.replay.store import ReplayStore
 from relive.statistics.observers import Observers
+from relive.storage.snapshot import Saved, State
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class ReplayParts:
         """Everything that changes, but for the rows; the tensors share memory."""
         memory = self.storage.memory
         beside = {name: part.state() for name, part in self.beside_rows.items()}
-        rest = State.of_parts({"sampler": ({}, self.run.state()), **beside, "memory": ({"name": memory.room.name}, {})})
+        rest = State.of_parts(
+            {"sampler": ({}, self.run.state()), **beside, "memory": ({"name": memory.allocator.name}, {})}
+        )
         ring = memory.state()
         return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
-from relive.memory.disk import records
-from relive.memory.disk.records import Record
-from relive.memory.saved import Saved, State, bytes_of
 from relive.replay.loading import check_ring
 from relive.replay.ring import MOST_ROWS, TRANSITION, Ring
 from relive.replay.samplers.registry import resume
 from relive.replay.store import DurableStore, durable
+from relive.storage import commits
+from relive.storage.codec import bytes_of
+from relive.storage.commits import Record
+from relive.storage.snapshot import Saved, State
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -151,7 +152,7 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
         raise CorruptCheckpoint(
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
-    if record.boot == records.boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
+    if record.boot == commits.boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
         storage.mend()
         if not storage.broken_rows(head - record.reach, ring.head + 1).any():
             return

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from relive.errors import explain
 from relive.kernels import complete
 from relive.kernels.constants import count_from
-from relive.memory import Room
+from relive.storage import Allocator
 
 MOST_ROWS = 4
 """What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
@@ -84,12 +84,12 @@ class Ring:
         }
 
     @staticmethod
-    def allocated(alive: int, num_envs: int, history: int, room: Room) -> Ring:
-        """An empty ring in a room, or the one that is found there."""
+    def allocated(alive: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
+        """An empty ring, or the one that was left there."""
         slots = alive + history
         forms = Ring.forms(slots, num_envs).items()
-        state = {name: room.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
-        journal = room.allocate("ring.journal", (num_envs,), torch.int64) if room.outlives else None
+        state = {name: allocator.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
+        journal = allocator.allocate("ring.journal", (num_envs,), torch.int64) if allocator.persistent else None
         return Ring(alive, slots, num_envs, **state, journal=journal)
 
     @property

@@ -14,9 +14,6 @@ from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_sch
 from relive.fields.declarations import device_of, tree_of
 from relive.fields.mutable import Mutable
 from relive.fields.schema import Declaration, positive
-from relive.memory import Memory, Room
-from relive.memory.documents import Node
-from relive.memory.saved import Form, Saved
 from relive.replay.drawing import instance
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Sampler, Uniform
@@ -24,6 +21,9 @@ from relive.replay.samplers.registry import config_of, sampler_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of
+from relive.storage import Allocator, Memory
+from relive.storage.codec import Form, Node
+from relive.storage.snapshot import Saved
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -52,10 +52,10 @@ class ReplaySettings:
         self.is_plain = self.schema.is_flat and not extra
         """Fields are leaves, and there are no extra ones."""
 
-    def rows_in(self, room: Room) -> RowMemory:
+    def rows_in(self, allocator: Allocator) -> RowMemory:
         """The memory of such a buffer."""
         return RowMemory(
-            self.schema, self.capacity // (self.num_envs or 1), self.num_envs, room,
+            self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
             keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP,
         )  # fmt: skip
@@ -113,7 +113,7 @@ def require_backing(config: Node, saved: Saved) -> None:
 
 def require_empty(replay: ReplayBuffer) -> None:
     """Refuse disk memory that is to be filled and holds a buffer already."""
-    if replay.storage.memory.room.is_found:
+    if replay.storage.memory.allocator.reopened:
         replay.close()
         remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
         expected, got = "an empty folder for disk memory", "a folder that holds a buffer"

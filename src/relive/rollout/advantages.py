@@ -16,9 +16,9 @@ from relive.fields.conversion import as_tensor, convert, path_name
 from relive.fields.invariants import require, same_bits
 from relive.fields.schema import Field, Path, named_leaves
 from relive.kernels import complete
-from relive.memory.saved import Saved, State
 from relive.rollout.episode_flags import EpisodeFlags
 from relive.rollout.storage import Storage
+from relive.storage.snapshot import Saved, State
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """What follows a truncated step: the value of its final observation, nothing, or where unknown its own value."""

@@ -21,11 +21,6 @@ from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
-from relive.memory import Memory
-from relive.memory.documents import Node
-from relive.memory.portable import Portable
-from relive.memory.saved import Saved, State
-from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
@@ -36,6 +31,11 @@ from relive.rollout.storage import Storage, absence_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers
+from relive.storage import Memory
+from relive.storage.allocator import require_memory
+from relive.storage.codec import Node
+from relive.storage.portable import Portable
+from relive.storage.snapshot import Saved, State
 
 _NOTHING: Mapping[str, Any] = {}
 

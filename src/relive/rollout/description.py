@@ -8,9 +8,9 @@ from gymnasium.vector import AutoresetMode
 
 from relive.fields.declarations import device_of, tree_of
 from relive.fields.schema import Schema
-from relive.memory.documents import Node
-from relive.memory.saved import Saved
 from relive.statistics.observers import Observers, observers_of
+from relive.storage.codec import Node
+from relive.storage.snapshot import Saved
 
 if TYPE_CHECKING:
     from relive.rollout.buffer import RolloutBuffer

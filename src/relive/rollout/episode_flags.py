@@ -16,10 +16,10 @@ from relive.fields.conversion import as_numpy_if_cpu, convert, path_name
 from relive.fields.invariants import require, require_all, require_flags, require_form
 from relive.fields.schema import FLAG, Field
 from relive.kernels.sequence_index import Flags, reset_rows
-from relive.memory.documents import Node
-from relive.memory.saved import Saved, State
 from relive.rollout.storage import Storage
 from relive.statistics.observers import Observers
+from relive.storage.codec import Node
+from relive.storage.snapshot import Saved, State
 
 
 class EpisodeFlags:

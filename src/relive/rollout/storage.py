@@ -20,8 +20,8 @@ from relive.fields.schema import Path, Schema
 from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
-from relive.memory import Memory
-from relive.memory.saved import Saved, State
+from relive.storage import Memory
+from relive.storage.snapshot import Saved, State
 
 
 class Storage:
@@ -40,8 +40,8 @@ class Storage:
         self._num_rows = rows
         kinds = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
-        room = memory.own("RolloutBuffer")
-        self.tensors = tuple(room.allocate("column", *kind) for kind in kinds)
+        allocator = memory.own("RolloutBuffer")
+        self.tensors = tuple(allocator.allocate("column", *kind) for kind in kinds)
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
         self._extra_names = schema.names[7:]

@@ -15,9 +15,9 @@ from relive.fields.conversion import convert, device_of, env_numbers, numpy_view
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import FLAG, NUMBER, Field, positive
 from relive.fields.vocabulary import suggests_keywords
-from relive.memory.portable import packed, unpacked
-from relive.memory.saved import Saved, State
-from relive.memory.space import require_memory
+from relive.storage.allocator import require_memory
+from relive.storage.portable import packed, unpacked
+from relive.storage.snapshot import Saved, State
 
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
 """What needs no conversion on the host."""

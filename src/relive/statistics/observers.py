@@ -18,10 +18,10 @@ from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.fields.vocabulary import NAME
-from relive.memory.documents import Node
-from relive.memory.saved import Saved, State
 from relive.statistics.episodes import EpisodeStats, plan_steps
 from relive.statistics.norm import Norms, RunningNorm, plan_rows
+from relive.storage.codec import Node
+from relive.storage.snapshot import Saved, State
 
 _STEP = ("reward", "terminated", "truncated")
 

@@ -12,7 +12,7 @@ import pytest
 
 import relive as rl
 from relive.checkpoint.archive import Archive
-from relive.memory.files import Files
+from relive.storage.files import Files
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c

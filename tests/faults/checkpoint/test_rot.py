@@ -13,7 +13,7 @@ import pytest
 
 import relive as rl
 from relive.checkpoint import save
-from relive.memory.files import Files
+from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 REUSES = [kind for kind in KINDS if kind != "rollout"]

@@ -34,9 +34,9 @@ from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
 from relive.fields.schema import Declaration, Field
-from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
+from relive.storage.portable import load_packed_state, packed_state
 
 _LARGE = 1024
 """Observations of more bytes than this are stored once, unless the user says otherwise."""

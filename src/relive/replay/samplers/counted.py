@@ -52,7 +52,7 @@ class _Run(Draws):
         self.faults = inner.faults
         self.atomic_draws, self.weighs = inner.atomic_draws, inner.weighs
         self._kind = store.memory.ring.kind.view(-1)
-        self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
+        self._counts = store.memory.allocator.allocate("sampler.drawn", self._kind.shape, torch.int64)
         self._last = torch.empty(0, dtype=torch.int64, device=store.device)
         """What the last draw chose, in case it is taken back."""
         self._number = 0

@@ -58,7 +58,7 @@ class _Run(Draws):
         self._settings, self._store, self._random = settings, store, random
         self._ring = store.memory.ring
         self._envs = torch.arange(self._ring.num_envs, device=store.device)
-        self._shown = store.memory.room.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
+        self._shown = store.memory.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
         """The row [N] of each environment up to which all rows were shown, or will not be."""
 
     def draw(self, count: int) -> Drawn:

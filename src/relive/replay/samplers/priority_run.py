@@ -40,10 +40,10 @@ class PriorityRun(Draws):
         self._slots = self.tree.num_leaves - 1
         self._numbers: Any = [1.0, 0]
         """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
-        room = store.memory.room
-        if room.outlives:
-            self._numbers = room.allocate("sampler.numbers", (2,), torch.float64).numpy()
-            if not room.is_found:
+        allocator = store.memory.allocator
+        if allocator.persistent:
+            self._numbers = allocator.allocate("sampler.numbers", (2,), torch.float64).numpy()
+            if not allocator.reopened:
                 self._largest = 1.0
 
     @property

@@ -19,8 +19,8 @@ from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.locking import use_copy
-from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler
+from relive.storage.portable import load_packed_state, packed_state
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""

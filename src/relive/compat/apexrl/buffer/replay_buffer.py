@@ -26,7 +26,7 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import assign
 from relive.errors import DataWarning, SchemaError, explain
 from relive.fields.schema import Field
-from relive.memory.portable import load_packed_state, packed_state
+from relive.storage.portable import load_packed_state, packed_state
 
 _CRITIC = "critic_observations"
 _NEXT_CRITIC = f"next_{_CRITIC}"

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from relive.fields.conversion import bits_of
-from relive.memory.documents import Array
-from relive.memory.saved import Arrays, bytes_of, dtype_name
+from relive.storage.codec import Array, Arrays, bytes_of, dtype_name
 
 _BLOCK = 1 << 22
 """Bytes that are copied at once where memory cannot be written as it lies."""

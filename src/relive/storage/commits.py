@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
-from relive.memory.documents import (
+from relive.storage.codec import (
     CHUNK,
     MOST_BYTES,
+    Arrays,
     Node,
+    Stored,
+    array_of,
     arrays_of,
+    bytes_of,
     from_json,
     list_of,
     reader_of,
@@ -26,8 +30,8 @@ from relive.memory.documents import (
     version_of,
     wrapped,
 )
-from relive.memory.files import Files, unreadable
-from relive.memory.saved import Arrays, Saved, Stored, array_of, bytes_of
+from relive.storage.files import Files, unreadable
+from relive.storage.snapshot import Saved
 
 _RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")

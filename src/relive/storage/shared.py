@@ -18,29 +18,11 @@ import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.memory.mapped import grown, mapped
-from relive.memory.space import available_bytes
+from relive.storage.allocator import Allocator, Memory, grow_file, mapped
 
 _DIGEST = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
 """Linux's own names are in `fcntl`, which other systems lack: nobody may shorten a file, lengthen it, or allow that."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A place without a name: files that exist only while a process has them open."""
-
-    def open(self, owner: Any) -> SharedRoom:
-        _require_support()
-        room = SharedRoom(f"relive-{secrets.token_hex(8)}")
-        room.allocate("settings", (_DIGEST,), torch.uint8).copy_(_settings_of(owner))
-        return room
-
-    def free_bytes(self) -> int | None:
-        return available_bytes()
-
-    def __repr__(self) -> str:
-        return "Memory.shared()"
 
 
 @dataclass(frozen=True)
@@ -51,31 +33,41 @@ class Address:
     process: int
     files: Mapping[str, int] = field(repr=False)
 
-    def open(self, owner: Any) -> SharedRoom:
+    @property
+    def memory(self) -> Memory:
+        """The memory of a buffer that uses it too."""
+        return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
+
+    def open(self, owner: Any) -> SharedAllocator:
+        """The allocator of an equal buffer in this process."""
         _require_support()
-        room = SharedRoom(self.token, self)
-        if not torch.equal(room.allocate("settings", (_DIGEST,), torch.uint8), _settings_of(owner)):
+        allocator = SharedAllocator(self.token, self)
+        if not torch.equal(allocator.allocate("settings", (_DIGEST,), torch.uint8), _settings_of(owner)):
             remedy = "Pass the handle as replay.handle() made it."
             raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
-        return room
-
-    def free_bytes(self) -> int | None:
-        return None  # it is there already
+        return allocator
 
 
-class SharedRoom:
-    """An anonymous file an array. The last process that has them open takes them along, however it ends."""
+class SharedAllocator(Allocator):
+    """An anonymous file for each array. The last process that has them open takes them along, however it ends."""
 
     device = torch.device("cpu")
     name = "shared"
-    outlives = True
-    keeper = None
+    persistent = True
 
     def __init__(self, token: str, found: Address | None = None) -> None:
-        self.is_found = found is not None
+        self.reopened = found is not None
         self._token, self._address = token, found
         self._files: dict[str, int] = {}
         weakref.finalize(self, _close, self._files, os.getpid())
+
+    @classmethod
+    def create(cls, owner: Any) -> SharedAllocator:
+        """New memory for a buffer."""
+        _require_support()
+        allocator = cls(f"relive-{secrets.token_hex(8)}")
+        allocator.allocate("settings", (_DIGEST,), torch.uint8).copy_(_settings_of(owner))
+        return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._address is not None:
@@ -83,13 +75,13 @@ class SharedRoom:
             _require_size(self._files[name], name, max(math.prod(shape) * dtype.itemsize, 1))
         else:
             self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            grown(self._files[name], shape, dtype)
+            grow_file(self._files[name], shape, dtype)
             _seals(self._files[name], _ADD_SEALS, _SEALS)
         return mapped(self._files[name], shape, dtype)
 
-    def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
+    def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
-        return kernels.process_lock(memory, not self.is_found, mend, locking.LOCK_SECONDS)
+        return kernels.process_lock(memory, not self.reopened, recover, locking.LOCK_SECONDS)
 
     @property
     def address(self) -> Address:

@@ -1,6 +1,8 @@
-"""Documents in files that anybody may have written: strict JSON behind a line with its checksum, and lists of arrays.
+"""Bytes that anybody may have written: strict JSON behind a line with its checksum, and lists of arrays.
 
-Every type, size and name is checked here, before anything is allocated or opened. Nothing here knows torch.
+One codec for manifests, commits of disk memory, the notes of shards and pickles. Every type, size and name is checked
+here, before anything is allocated or opened. An array is read only when a buffer asks for it, once its dtype and shape
+are known to be right: what nobody asks for takes no memory.
 """
 
 from __future__ import annotations
@@ -9,13 +11,18 @@ import json
 import math
 import re
 import reprlib
+import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+import torch
+
+from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.fields.conversion import clean_bools
 from relive.fields.vocabulary import NAME
+from relive.storage.allocator import available_bytes
 
 FORMAT = 1
 """What is written; older formats are read for ever."""
@@ -243,3 +250,152 @@ def _array(node: Node) -> Array:
     if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
         raise shape.wrong(f"sizes whose product is at most {_MOST} bytes")
     return array
+
+
+# Arrays
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Arrays = dict[str, torch.Tensor]
+
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""What an array is before it is read."""
+
+
+class Source(Protocol):
+    """Arrays by name, each of which is read when it is asked for."""
+
+    where: str
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        ...
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """The arrays whose names begin so, and their bytes."""
+        ...
+
+    @property
+    def unread(self) -> list[str]:
+        """What nobody has asked for."""
+        ...
+
+    def __getitem__(self, name: str) -> torch.Tensor: ...
+
+
+class Given:
+    """Tensors that a caller has in memory, as a source."""
+
+    def __init__(self, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.where, self._tensors = where, tensors
+        self._asked: set[str] = set()
+
+        for name, x in tensors.items():
+            is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+            if not isinstance(name, str) or not is_plain:
+                got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+                raise Node(f"{where}: {name}", got).wrong("a dense tensor with values")
+
+    def form(self, name: str) -> Form | None:
+        x = self._tensors.get(name)
+        return None if x is None else (x.dtype, tuple(x.shape))
+
+    def names(self, prefix: str) -> dict[str, int]:
+        return {name: x.nbytes for name, x in self._tensors.items() if name.startswith(prefix)}
+
+    @property
+    def unread(self) -> list[str]:
+        return [name for name in self._tensors if name not in self._asked]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._asked.add(name)
+        tensor = (
+            self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
+        )  # the given one is the caller's
+        return clean_bools(tensor)
+
+
+class Stored:
+    """The arrays of one file. `fill(offset, target)` copies bytes of it whose checksum was found right."""
+
+    def __init__(self, where: str, arrays: Iterable[Array], fill: Callable[[int, memoryview], None]) -> None:
+        self.where, self._fill = where, fill
+        self._arrays: dict[str, tuple[Array, int]] = {}
+        self._found: Arrays = {}
+        offset = 0
+        for array in arrays:
+            self._arrays[array.name] = array, offset
+            offset += array.nbytes
+        self.nbytes = offset
+        free = available_bytes()
+        if free is not None and offset > free:
+            remedy = "Load it where there is more memory."
+            raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", offset, remedy))
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        if name not in self._arrays:
+            return None
+        array = self._arrays[name][0]
+        return DTYPES[array.dtype], array.shape
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """The arrays whose names begin so, and their bytes."""
+        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(prefix)}
+
+    @property
+    def unread(self) -> list[str]:
+        """What nobody has asked for."""
+        return [name for name in self._arrays if name not in self._found]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._found:
+            array, offset = self._arrays[name]
+            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="cpu")
+            self._fill(offset, memory_of(tensor))
+            require_flags(tensor, f"{self.where}: {name}")
+            self._found[name] = tensor
+        return self._found[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What files call a dtype."""
+    return _NAMES[dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, its own memory where that is the host's and in one piece."""
+    if sys.byteorder != "little":
+        raise CheckpointError(
+            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
+        )
+    whole = tensor.detach().cpu().contiguous()
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def array_of(name: str, tensor: torch.Tensor) -> Array:
+    """How a file describes a tensor."""
+    if not ARRAY_NAME.fullmatch(name):
+        remedy = "Rename it in the state() of the sampler."
+        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME.pattern}", repr(name), remedy))
+    return Array(name, dtype_name(tensor.dtype), tuple(tensor.shape))
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, to be written."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def require_flags(tensor: torch.Tensor, where: str) -> None:
+    """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
+    if tensor.dtype != torch.bool or not tensor.numel():
+        return
+    largest = int(tensor.view(torch.uint8).numpy().max())  # of numpy: a parallel operation waits for busy cores
+    if largest > 1:
+        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))

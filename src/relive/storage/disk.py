@@ -1,4 +1,7 @@
-"""A folder of arrays: a file each, mapped; and a lock that one process has at a time."""
+"""Disk memory: a folder of arrays, a file each, mapped, which one process has at a time; and when it is committed.
+
+What was committed is there after a loss of power, and all that was added after a kill.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,33 @@ import math
 import mmap
 import os
 import re
+import sys
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive import kernels
+from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, SchemaError, explain
+from relive.fields.schema import positive
 from relive.kernels import complete
-from relive.memory.disk.records import NAMES, READERS, Record, newest
-from relive.memory.documents import reader_of
-from relive.memory.files import Files, unreadable
-from relive.memory.mapped import tensor_in
+from relive.locking import ClosedLock
+from relive.storage import commits
+from relive.storage.allocator import Allocator, Memory, tensor_in
+from relive.storage.codec import bytes_of, reader_of
+from relive.storage.commits import NAMES, READERS, Record, dump, newest
+from relive.storage.files import Files, unreadable
+
+if TYPE_CHECKING:
+    from relive.replay.recovery import Durable
 
 FORMAT = "FORMAT"
 _COMING = "FORMAT.new"
@@ -32,6 +47,226 @@ _DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
 """Arrays without a file: sums that are added up anew, and whether a RateLimit was closed in this process."""
 ROWS = re.compile(r"(column|next)[0-9]+")
 """The names of what is larger than memory."""
+
+
+COMMIT_BYTES = 1 << 28
+COMMIT_SECONDS = 60.0
+_GROWTH_OF_NUMBERS = 1 << 12
+_FEWEST_ROWS = 32
+"""Between commits of small buffers: waiting for the disk takes milliseconds."""
+_BEHIND_BYTES = 1 << 24
+"""After so much the disk begins to write, lest there be much to wait for at a commit."""
+_REQUEST_BYTES = 1 << 17
+
+
+def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, only_reads: bool = False) -> Memory:
+    """See `Memory.disk`. With `only_reads` the files stay as they are, and writes stay in this process."""
+    if not isinstance(path, str | PathLike) or not os.fspath(path):
+        raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
+    root, every = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
+    told = "" if every is None else f", commit_every={every}"
+
+    def opened(owner: Any) -> DiskAllocator:
+        require_support(SchemaError)
+        return DiskAllocator(Folder(root, owner.config(), only_reads=only_reads), every)
+
+    def free_bytes() -> int | None:
+        """What a new buffer may take; one that is there already has taken it."""
+        return None if (root / FORMAT).exists() else Files(root).free_bytes()
+
+    name = f"Memory.disk({str(root)!r}{told})"
+    return Memory(torch.device("cpu"), allocator=opened, free_bytes=free_bytes, name=name)
+
+
+def require_support(kind: type[Exception]) -> None:
+    """Raise that kind of error where there cannot be disk memory."""
+    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.backend() == "torch" else ""
+    if got:
+        remedy = 'Keep the buffer in memory: device="cpu".'
+        raise kind(explain("Memory.disk", "Linux and relive's native core", got, remedy))
+
+
+class DiskAllocator(Allocator):
+    """Arrays that are files, and the commits of their buffer."""
+
+    device = torch.device("cpu")
+    name = "disk"
+    persistent = durable = True
+
+    def __init__(self, folder: Folder, commit_every: int | None) -> None:
+        self._folder, self._every = folder, commit_every
+        self.reopened = folder.record is not None
+        self._number = 0 if folder.record is None else folder.record.number
+        self._records: dict[str, int] = {}
+        """The open files of commits."""
+        self._left = self._due = self._until_behind = math.inf
+        """Rows that may be written, and time that may pass, before a commit; steps before the disk is told to begin."""
+        self._is_closing = False
+        """The last record says that the buffer is closed."""
+        self.reading_in_order = folder.in_order
+
+    def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
+        return kernels.guarded_lock(self._enter)
+
+    def _enter(self) -> None:
+        """Called by whoever has taken the lock, maybe after a wait for somebody who has closed the folder meanwhile."""
+        if not self._folder.is_open:
+            ClosedLock().__enter__()
+        if self._is_closing:  # a close() that was interrupted
+            self._commit(0, is_closed=False)
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with self._folder.or_let_go():
+            return self._folder.allocate(name, shape, dtype)
+
+    def recover(self, buffer: Durable, *, resumes: bool) -> None:
+        self._owner, self._rows_of_step = buffer, buffer.rows_of_step
+        with self._folder.or_let_go():
+            if self._folder.record is not None:
+                buffer.recover(self._folder.record, self._checksum, resumes=resumes)
+            if self._folder.only_reads:
+                return
+            self._plan()
+            self._reserve()
+            self.commit()
+            if not self.reopened:
+                self._folder.publish()
+
+    def _plan(self) -> None:
+        """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
+        step = max(self._owner.nbytes // self._owner.slots, 1)
+        usual = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _FEWEST_ROWS)
+        self._usual_reach = usual if self._every is None else max(self._every, self._rows_of_step)
+        self._slots_behind = max(_BEHIND_BYTES // step, 1)
+        self._behind = int(self._owner.head.max())
+        """The row that the disk was told of last."""
+
+    def _reserve(self) -> None:
+        """Open both files of commits with all the room that they will need: no commit fails because a disk is full."""
+        record = self._record(self._usual_reach, is_closed=False)
+        self._room_of_record = len(dump(record)) + self._owner.most_growth + _GROWTH_OF_NUMBERS
+        for name in commits.NAMES:
+            self._records[name] = self._folder.open_commit(name, self._room_of_record)
+
+    # Committing
+
+    def before_write(self, steps: int) -> None:
+        self._left -= self._rows_of_step * steps
+        self._until_behind -= steps
+        if self._until_behind < 0:
+            self._write_behind()
+        if self._left < 0 or time.monotonic() > self._due:
+            self._require_reach(self._rows_of_step * steps)
+
+    def _require_reach(self, rows: int) -> None:
+        """Write no more rows than the last commit has allowed for. This limit bounds what a power loss can destroy."""
+        used = int((self._owner.head - self._committed).max())  # seldom as many as were allowed for
+        if used + rows > self._reach or time.monotonic() > self._due:
+            self._commit(rows, is_closed=False)
+        else:
+            self._left = self._reach - used - rows
+
+    def commit(self) -> None:
+        self._commit(0, is_closed=False)
+
+    def _commit(self, coming: int, *, is_closed: bool) -> None:
+        """First everything that a record speaks of is on the disk, then the record."""
+        if not self._owner.is_alive or self._folder.only_reads:
+            return
+        reach = max(self._usual_reach, coming)
+        record = self._record(reach, is_closed)
+        try:
+            self._folder.sync()
+            self._is_closing |= is_closed
+            self._write(record)
+        except OSError as error:
+            remedy = "Check the disk; everything committed before is intact."
+            raise CheckpointError(
+                explain(f"commit to {self._folder.root}", "a writable disk", error, remedy)
+            ) from error
+        head = self._owner.head.clone()
+        self._number, self._committed, self._reach, self._is_closing = record.number, head, reach, is_closed
+        self._left, self._due = reach - coming, time.monotonic() + COMMIT_SECONDS
+        self._until_behind = self._slots_behind
+
+    def _record(self, reach: int, is_closed: bool) -> Record:
+        owner, checksum = self._owner, self._checksum() if is_closed else 0
+        run, state = commits.boot(), owner.state()
+        return Record(
+            self._number + 1, run, is_closed, reach, owner.marks(), checksum, owner.config(), state.values, state.arrays
+        )
+
+    def _checksum(self) -> int:
+        """Of everything that is no row, and has no checksum beside it."""
+        total = 0
+        for name, array in self._folder.arrays.items():
+            if not ROWS.fullmatch(name) and name != "seals":
+                total = zlib.crc32(bytes_of(array.tensor), total)
+        return total
+
+    def _write(self, record: Record) -> None:
+        files, file = self._folder.files, self._records[record.name]
+        length = os.fstat(file).st_size
+        data = dump(record, length)  # a file that got shorter would lose its room
+        files.overwrite(file, data)
+        if len(data) < length:
+            with suppress(OSError):
+                files.reserve(file, self._room_of_record)
+        files.sync_kept(file)
+
+    def _write_behind(self) -> None:
+        """Let the disk begin to write what was added, and to read what is overwritten next."""
+        slots, head = self._owner.slots, int(self._owner.head.max())
+        first, last = max(self._behind, head - slots), head
+        for array in self._folder.rows:
+            step = array.tensor[0].nbytes
+            for start, stop in _around(first, last, slots):
+                self._owner.write_behind(array.file, start * step, (stop - start) * step)
+            if head >= slots:  # else there is nothing yet to be read
+                for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
+                    _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
+        self._behind, self._until_behind = head, self._slots_behind
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        had_rows = bool(self._owner.head.any())
+        self._folder.withdraw(self._records.values())
+        try:
+            yield
+        except BaseException:
+            if not had_rows:  # new memory, which nobody wants then
+                self._folder.close()
+                raise
+            self._publish_again()
+            raise
+        self._publish_again()
+
+    def _publish_again(self) -> None:
+        self._owner.seal()
+        self.commit()
+        self._folder.publish()
+
+    @property
+    def is_open(self) -> bool:
+        return self._folder.is_open
+
+    def close(self) -> None:
+        self._commit(0, is_closed=True)
+        self._folder.close()
+
+
+def _ask_for(memory: mmap.mmap, start: int, stop: int) -> None:
+    """Let the disk read a piece of a file; of a request that is larger, the system reads only the first so many."""
+    for at in range(start, stop, _REQUEST_BYTES):
+        memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
+
+
+def _around(first: int, last: int, slots: int) -> list[tuple[int, int]]:
+    """The slots of the rows from `first` to `last`, at most all of them, in one or two pieces."""
+    if first >= last:
+        return []
+    start, stop = first % slots, last % slots
+    return [(start, stop)] if start < stop else [(start, slots), *([(0, stop)] if stop else [])]
 
 
 @dataclass(frozen=True)
@@ -172,7 +407,7 @@ class Folder:
     # Arrays
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `Room`."""
+        """See `Allocator`."""
         if name in _DERIVED:
             return torch.zeros(shape, dtype=dtype, device="cpu")
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
@@ -223,7 +458,7 @@ class Folder:
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """See `Keeper`."""
+        """See `Allocator.reading_in_order`."""
         for array in self.rows:
             array.memory.madvise(mmap.MADV_SEQUENTIAL)
         try:

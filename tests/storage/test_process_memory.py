@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.memory import mapped
+from relive.storage import allocator
 
 FRAME = rl.Field((84, 84), torch.uint8)
 
@@ -54,7 +54,7 @@ def test_a_buffer_that_does_not_fit_beside_the_pages_of_another_is_refused(monke
     rows = 10**6
     first = rl.ReplayBuffer(rows, obs=FRAME, action=())
     free = int(1.5 * first.nbytes)
-    monkeypatch.setattr("relive.memory.device.available_bytes", lambda: free)
+    monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: free)
     with pytest.raises(MemoryError, match="capacity: expected at most .* GiB, the free memory of this machine"):
         rl.ReplayBuffer(rows, obs=FRAME, action=())
     del first
@@ -65,8 +65,8 @@ def test_a_buffer_that_does_not_fit_beside_the_pages_of_another_is_refused(monke
 @linux
 def test_arrays_that_are_gone_are_not_counted() -> None:
     gc.collect()
-    before = mapped.unwritten_bytes()
-    array = mapped.zeros((1 << 33,), torch.uint8)
-    assert mapped.unwritten_bytes() > before
+    before = allocator.unwritten_bytes()
+    array = allocator.zeros((1 << 33,), torch.uint8)
+    assert allocator.unwritten_bytes() > before
     del array
-    assert mapped.unwritten_bytes() == before
+    assert allocator.unwritten_bytes() == before

@@ -18,9 +18,9 @@ import torch
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.fields.conversion import with_own_storage
 from relive.kernels import complete
-from relive.memory.device import Memory
-from relive.memory.documents import Node
-from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
+from relive.storage import Memory
+from relive.storage.codec import DTYPES, Arrays, Given, Node, bytes_of, dtype_name, memory_of
+from relive.storage.snapshot import Saved, State
 
 _PARTS = ("arrays", "config", "rows", "values")
 _FREE = ("device", "fields", "listeners", "sampler")

@@ -1,0 +1,5 @@
+"""Where data lives, and the arrays that a buffer gets there."""
+
+from relive.storage.allocator import Allocator, LocalAllocator, Memory
+
+__all__ = ["Allocator", "LocalAllocator", "Memory"]
