@@ -1,7 +1,7 @@
 """relive: the experience memory of reinforcement learning in PyTorch."""
 
 from relive import kernels
-from relive.checkpoint import load
+from relive.checkpoint.loading import load
 from relive.concurrent import RateLimit, connect, prefetch
 from relive.distillation import DistillationBuffer
 from relive.errors import (

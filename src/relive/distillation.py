@@ -14,6 +14,9 @@ import numpy as np
 import torch
 
 from relive import lazy
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import Saved, State, savable
+from relive.checkpoint.state_dict import Portable
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import (
     assembler,
@@ -51,9 +54,6 @@ from relive.rollout.batching import Epochs, order_of
 from relive.rollout.buffer import RolloutBuffer
 from relive.storage import Memory
 from relive.storage.codec import Node
-from relive.storage.portable import Portable
-from relive.storage.rows import Rows
-from relive.storage.snapshot import Saved, State
 
 _MOST_ROUNDS = 1 << 24
 _RESERVED = ("obs", "action", "index", "round", "self")
@@ -63,6 +63,7 @@ Recent: TypeAlias = "int | Mapping[int, float] | None"
 all rows, None draws everything from all rows."""
 
 
+@savable
 @suggests_methods
 class DistillationBuffer(Portable):
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
@@ -246,7 +247,7 @@ class DistillationBuffer(Portable):
         Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
         saved is everything: rows, rounds and the generator. `relive.load(path)` goes on from it exactly.
         """
-        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         return save(self, path, keep=keep)
 

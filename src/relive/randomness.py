@@ -11,8 +11,8 @@ import torch
 from relive.errors import SchemaError, explain, require
 
 if TYPE_CHECKING:
+    from relive.checkpoint.snapshot import Saved
     from relive.storage.codec import Node
-    from relive.storage.snapshot import Saved
 
 _MOST_BYTES = 1 << 20
 """Of the saved states of generators."""

@@ -21,7 +21,7 @@ import torch
 
 import relive as rl
 from relive import kernels
-from relive.checkpoint import save
+from relive.checkpoint.saving import save
 from relive.storage import commits
 
 RECORDED = Path(__file__).parent / "golden" / "bytes.json"

@@ -11,7 +11,7 @@ import pytest
 
 import relive as rl
 from relive import kernels
-from relive.checkpoint import archive, manifest
+from relive.checkpoint import archive
 from relive.fields.schema import Field
 from relive.storage import codec, commits, disk
 from tests.checkpoint.traffic import KINDS, equal
@@ -36,8 +36,7 @@ def newer_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(where)
         raise rl.CorruptCheckpoint(f"{where}: read as format 2")
 
-    monkeypatch.setattr(manifest, "READERS", manifest.READERS | {2: second})
-    monkeypatch.setattr(archive, "READERS", manifest.READERS)
+    monkeypatch.setattr(archive, "READERS", archive.READERS | {2: second})
     monkeypatch.setattr(commits, "READERS", commits.READERS | {2: second})
     monkeypatch.setattr(disk, "READERS", commits.READERS)
     return read
@@ -78,8 +77,7 @@ def test_a_writer_of_format_2_continues_a_folder_of_format_1(tmp_path: Path, mon
         subject.act(new, n + 100)
     old.save(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "READERS", manifest.READERS | {2: manifest.READERS[1]})
-        patch.setattr(archive, "READERS", manifest.READERS)
+        patch.setattr(archive, "READERS", archive.READERS | {2: archive.READERS[1]})
         for module in (codec, archive):
             patch.setattr(module, "FORMAT", 2)
         with pytest.warns(UserWarning, match="checkpoints of another buffer are there, and stay"):

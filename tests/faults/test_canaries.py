@@ -17,6 +17,7 @@ import torch
 from hypothesis import Phase
 
 import relive as rl
+from relive.checkpoint.rows import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.replay.native_store import NativeStore
@@ -24,7 +25,6 @@ from relive.replay.ring import Ring
 from relive.replay.samplers import without_replacement
 from relive.replay.samplers.priority_run import PriorityRun
 from relive.rollout.storage import Storage as RolloutStorage
-from relive.storage.rows import Rows
 from tests.buffers.test_threads import at_once
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines

@@ -12,8 +12,8 @@ import relive
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "relive"
 ROOMS = (
-    "errors", "lazy", "locking", "randomness", "fields", "kernels", "storage", "estimators", "statistics", "rollout",
-    "replay", "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector",
+    "errors", "lazy", "locking", "randomness", "fields", "kernels", "storage", "checkpoint", "estimators", "statistics",
+    "rollout", "replay", "distillation", "concurrent", "distributed", "datasets", "inspector",
     "compat", "cli",
 )  # fmt: skip
 LATE = {"save", "handle"}

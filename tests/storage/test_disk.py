@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import relive as rl
-from relive.checkpoint.reopening import peek
 from relive.cli import main
+from relive.inspector.saved import peek
 from tests.checkpoint.traffic import KINDS, N, digest, draw, equal, make_replay, step_replay
 from tests.tiers import select
 

@@ -14,17 +14,14 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.archive import Archive, Entry
-from relive.checkpoint.manifest import Manifest
+from relive.checkpoint.archive import Archive, Entry, Manifest
 from relive.checkpoint.progress import watched
-from relive.checkpoint.savable import name_of, require_fields
-from relive.checkpoint.segments import Segment
-from relive.errors import CheckpointError
+from relive.checkpoint.rows import Rows, Segment
+from relive.checkpoint.snapshot import KINDS, Snapshot, State
+from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.fields.schema import positive
 from relive.storage.codec import Arrays, array_of, bytes_of
 from relive.storage.files import Files
-from relive.storage.rows import Rows
-from relive.storage.snapshot import State, nbytes_of
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
@@ -91,9 +88,10 @@ def save(
     damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         kind = name_of(buffer)
-        state, rows, config = _with_note(buffer.state(), note), buffer.rows(), buffer.config()
-        require = partial(require_fields, f"save to {root}", kind, config)
-        with archive.opened(nbytes_of(state.arrays) + (0 if rows is None else rows.nbytes), require) as entries:
+        state = _with_note(Snapshot.of(buffer), note)
+        rows = state.rows
+        require = partial(require_fields, f"save to {root}", kind, state.config)
+        with archive.opened(state.nbytes, require) as entries:
             base = _base(buffer, archive, entries, damaged)
             number, lineage = archive.next_number(), base.lineage
             is_joining = bool(entries) and all(entry.lineage != lineage for entry in entries.values())
@@ -101,7 +99,7 @@ def save(
             arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
-            manifest = Manifest(number, lineage, kind, config, state.values, file, files_of_rows)
+            manifest = Manifest(number, lineage, kind, state.config, state.values, file, files_of_rows)
             try:
                 archive.commit(manifest)
             finally:
@@ -121,14 +119,14 @@ def save(
     return number
 
 
-def _with_note(state: State, note: tuple[dict[str, Any], Arrays] | None) -> State:
-    """The state with what the owner has to say; in format 1 only the name of the memory comes after it."""
+def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Snapshot:
+    """The snapshot with what the owner has to say; in format 1 only the name of the memory comes after it."""
     if note is None:
         return state
     last = {name: part for name, part in state.values.items() if name == "memory"}
     values = {name: part for name, part in state.values.items() if name not in last}
     noted = State.of_parts({"note": note})
-    return State(values | noted.values | last, state.arrays | noted.arrays)
+    return state._replace(values=values | noted.values | last, arrays=state.arrays | noted.arrays)
 
 
 def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> Base:
@@ -191,3 +189,34 @@ def _split(rows: Rows) -> Iterator[Rows]:
     for start in range(0, longest, step):
         first = torch.minimum(rows.first + start, rows.stop)
         yield Rows(rows.columns, first, torch.minimum(first + step, rows.stop))
+
+
+def name_of(buffer: Any) -> str:
+    """The word for a buffer in files."""
+    name = type(buffer).__name__
+    if KINDS.get(name) is not type(buffer):
+        remedy = "Save one of these; of an adapter, save its core."
+        raise CheckpointError(explain("save", f"one of {', '.join(KINDS)}", name, remedy))
+    return name
+
+
+_FIELDS = ("obs", "action", "reward", "value", "extra")
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The declarations in a config by name; a distillation buffer may have only its observation declared yet."""
+    fields = config.get("fields", {name: config[name] for name in _FIELDS if name in config})
+    return fields if isinstance(fields, dict) else {}
+
+
+def require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
+    """Raise an IncompatibleCheckpoint if a checkpoint is of another kind of buffer, or one with other fields."""
+    remedy = "Save into another folder; nothing was changed in this one."
+    if other.kind != kind:
+        raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
+    own, found = fields_of(config), fields_of(other.config)
+    names = own.keys() | found.keys() if "action" in own and "action" in found else own.keys() & found.keys()
+    for name in sorted(names):
+        if own.get(name) != found.get(name):
+            expected = f"{name} {found.get(name)}, as in its checkpoints"
+            raise IncompatibleCheckpoint(explain(where, expected, own.get(name), remedy))

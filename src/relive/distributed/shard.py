@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.checkpoint import save
 from relive.checkpoint.loading import found
+from relive.checkpoint.saving import save
+from relive.checkpoint.snapshot import MOST_OF_NOTE, Saved
 from relive.distributed.block import Block, to_arrays, unpack
 from relive.distributed.client_reader import MemoryLocation
 from relive.distributed.plan import Plan, difference
@@ -22,7 +23,6 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 from relive.storage.codec import Node
 from relive.storage.shared import shares_memory
-from relive.storage.snapshot import MOST_OF_NOTE, Saved
 
 MOST_CLIENTS = 4096
 """The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""

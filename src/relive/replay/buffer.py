@@ -13,7 +13,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.errors import SchemaError, explain
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import Saved, State, savable
+from relive.checkpoint.state_dict import Portable
+from relive.errors import CorruptCheckpoint, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
 from relive.fields.autoreset import settings_of
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
@@ -29,7 +32,7 @@ from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, observed_block
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
-from relive.replay.recovery import Durable
+from relive.replay.recovery import Durable, commit_of
 from relive.replay.samplers import Draws, Sampler
 from relive.replay.samplers.protocol import started
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
@@ -41,13 +44,12 @@ from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage import LocalAllocator, Memory
 from relive.storage.codec import Node
-from relive.storage.portable import Portable
-from relive.storage.rows import Rows
-from relive.storage.snapshot import Saved, State
+from relive.storage.disk import disk_memory
 
 _NOTHING: Mapping[str, Any] = {}
 
 
+@savable
 @suggests_methods
 class ReplayBuffer(Portable):
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
@@ -283,7 +285,7 @@ class ReplayBuffer(Portable):
         generator. `relive.load(path)` goes on from it exactly. What `check` would raise for because a device has
         skipped it is a `DataWarning` here, after the checkpoint is written.
         """
-        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         self._issue_warning()
         number = save(self, path, keep=keep)
@@ -445,6 +447,18 @@ class ReplayBuffer(Portable):
         replay._build(settings, None)
         require_empty(replay)
         return replay
+
+    @classmethod
+    def from_disk(
+        cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
+    ) -> ReplayBuffer:
+        """The buffer in a folder of disk memory, made with the settings of its last commit; see `relive.load`."""
+        name, saved = commit_of(root)
+        changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
+        try:
+            return cls(**arguments_of(saved.config, saved, changes))
+        except SchemaError as error:
+            raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON; also of one that has no arrays yet."""

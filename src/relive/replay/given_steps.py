@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import Saved, State
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import refuse_reused_obs, true_next_obs, unpack_step
 from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, path_name
@@ -18,7 +19,6 @@ from relive.fields.schema import caller_shape
 from relive.kernels.flattening import Flattening
 from relive.replay.row_memory import RowMemory
 from relive.statistics.observers import Observers
-from relive.storage.snapshot import Saved, State
 
 Staged = dict[str, tuple[torch.Tensor, ...]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from relive.checkpoint.snapshot import Saved
 from relive.fields.invariants import on_host
 from relive.replay.ring import HISTORY, TRANSITION, Ring
 from relive.storage.codec import Node
-from relive.storage.snapshot import Saved
 
 
 def load_ring(ring: Ring, saved: Saved) -> None:

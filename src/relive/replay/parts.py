@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from relive.checkpoint.snapshot import Saved, State
 from relive.randomness import Randomness
 from relive.replay.given_steps import GivenSteps
 from relive.replay.samplers.protocol import Draws, Sampler
 from relive.replay.samplers.registry import resume
 from relive.replay.store import ReplayStore
 from relive.statistics.observers import Observers
-from relive.storage.snapshot import Saved, State
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,22 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
+from relive.checkpoint.snapshot import Saved, State
+from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
 from relive.replay.loading import check_ring
 from relive.replay.ring import MOST_ROWS, TRANSITION, Ring
 from relive.replay.samplers.registry import resume
 from relive.replay.store import DurableStore, durable
 from relive.storage import commits
-from relive.storage.codec import bytes_of
+from relive.storage.codec import Stored, bytes_of
 from relive.storage.commits import Record
-from relive.storage.snapshot import Saved, State
+from relive.storage.disk import require_support
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -89,7 +92,7 @@ class Durable:
 
     def recover(self, record: Record, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
-        buffer, ring, saved = self._alive, self._ring, record.saved
+        buffer, ring, saved = self._alive, self._ring, _reader(record)
         store = durable(buffer.storage)
         try:
             _check_flags(ring)
@@ -103,6 +106,18 @@ class Durable:
             buffer.parts.check()
         except (SchemaError, InvariantError) as error:
             raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
+
+
+def commit_of(root: str | PathLike[str]) -> tuple[str, Saved]:
+    """The file of the last commit in a folder of disk memory, and the buffer that it describes."""
+    require_support(IncompatibleCheckpoint)
+    record = commits.newest(Path(root))
+    return record.name, _reader(record)
+
+
+def _reader(record: Record) -> Saved:
+    assert isinstance(record.arrays, Stored)
+    return Saved.of(record.name, record.config, record.values, record.arrays)
 
 
 def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import Saved, State
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import (
     bits_of,
@@ -22,8 +24,6 @@ from relive.replay.invariants import check_memory
 from relive.replay.loading import load_ring
 from relive.replay.ring import Ring
 from relive.storage import Allocator
-from relive.storage.rows import Rows
-from relive.storage.snapshot import Saved, State
 
 
 class RowMemory:

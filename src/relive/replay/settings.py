@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import Saved
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
@@ -23,7 +24,6 @@ from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of
 from relive.storage import Allocator, Memory
 from relive.storage.codec import Form, Node
-from relive.storage.snapshot import Saved
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer

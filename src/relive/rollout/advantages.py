@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from relive.checkpoint.snapshot import Saved, State
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.estimators import gae
 from relive.fields.autoreset import observation_leaves
@@ -18,7 +19,6 @@ from relive.fields.schema import Field, Path, named_leaves
 from relive.kernels import complete
 from relive.rollout.episode_flags import EpisodeFlags
 from relive.rollout.storage import Storage
-from relive.storage.snapshot import Saved, State
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """What follows a truncated step: the value of its final observation, nothing, or where unknown its own value."""

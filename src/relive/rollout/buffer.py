@@ -12,6 +12,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
+from relive.checkpoint.snapshot import Saved, State, savable
+from relive.checkpoint.state_dict import Portable
 from relive.errors import BufferFullError, SchemaError, explain
 from relive.fields.assembly import check_destination, import_tensordict, to_device
 from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
@@ -34,12 +36,11 @@ from relive.statistics.observers import Observers
 from relive.storage import Memory
 from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
-from relive.storage.portable import Portable
-from relive.storage.snapshot import Saved, State
 
 _NOTHING: Mapping[str, Any] = {}
 
 
+@savable
 @suggests_methods
 class RolloutBuffer(Portable):
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
@@ -239,7 +240,7 @@ class RolloutBuffer(Portable):
         observations, hidden states, pending resets, statistics, norms and the generator. `relive.load(path)` goes on
         from it exactly.
         """
-        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         return save(self, path, keep=keep)
 

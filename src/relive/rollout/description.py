@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import Saved
 from relive.fields.declarations import device_of, tree_of
 from relive.fields.schema import Schema
 from relive.statistics.observers import Observers, observers_of
 from relive.storage.codec import Node
-from relive.storage.snapshot import Saved
 
 if TYPE_CHECKING:
     from relive.rollout.buffer import RolloutBuffer

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import Saved, State
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import value_of
 from relive.fields.autoreset import final_observations, observation_leaves
@@ -19,7 +20,6 @@ from relive.kernels.sequence_index import Flags, reset_rows
 from relive.rollout.storage import Storage
 from relive.statistics.observers import Observers
 from relive.storage.codec import Node
-from relive.storage.snapshot import Saved, State
 
 
 class EpisodeFlags:

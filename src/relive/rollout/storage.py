@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from relive import lazy
+from relive.checkpoint.snapshot import Saved, State
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
@@ -21,7 +22,6 @@ from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
 from relive.storage import Memory
-from relive.storage.snapshot import Saved, State
 
 
 class Storage:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from relive import kernels
+from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.state_dict import packed, unpacked
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import convert, device_of, env_numbers, numpy_view, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import FLAG, NUMBER, Field, positive
 from relive.fields.vocabulary import suggests_keywords
 from relive.storage.allocator import require_memory
-from relive.storage.portable import packed, unpacked
-from relive.storage.snapshot import Saved, State
 
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
 """What needs no conversion on the host."""

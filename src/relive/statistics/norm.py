@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.state_dict import packed, unpacked
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import above_zero
 from relive.fields.conversion import as_tensor, convert, device_of, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, FLAG, Field, Path
 from relive.storage.allocator import require_memory
-from relive.storage.portable import packed, unpacked
-from relive.storage.snapshot import Saved, State
 
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""

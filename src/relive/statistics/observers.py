@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import Saved, State
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import info_numbers
 from relive.fields.conversion import as_numpy_if_cpu, path_name
@@ -21,7 +22,6 @@ from relive.fields.vocabulary import NAME
 from relive.statistics.episodes import EpisodeStats, plan_steps
 from relive.statistics.norm import Norms, RunningNorm, plan_rows
 from relive.storage.codec import Node
-from relive.storage.snapshot import Saved, State
 
 _STEP = ("reward", "terminated", "truncated")
 

@@ -17,7 +17,6 @@ from relive.storage.codec import (
     CHUNK,
     MOST_BYTES,
     Arrays,
-    Node,
     Stored,
     array_of,
     arrays_of,
@@ -31,7 +30,6 @@ from relive.storage.codec import (
     wrapped,
 )
 from relive.storage.files import Files, unreadable
-from relive.storage.snapshot import Saved
 
 _RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
@@ -65,13 +63,6 @@ class Record:
     def name(self) -> str:
         """The file that it is in."""
         return NAMES[self.number % 2]
-
-    @property
-    def saved(self) -> Saved:
-        """The state of the buffer, as the file claims it."""
-        assert isinstance(self.arrays, Stored)
-        config, values = Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values)
-        return Saved(values, self.arrays, config=config)
 
 
 def boot() -> str:

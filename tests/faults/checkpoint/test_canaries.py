@@ -37,7 +37,7 @@ def _written_in_place(self: Archive, name: str, parts: Iterable[Any]) -> None:
 
 def _commit(self: Archive, manifest: Any) -> None:
     """The manifest, and the folders of the data after it."""
-    from relive.checkpoint.manifest import dump  # noqa: PLC0415
+    from relive.checkpoint.archive import dump  # noqa: PLC0415
 
     self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
     self.files.sync_folder("manifests")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.checkpoint import save
+from relive.checkpoint.saving import save
 from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.checkpoint.reopening import peek
 from relive.cli import main
+from relive.inspector.saved import peek
 from relive.storage.commits import newest
 from tests.faults.disk.writer import Layout, Story, verify, write
 from tests.faults.processes import apart

@@ -11,7 +11,7 @@ from relive.kernels.triton.philox import STREAM, uniform_numbers
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
-    from relive.storage.snapshot import Saved
+    from relive.checkpoint.snapshot import Saved
 
 
 class DeviceStream(Randomness):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+from relive.checkpoint.snapshot import Saved, nbytes_of
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay import samplers
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers.protocol import Draws, Sampler
 from relive.storage.codec import Node
-from relive.storage.snapshot import Saved, nbytes_of
 
 _MOST_OF_SLOT = 64
 """Bytes that a sampler saves of a slot."""

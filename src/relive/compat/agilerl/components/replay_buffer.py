@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
+from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
@@ -20,7 +21,6 @@ from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.locking import use_copy
 from relive.replay.samplers import Sampler
-from relive.storage.portable import load_packed_state, packed_state
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from relive.checkpoint.rows import Rows
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint
-from relive.storage.codec import DTYPES, Array, Arrays, Form, Node, Source
+from relive.storage.codec import DTYPES, Array, Arrays, Form, Given, Node, Source
 
 Lengths = tuple[int | range | None, ...]
 """A shape whose axes may also have any length of a range, or any at all."""
@@ -75,6 +76,11 @@ class Saved:
         """The part is on another device than the saved one was."""
         self.segments: Mapping[str, tuple[Array, ...]] = {}
         """The arrays of each file of rows: which rows, and then their columns."""
+
+    @classmethod
+    def of(cls, where: str, config: dict[str, Any], values: dict[str, Any], arrays: Source) -> Saved:
+        """The state of a whole buffer as the document `where` claims it."""
+        return cls(Node(f"{where}: values", values), arrays, config=Node(f"{where}: config", config))
 
     def require_columns(self, columns: Mapping[str, Form]) -> None:
         """The segments hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
@@ -167,3 +173,57 @@ def _is_one_of(length: int, want: int | range | None) -> bool:
 def nbytes_of(arrays: Mapping[str, torch.Tensor]) -> int:
     """The bytes of tensors, for a limit."""
     return sum(x.nbytes for x in arrays.values())
+
+
+class Savable(Part, Protocol):
+    """A `Part` that can be made from its config, and whose rows are written once."""
+
+    @classmethod
+    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> Any:
+        """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
+        ...
+
+    def rows(self) -> Rows | None:
+        """The rows that will never change; None if all of them are in the state."""
+        ...
+
+
+KINDS: dict[str, Any] = {}
+"""The buffers that can be saved, by the word for each in files."""
+
+Kind = TypeVar("Kind")
+
+
+def savable(kind: type[Kind]) -> type[Kind]:
+    """Class decorator: `save` and `load` know this buffer by its name."""
+    KINDS[kind.__name__] = kind
+    return kind
+
+
+class Snapshot(NamedTuple):
+    """A whole buffer: how an equal, empty one is made, everything that changes, and the rows that never do."""
+
+    config: dict[str, Any]
+    values: dict[str, Any]
+    arrays: Arrays
+    rows: Rows | None
+
+    @staticmethod
+    def of(buffer: Any) -> Snapshot:
+        """The snapshot of a buffer, whose memory it shares. The caller holds the buffer's lock."""
+        values, arrays = buffer.state()
+        return Snapshot(buffer.config(), values, arrays, buffer.rows())
+
+    @property
+    def columns(self) -> Arrays:
+        """The tensors of the rows."""
+        return {} if self.rows is None else self.rows.columns
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays and rows."""
+        return nbytes_of(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
+
+    def reader(self) -> Saved:
+        """A reader of it that trusts nothing."""
+        return Saved(Node("values", self.values), Given("state", self.arrays), config=Node("config", self.config))
