@@ -15,8 +15,8 @@ import torch
 
 from relive import lazy
 from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import Saved, State, savable
-from relive.checkpoint.state_dict import Portable
+from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import (
     assembler,
@@ -65,7 +65,7 @@ all rows, None draws everything from all rows."""
 
 @savable
 @suggests_methods
-class DistillationBuffer(Portable):
+class DistillationBuffer(StateDictMixin):
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
     What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
@@ -254,11 +254,11 @@ class DistillationBuffer(Portable):
     # State
 
     @classmethod
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> DistillationBuffer:
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
         """An empty buffer of this config, but for a `device` among `changes`; see `relive.load`."""
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
-            raise config.entry("fields").wrong("an entry 'obs'")
+            raise config.entry("fields").error("an entry 'obs'")
         known = saved.values.entry("ring").entry("known").flag()
         fields = Schema(trees).fields if known else ()
         saved.require_columns({f"column{i}": (field.dtype, field.shape) for i, field in enumerate(fields)})
@@ -285,14 +285,14 @@ class DistillationBuffer(Portable):
             columns, torch.tensor([self._ring.oldest], device="cpu"), torch.tensor([self._ring.head], device="cpu")
         )
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no buffer can have been."""
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
         starts = saved.shaped("ring.starts", (range(1, _MOST_ROUNDS),), torch.int64)
         if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
-            raise saved.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {head}")
+            raise saved.at("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()

@@ -22,7 +22,7 @@ from tests.tiers import select
 
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", "distillation", of=KINDS))
 def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
-    """Saved at many moments, each time on top of the last; read and written on both sides afterwards."""
+    """SnapshotReader at many moments, each time on top of the last; read and written on both sides afterwards."""
     subject = KINDS[kind]
     buffer = subject.make()
     for n in range(90):

@@ -22,7 +22,7 @@ from relive.storage.codec import (
     CHUNK,
     FORMAT,
     MOST_BYTES,
-    Array,
+    ArrayInfo,
     Node,
     arrays_of,
     from_json,
@@ -44,7 +44,7 @@ class File:
     """A file that never changes."""
 
     name: str
-    arrays: tuple[Array, ...]
+    arrays: tuple[ArrayInfo, ...]
     checksums: tuple[int, ...]
 
     @cached_property
@@ -110,16 +110,16 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
     first = data.partition(b"\n")[0]
     if document.entry("format").integer() != version_of(where, first):
         expected = f"{version_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
-        raise document.entry("format").wrong(expected)
+        raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
-        raise document.entry("number").wrong(f"{number}, the number in the file name")
+        raise document.entry("number").error(f"{number}, the number in the file name")
     config, values = document.entry("config"), document.entry("values")
     for part in (config, values):
         if not isinstance(part.value, dict):
-            raise part.wrong("an object")
+            raise part.error("an object")
     segments = tuple(_file(segment) for segment in document.entry("segments").items())
     if len({segment.name for segment in segments}) != len(segments):
-        raise document.entry("segments").wrong("every segment once")
+        raise document.entry("segments").error("every segment once")
     return Manifest(
         number,
         document.entry("lineage").text(_LINEAGE),
@@ -142,7 +142,7 @@ def _file(node: Node) -> File:
         tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
     )
     if len(file.checksums) != -(-file.nbytes // CHUNK):
-        raise node.entry("checksums").wrong(f"one checksum per {CHUNK} bytes of {file.nbytes}")
+        raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")
     return file
 
 
@@ -283,7 +283,7 @@ class Archive:
         except OSError:
             return 0
 
-    def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
+    def put(self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums = Checksums()
         self._placed.append(f"{folder}/{name}")

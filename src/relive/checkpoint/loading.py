@@ -17,8 +17,8 @@ import torch
 
 from relive.checkpoint.archive import Archive, Manifest, manifest_file
 from relive.checkpoint.rows import read_rows
-from relive.checkpoint.saving import Base, pass_over, remember
-from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Saved, named
+from relive.checkpoint.saving import PreviousSave, pass_over, remember
+from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, SnapshotReader, named
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -29,7 +29,7 @@ from relive.errors import (
 )  # fmt: skip
 from relive.fields.declarations import present
 from relive.storage import Memory
-from relive.storage.codec import Node, Stored
+from relive.storage.codec import FileArrays, Node
 from relive.storage.disk import is_made
 from relive.storage.files import Files
 
@@ -155,7 +155,7 @@ def _loaded(archive: Archive, number: int, kind: type | None, options: dict[str,
 _OWN = {"name": "own"}
 """The memory of buffers that were saved before there was any other."""
 
-Accept = Callable[[Any, Saved], None]
+Accept = Callable[[Any, SnapshotReader], None]
 """Takes a buffer and its saved state; a CheckpointError says that this is not what it should be."""
 
 
@@ -166,8 +166,8 @@ def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], acce
     if manifest.kind not in KINDS:
         remedy = "Load it with the version of relive that saved it."
         raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
-    state = Stored(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
-    saved = Saved.of(where, manifest.config, manifest.values, state)
+    state = FileArrays(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
+    saved = SnapshotReader.of(where, manifest.config, manifest.values, state)
     saved.segments = {f"segments/{file.name}": file.arrays for file in manifest.segments}
     if options["device"] is not None:
         present(Memory.of(options["device"]).device)
@@ -187,7 +187,7 @@ def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], acce
     return buffer
 
 
-def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[str, Any]) -> Any:
+def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
     """A buffer with its state and its rows, every invariant of which holds."""
     kind, config = KINDS[manifest.kind], saved.config
     buffer = kind.from_config(config, saved, **options)
@@ -200,7 +200,7 @@ def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[st
         rows = buffer.rows()
         segments = read_rows(archive, manifest, rows)
     buffer.check()
-    base = Base(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
+    base = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
     # With another config its rows may lie elsewhere.
     remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
     return buffer

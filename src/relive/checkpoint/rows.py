@@ -15,7 +15,7 @@ from relive.checkpoint.progress import watched
 from relive.errors import CorruptCheckpoint, explain
 from relive.fields.conversion import bits_of
 from relive.storage.allocator import expect_bulk
-from relive.storage.codec import Array, Arrays, bytes_of, dtype_name, memory_of, require_flags
+from relive.storage.codec import ArrayInfo, Arrays, bytes_of, dtype_name, memory_of, require_flags
 from relive.storage.files import Stamp
 
 _BLOCK = 1 << 22
@@ -51,12 +51,13 @@ class Rows:
         return sum(len(self) * column[0, 0].nbytes for column in self.columns.values())
 
     @property
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[ArrayInfo, ...]:
         """What a segment of them has: which rows, and their columns."""
         envs, count = len(self.first), len(self)
-        bounds = tuple(Array(name, "int64", (envs,)) for name in ("first", "stop"))
+        bounds = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
         return bounds + tuple(
-            Array(name, dtype_name(column.dtype), (count, *column.shape[2:])) for name, column in self.columns.items()
+            ArrayInfo(name, dtype_name(column.dtype), (count, *column.shape[2:]))
+            for name, column in self.columns.items()
         )
 
     def parts(self) -> Iterator[memoryview]:
@@ -172,7 +173,7 @@ def _read_segment(
 def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first rows [N] of a segment, and the rows [N] that it ends before."""
     where, remedy = f"segments/{file.name}", "Copy it again."
-    expected = tuple(Array(name, "int64", (envs,)) for name in ("first", "stop"))
+    expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
     first, stop = (torch.empty(envs, dtype=torch.int64, device="cpu") for _ in range(2))

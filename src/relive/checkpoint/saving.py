@@ -28,7 +28,7 @@ SEGMENT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Base:
+class PreviousSave:
     """The checkpoint of a folder that a save continues: this very buffer wrote it, or was loaded from it."""
 
     lineage: str
@@ -39,14 +39,14 @@ class Base:
     damaged: frozenset[int] = frozenset()
     """Newer checkpoints that were damaged when this one was loaded instead."""
 
-    def shorter(self) -> Base:
+    def shorter(self) -> PreviousSave:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""
         kept, nbytes = list(self.segments), 0
         while kept and nbytes + kept[-1].file.nbytes <= SEGMENT_BYTES:
             nbytes += kept.pop().file.nbytes
         return replace(self, segments=kept, saved=kept[-1].stop if kept else None)
 
-    def without_rows(self) -> Base:
+    def without_rows(self) -> PreviousSave:
         """The same lineage, whose next checkpoint is written in full."""
         return replace(self, segments=[], saved=None)
 
@@ -55,9 +55,9 @@ _MOST_FOLDERS = 16
 """Folders that a buffer remembers: it may be saved into several in turn."""
 
 
-def remember(buffer: Any, root: Path, base: Base) -> None:
+def remember(buffer: Any, root: Path, base: PreviousSave) -> None:
     """Let the next save of a buffer into a folder continue this checkpoint."""
-    bases: dict[Path, Base] = vars(buffer).setdefault("_checkpoints", {})
+    bases: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
     bases.pop(root.resolve(), None)
     bases[root.resolve()] = base
     while len(bases) > _MOST_FOLDERS:
@@ -66,7 +66,7 @@ def remember(buffer: Any, root: Path, base: Base) -> None:
 
 def pass_over(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
     """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
-    bases: dict[Path, Base] = buffer._checkpoints
+    bases: dict[Path, PreviousSave] = buffer._checkpoints
     bases[root.resolve()] = replace(bases[root.resolve()], damaged=frozenset(damaged))
 
 
@@ -104,7 +104,7 @@ def save(
                 archive.commit(manifest)
             finally:
                 if archive.exists(number):  # also if the disk has refused only what comes after
-                    remember(buffer, root, Base(lineage, number, segments, None if rows is None else rows.stop))
+                    remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.collect(keep, lineage, {**entries, number: Entry(lineage, manifest.files)})
     for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
         warnings.warn(
@@ -129,11 +129,11 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
     return state._replace(values=values | noted.values | last, arrays=state.arrays | noted.arrays)
 
 
-def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> Base:
+def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
     """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
-    base: Base | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
+    base: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
     if base is None or _is_continued(base, entries):
-        return Base(secrets.token_hex(16), 0)
+        return PreviousSave(secrets.token_hex(16), 0)
     if base.number not in entries or entries[base.number].lineage != base.lineage:
         return base.without_rows()
     try:
@@ -143,13 +143,13 @@ def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: 
     return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
-def _is_continued(base: Base, entries: Mapping[int, Entry]) -> bool:
+def _is_continued(base: PreviousSave, entries: Mapping[int, Entry]) -> bool:
     """Whether somebody else has saved in this lineage since."""
     newer = (n for n, entry in entries.items() if n > base.number and entry.lineage == base.lineage)
     return any(n not in base.damaged for n in newer)
 
 
-def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
+def _verified(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:
     """The same with segments that are as they were written, each read again if its file may have changed since.
 
     Without any if one of them is `damaged`, which is told there.
@@ -167,7 +167,7 @@ def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
     return replace(base, segments=segments)
 
 
-def _written(archive: Archive, number: int, rows: Rows, base: Base) -> list[Segment]:
+def _written(archive: Archive, number: int, rows: Rows, base: PreviousSave) -> list[Segment]:
     """The segments that hold all rows: those of `base` that are still needed, and new ones."""
     # A segment whose every row was overwritten is needed no more.
     kept = [one for one in base.segments if bool((one.stop > rows.first).any())]

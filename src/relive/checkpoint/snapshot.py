@@ -10,7 +10,7 @@ import torch
 
 from relive.checkpoint.rows import Rows
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint
-from relive.storage.codec import DTYPES, Array, Arrays, Form, Given, Node, Source
+from relive.storage.codec import DTYPES, ArrayInfo, Arrays, ArraySource, Form, Node, TensorArrays
 
 Lengths = tuple[int | range | None, ...]
 """A shape whose axes may also have any length of a range, or any at all."""
@@ -56,7 +56,7 @@ class Part(Protocol):
         """Everything that changes, as a `State`; the tensors may share memory."""
         ...
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved; a CorruptCheckpoint says what no such part can have been."""
         ...
 
@@ -65,20 +65,20 @@ class Part(Protocol):
         ...
 
 
-class Saved:
+class SnapshotReader:
     """The state of a part as a file claims it: values and arrays, each verified when it is asked for."""
 
-    def __init__(self, values: Node, arrays: Source, prefix: str = "", *, config: Node | None = None) -> None:
+    def __init__(self, values: Node, arrays: ArraySource, prefix: str = "", *, config: Node | None = None) -> None:
         self.values, self._arrays, self._prefix = values, arrays, prefix
         self.config = Node("config", {}) if config is None else config
         """That of the saved part."""
         self.is_moved = False
         """The part is on another device than the saved one was."""
-        self.segments: Mapping[str, tuple[Array, ...]] = {}
+        self.segments: Mapping[str, tuple[ArrayInfo, ...]] = {}
         """The arrays of each file of rows: which rows, and then their columns."""
 
     @classmethod
-    def of(cls, where: str, config: dict[str, Any], values: dict[str, Any], arrays: Source) -> Saved:
+    def of(cls, where: str, config: dict[str, Any], values: dict[str, Any], arrays: ArraySource) -> SnapshotReader:
         """The state of a whole buffer as the document `where` claims it."""
         return cls(Node(f"{where}: values", values), arrays, config=Node(f"{where}: config", config))
 
@@ -89,18 +89,18 @@ class Saved:
             found = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in arrays[2:]]
             if found != wanted:
                 odd = next((got for got in found if got not in wanted), f"{len(found)} of {len(wanted)} columns")
-                raise Node(where, odd).wrong("the columns that the manifest declares")
+                raise Node(where, odd).error("the columns that the manifest declares")
 
-    def part(self, name: str) -> Saved:
+    def part(self, name: str) -> SnapshotReader:
         """The state of a part of this part."""
         return self._part(name, self.values.entry(name))
 
-    def part_without_values(self, name: str) -> Saved:
+    def part_without_values(self, name: str) -> SnapshotReader:
         """The state of a part that has arrays only."""
         return self._part(name, Node((self.values, f": {name}"), {}))
 
-    def _part(self, name: str, values: Node) -> Saved:
-        part = Saved(values, self._arrays, f"{self._prefix}{name}.")
+    def _part(self, name: str, values: Node) -> SnapshotReader:
+        part = SnapshotReader(values, self._arrays, f"{self._prefix}{name}.")
         part.is_moved = self.is_moved
         return part
 
@@ -117,7 +117,7 @@ class Saved:
         sizes = self._arrays.names(self._prefix)
         if sum(sizes.values()) > most:
             largest = max(sizes, key=lambda one: sizes[one])
-            raise self.at(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").wrong(f"at most {most:,} bytes")
+            raise self.at(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(f"at most {most:,} bytes")
         return {name.removeprefix(self._prefix): self._arrays[name] for name in sizes}
 
     def at(self, name: str, got: Any = None) -> Node:
@@ -135,7 +135,7 @@ class Saved:
         if form is not None and has_axes and all(map(_is_one_of, shape, lead)):
             return form
         shape = tuple("any" if want is None else want for want in lead)
-        raise self.at(name).wrong(f"an array of {'leading ' if only_lead else ''}shape {shape}")
+        raise self.at(name).error(f"an array of {'leading ' if only_lead else ''}shape {shape}")
 
     def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """An array of the state that must be just as `like` is."""
@@ -149,7 +149,7 @@ class Saved:
     def require_form(self, name: str, shape: Lengths, dtype: torch.dtype) -> None:
         """An array of the state, which is not read for it, must have this dtype and shape."""
         if self.require(name, shape, only_lead=False)[0] != dtype:
-            raise self.at(name).wrong(f"{dtype}")
+            raise self.at(name).error(f"{dtype}")
 
     def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
         """Copies of the arrays of these names, each just as its target is and where that is."""
@@ -163,7 +163,7 @@ class Saved:
     def finish(self, what: str) -> None:
         """Every array was asked for."""
         if self._arrays.unread:
-            raise self.at(self._arrays.unread[0]).wrong(f"no other array than those of a {what}")
+            raise self.at(self._arrays.unread[0]).error(f"no other array than those of a {what}")
 
 
 def _is_one_of(length: int, want: int | range | None) -> bool:
@@ -179,7 +179,7 @@ class Savable(Part, Protocol):
     """A `Part` that can be made from its config, and whose rows are written once."""
 
     @classmethod
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> Any:
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> Any:
         """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
         ...
 
@@ -224,6 +224,8 @@ class Snapshot(NamedTuple):
         """The bytes of all arrays and rows."""
         return nbytes_of(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
 
-    def reader(self) -> Saved:
+    def reader(self) -> SnapshotReader:
         """A reader of it that trusts nothing."""
-        return Saved(Node("values", self.values), Given("state", self.arrays), config=Node("config", self.config))
+        return SnapshotReader(
+            Node("values", self.values), TensorArrays("state", self.arrays), config=Node("config", self.config)
+        )

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import Saved, Snapshot, State
+from relive.checkpoint.snapshot import Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.fields.conversion import with_own_storage
 from relive.kernels import complete
 from relive.storage import Memory
-from relive.storage.codec import DTYPES, Arrays, Given, Node, bytes_of, dtype_name, memory_of
+from relive.storage.codec import DTYPES, Arrays, Node, TensorArrays, bytes_of, dtype_name, memory_of
 
 _PARTS = ("arrays", "config", "rows", "values")
 _FREE = ("device", "fields", "listeners", "sampler")
@@ -31,13 +31,13 @@ Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 """Arrays as dtypes, shapes and bytes: torch's own pickler would move their memory."""
 
 
-class Portable:
+class StateDictMixin:
     """What makes a buffer an ordinary object, for a class with the methods of a `Savable` and a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
     state: Callable[[], State]
-    load_state: Callable[[Saved], None]
+    load_state: Callable[[SnapshotReader], None]
     rows: Callable[[], Any]
     check: Callable[[], None]
     _checkpoints: dict[Any, Any]
@@ -135,7 +135,7 @@ def _fill(snapshot: Snapshot, buffer: Any) -> None:
     saved = snapshot.reader()
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = Saved(Node("rows", {}), Given("state", snapshot.columns))
+    rows = SnapshotReader(Node("rows", {}), TensorArrays("state", snapshot.columns))
     rows.copy_into(Snapshot.of(buffer).columns)
     rows.finish(f"{type(buffer).__name__}'s rows")
 
@@ -168,7 +168,7 @@ def _with(new: Any, kind: type, own: dict[str, Any]) -> Any:
 def _unpickled(
     kind: type, maker: Any, settings: dict[str, Any], config: dict[str, Any], values: dict[str, Any], *parts: Packed
 ) -> Any:
-    """The buffer that `Portable.__reduce_ex__` took apart."""
+    """The buffer that `StateDictMixin.__reduce_ex__` took apart."""
     arrays, rows = map(unpacked, parts)
     new = _made(_snapshot(config, values, arrays, rows), maker, config, **settings)
     new.check()
@@ -188,14 +188,14 @@ def unpacked(arrays: Packed) -> Arrays:
     return found
 
 
-def packed_state(buffer: Portable) -> dict[str, Any]:
+def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
     """The `state_dict` of a buffer, for the pickle of an object that has the buffer."""
     with buffer._lock:  # the tensors of the state are the memory itself
         state = buffer.state_dict()
         return {**state, "rows": packed(state["rows"]), "arrays": packed(state["arrays"])}
 
 
-def load_packed_state(buffer: Portable, state: Mapping[str, Any]) -> None:
+def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     """Load what `packed_state` gave."""
     buffer.load_state_dict({**state, "rows": unpacked(state["rows"]), "arrays": unpacked(state["arrays"])})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.storage.shared import Address, SharedAllocator
+from relive.storage.shared import SharedAddress, SharedAllocator
 
 _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sampler", "next_obs", "autoreset"}
 
@@ -17,7 +17,7 @@ _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sample
 class Handle:
     """The address and settings of a replay buffer: small, to be sent to another process of this machine."""
 
-    address: Address
+    address: SharedAddress
     settings: Mapping[str, Any] = field(repr=False)
 
 
@@ -56,7 +56,7 @@ def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))
     settings = handle.settings if isinstance(handle.settings, Mapping) else None
-    if not isinstance(handle.address, Address) or settings is None or set(settings) != _SETTINGS:
+    if not isinstance(handle.address, SharedAddress) or settings is None or set(settings) != _SETTINGS:
         got = sorted(map(str, settings)) if settings is not None else type(handle.settings).__name__
         remedy = "Pass the handle as replay.handle() made it."
         raise SchemaError(explain("connect", f"an address and the settings {sorted(_SETTINGS)}", got, remedy))

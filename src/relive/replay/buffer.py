@@ -14,8 +14,8 @@ from gymnasium.vector import AutoresetMode
 
 from relive import lazy
 from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import Saved, State, savable
-from relive.checkpoint.state_dict import Portable
+from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
 from relive.fields.autoreset import settings_of
@@ -32,7 +32,7 @@ from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, observed_block
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
-from relive.replay.recovery import Durable, commit_of
+from relive.replay.recovery import RecoverableBuffer, commit_of
 from relive.replay.samplers import Draws, Sampler
 from relive.replay.samplers.protocol import started
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
@@ -51,7 +51,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 @savable
 @suggests_methods
-class ReplayBuffer(Portable):
+class ReplayBuffer(StateDictMixin):
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
@@ -136,7 +136,7 @@ class ReplayBuffer(Portable):
         self._allocator = allocator
         self._before_write = allocator.before_write if allocator.durable else None
         if allocator.durable:
-            allocator.recover(Durable(self), resumes=seed is None)
+            allocator.recover(RecoverableBuffer(self), resumes=seed is None)
 
     @classmethod
     @suggests_keywords
@@ -438,7 +438,7 @@ class ReplayBuffer(Portable):
 
     @classmethod
     @torch.inference_mode(False)
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """An empty buffer of this config, but for `changes` that are not None: device and sampler."""
         require_backing(config, saved)
         settings = ReplaySettings(**arguments_of(config, saved, changes))
@@ -472,7 +472,7 @@ class ReplayBuffer(Portable):
         """The rows that will never change."""
         return self.storage.memory.complete_rows()
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
         self.parts.load_state(saved)
 

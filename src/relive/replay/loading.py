@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from relive.checkpoint.snapshot import Saved
+from relive.checkpoint.snapshot import SnapshotReader
 from relive.fields.invariants import on_host
 from relive.replay.ring import HISTORY, TRANSITION, Ring
 from relive.storage.codec import Node
 
 
-def load_ring(ring: Ring, saved: Saved) -> None:
+def load_ring(ring: Ring, saved: SnapshotReader) -> None:
     """Restore a ring of the same size."""
     for name, (shape, dtype) in Ring.forms(ring.slots, ring.num_envs).items():
         saved.require_form(name, shape, dtype)
@@ -31,4 +31,4 @@ def check_ring(*state: torch.Tensor) -> None:
     ):
         if not bool(right.all()):
             place = np.argwhere(~right)[0].tolist()
-            raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).wrong(expected)
+            raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).error(expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.randomness import Randomness
 from relive.replay.given_steps import GivenSteps
 from relive.replay.samplers.protocol import Draws, Sampler
@@ -40,7 +40,7 @@ class ReplayParts:
         ring = memory.state()
         return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
         memory = self.storage.memory
         memory.load_state(saved)

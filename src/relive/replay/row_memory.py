@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import (
     bits_of,
@@ -165,7 +165,7 @@ class RowMemory:
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Restore what `state` gave."""
         ring = self.ring
         load_ring(ring, saved.part("ring"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.snapshot import Saved
+from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
@@ -84,7 +84,7 @@ class ReplaySettings:
         }
 
 
-def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a buffer that `config` describes, but for changes that are not None."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
@@ -101,14 +101,14 @@ def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[st
     }
 
 
-def require_backing(config: Node, saved: Saved) -> None:
+def require_backing(config: Node, saved: SnapshotReader) -> None:
     """Refuse a capacity that is only claimed: every slot has a byte in the state."""
     num_envs = config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
     least = config.entry("capacity").integer(1, 1 << 50) // envs
     form = saved.form("ring.kind")
     if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
-        raise saved.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
+        raise saved.at("ring.kind").error(f"at least {least} slots for each of {envs} environments")
 
 
 def require_empty(replay: ReplayBuffer) -> None:

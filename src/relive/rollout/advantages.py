@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.estimators import gae
 from relive.fields.autoreset import observation_leaves
@@ -175,7 +175,7 @@ class LastStep:
         arrays = {f"{name}{i}": leaf for name, leaves in known.items() for i, leaf in enumerate(leaves)}
         return State({name: name in known for name in ("value", "obs")}, arrays)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, after the steps of the storage that was loaded before."""
         storage, schema = self._storage, self._storage.schema
         self.keep({})

@@ -12,8 +12,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import Saved, State, savable
-from relive.checkpoint.state_dict import Portable
+from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain
 from relive.fields.assembly import check_destination, import_tensordict, to_device
 from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
@@ -42,7 +42,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 @savable
 @suggests_methods
-class RolloutBuffer(Portable):
+class RolloutBuffer(StateDictMixin):
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
     Everything at index t belongs to the action taken at t.
@@ -417,7 +417,7 @@ class RolloutBuffer(Portable):
     # State
 
     @classmethod
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """An empty buffer of this config, but for a change of device; see `relive.load`."""
         arguments = arguments_of(config, saved, **changes)
         saved.require_columns({})
@@ -435,7 +435,7 @@ class RolloutBuffer(Portable):
         """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
         return State.of_parts({name: part.state() for name, part in self._parts().items()})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
         self._empty()
         for name, part in self._parts().items():
@@ -506,7 +506,7 @@ class _Stateless:
     def state(self) -> State:
         return State({}, {})
 
-    def load_state(self, saved: Saved) -> None: ...
+    def load_state(self, saved: SnapshotReader) -> None: ...
 
     def check(self) -> None: ...
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.snapshot import Saved
+from relive.checkpoint.snapshot import SnapshotReader
 from relive.fields.declarations import device_of, tree_of
 from relive.fields.schema import Schema
 from relive.statistics.observers import Observers, observers_of
@@ -32,7 +32,7 @@ def config_of(rollout: RolloutBuffer, schema: Schema, observers: Observers) -> d
     }
 
 
-def arguments_of(config: Node, saved: Saved, *, device: Any = None, **_other: Any) -> dict[str, Any]:
+def arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
     """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import value_of
 from relive.fields.autoreset import final_observations, observation_leaves
@@ -192,7 +192,7 @@ class EpisodeFlags:
         coming = torch.as_tensor(self._coming, device=self._storage.device)
         return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": coming})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
         saved.copy_into({"resetting": self.resetting, "starting": self.starting})
         self.begin()
@@ -281,7 +281,7 @@ class FinalObservations:
         places = torch.tensor(self.places, dtype=torch.int64, device="cpu").view(-1, 2)
         return State({}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, of the steps of the storage that was loaded before."""
         self.clear()
         steps, num_envs = self._storage.num_stored, self._storage.num_envs
@@ -294,7 +294,7 @@ class FinalObservations:
         ]
         for i, (step, env) in enumerate(places):
             if not (0 <= step < steps and 0 <= env < num_envs):
-                raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
+                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
             self._found.append(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
     def check(self) -> None:

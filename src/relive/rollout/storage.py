@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from relive import lazy
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
@@ -317,7 +317,7 @@ class Storage:
         }
         return State(values, self.rows() | attached)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
         node, own = saved.values, self.named()
         stored = node.entry("num_stored").integer(0, self._num_rows - 1)
@@ -328,18 +328,18 @@ class Storage:
         self._set_given(tuple(name in given for name in self._optional_names))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
-                raise name.wrong("a declared field")
+                raise name.error("a declared field")
             self.staged.add(name.value)
         for i, entry in enumerate(node.entry("attached").items()):
             path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
-                raise entry.wrong("a name of its own")
+                raise entry.error("a name of its own")
             if path not in own:  # an optional field was read with all others
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
                 own[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = own[path]
 
-    def _given_in(self, saved: Saved, stored: int) -> set[str]:
+    def _given_in(self, saved: SnapshotReader, stored: int) -> set[str]:
         """Which optional fields the steps gave."""
         node = saved.values
         if "given" in node.entries():

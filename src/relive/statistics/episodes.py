@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from relive import kernels
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.checkpoint.state_dict import packed, unpacked
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import convert, device_of, env_numbers, numpy_view, restored_snapshot
@@ -318,7 +318,7 @@ class EpisodeStats:
         """Everything that steps change, as tensors of its own."""
         return State({}, self.snapshot())
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue from a saved state of statistics with the same arguments."""
         with self._lock:
             self._bind(saved.arrays_like(self._tensors))

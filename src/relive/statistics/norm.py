@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from relive.checkpoint.snapshot import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.checkpoint.state_dict import packed, unpacked
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import above_zero
@@ -240,7 +240,7 @@ class RunningNorm:
         """Everything that rows change, as tensors of its own."""
         return State({}, self.snapshot())
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue from a saved state of a norm of the same shape."""
         with self._lock:
             self._state = saved.arrays_like(self._state)

@@ -22,7 +22,7 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of
 
 if TYPE_CHECKING:
-    from relive.replay.recovery import Durable
+    from relive.replay.recovery import RecoverableBuffer
 
 
 class Allocator:
@@ -51,7 +51,7 @@ class Allocator:
         """A re-entrant lock; `recover` is called when the last holder died, before anybody else goes on."""
         raise NotImplementedError
 
-    def recover(self, buffer: Durable, *, resumes: bool) -> None:
+    def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
         """The buffer is complete: make whole what was reopened; `resumes`: go on with the draws of the last commit."""
 
     def before_write(self, steps: int) -> None:

@@ -47,7 +47,7 @@ ITEM_BYTES = {
 
 
 @dataclass(frozen=True)
-class Array:
+class ArrayInfo:
     """One tensor in a file; they lie behind each other in the order of the list."""
 
     name: str
@@ -70,7 +70,7 @@ def wrapped(body: bytes) -> bytes:
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
-def list_of(arrays: Iterable[Array]) -> list[Any]:
+def list_of(arrays: Iterable[ArrayInfo]) -> list[Any]:
     """Arrays as JSON."""
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
@@ -164,7 +164,7 @@ class Node:
         """Put together when it is asked for: a document may have a million values."""
         return self._at if isinstance(self._at, str) else self._at[0].where + self._at[1]
 
-    def wrong(self, expected: str) -> CorruptCheckpoint:
+    def error(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
         got = reprlib.repr(self.value)  # however deep and long it is
         return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
@@ -172,7 +172,7 @@ class Node:
     def entry(self, key: str) -> Node:
         """An entry of an object."""
         if not isinstance(self.value, dict) or key not in self.value:
-            raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).wrong(
+            raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).error(
                 f"an object with {key!r}"
             )
         return Node((self, f": {key}"), self.value[key])
@@ -180,50 +180,50 @@ class Node:
     def entries(self) -> dict[str, Node]:
         """All entries of an object whose keys are names."""
         if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
-            raise self.wrong("an object with names as keys")
+            raise self.error("an object with names as keys")
         return {key: Node((self, f": {key}"), value) for key, value in self.value.items()}
 
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:
-            raise self.wrong(f"a list of at most {most} items")
+            raise self.error(f"a list of at most {most} items")
         return [Node((self, f"[{i}]"), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
         """The items of a list that has just so many."""
         found = self.items(count)
         if len(found) != count:
-            raise self.wrong(f"a list of {count} items")
+            raise self.error(f"a list of {count} items")
         return found
 
     def integer(self, least: int = 0, most: int = _MOST) -> int:
         """A whole number within bounds."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
-            raise self.wrong(f"an integer from {least} to {most}")
+            raise self.error(f"an integer from {least} to {most}")
         return self.value
 
     def number(self) -> float:
         """A finite number."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or abs(self.value) >= 1 << 1023:
-            raise self.wrong("a finite number")
+            raise self.error("a finite number")
         return float(self.value)
 
     def flag(self) -> bool:
         """True or false."""
         if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
+            raise self.error("true or false")
         return self.value
 
     def text(self, pattern: re.Pattern[str] = NAME) -> str:
         """A string of this pattern."""
         if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
-            raise self.wrong(f"text like {pattern.pattern}")
+            raise self.error(f"text like {pattern.pattern}")
         return self.value
 
     def one_of(self, known: Mapping[str, Any] | tuple[str, ...]) -> str:
         """One of some words."""
         if not isinstance(self.value, str) or self.value not in known:
-            raise self.wrong(f"one of {', '.join(known)}")
+            raise self.error(f"one of {', '.join(known)}")
         return self.value
 
     def optional(self) -> Node | None:
@@ -235,20 +235,20 @@ class Node:
         return tuple(size.integer() for size in self.items(64))
 
 
-def arrays_of(node: Node) -> tuple[Array, ...]:
+def arrays_of(node: Node) -> tuple[ArrayInfo, ...]:
     """The arrays that `list_of` was given."""
     arrays = tuple(_array(array) for array in node.items(MOST_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
-        raise node.wrong("arrays with distinct names")
+        raise node.error("arrays with distinct names")
     return arrays
 
 
-def _array(node: Node) -> Array:
+def _array(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
-    array = Array(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
+    array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes too, also where another axis is empty.
     if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
-        raise shape.wrong(f"sizes whose product is at most {_MOST} bytes")
+        raise shape.error(f"sizes whose product is at most {_MOST} bytes")
     return array
 
 
@@ -264,7 +264,7 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 """What an array is before it is read."""
 
 
-class Source(Protocol):
+class ArraySource(Protocol):
     """Arrays by name, each of which is read when it is asked for."""
 
     where: str
@@ -285,7 +285,7 @@ class Source(Protocol):
     def __getitem__(self, name: str) -> torch.Tensor: ...
 
 
-class Given:
+class TensorArrays:
     """Tensors that a caller has in memory, as a source."""
 
     def __init__(self, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -296,7 +296,7 @@ class Given:
             is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
             if not isinstance(name, str) or not is_plain:
                 got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise Node(f"{where}: {name}", got).wrong("a dense tensor with values")
+                raise Node(f"{where}: {name}", got).error("a dense tensor with values")
 
     def form(self, name: str) -> Form | None:
         x = self._tensors.get(name)
@@ -317,12 +317,12 @@ class Given:
         return clean_bools(tensor)
 
 
-class Stored:
+class FileArrays:
     """The arrays of one file. `fill(offset, target)` copies bytes of it whose checksum was found right."""
 
-    def __init__(self, where: str, arrays: Iterable[Array], fill: Callable[[int, memoryview], None]) -> None:
+    def __init__(self, where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> None:
         self.where, self._fill = where, fill
-        self._arrays: dict[str, tuple[Array, int]] = {}
+        self._arrays: dict[str, tuple[ArrayInfo, int]] = {}
         self._found: Arrays = {}
         offset = 0
         for array in arrays:
@@ -377,12 +377,12 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def array_of(name: str, tensor: torch.Tensor) -> Array:
+def array_of(name: str, tensor: torch.Tensor) -> ArrayInfo:
     """How a file describes a tensor."""
     if not ARRAY_NAME.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."
         raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME.pattern}", repr(name), remedy))
-    return Array(name, dtype_name(tensor.dtype), tuple(tensor.shape))
+    return ArrayInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

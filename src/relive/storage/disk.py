@@ -32,11 +32,11 @@ from relive.locking import ClosedLock
 from relive.storage import commits
 from relive.storage.allocator import Allocator, Memory, tensor_in
 from relive.storage.codec import bytes_of, reader_of
-from relive.storage.commits import NAMES, READERS, Record, dump, newest
+from relive.storage.commits import NAMES, READERS, Commit, dump, newest
 from relive.storage.files import Files, unreadable
 
 if TYPE_CHECKING:
-    from relive.replay.recovery import Durable
+    from relive.replay.recovery import RecoverableBuffer
 
 FORMAT = "FORMAT"
 _COMING = "FORMAT.new"
@@ -116,12 +116,12 @@ class DiskAllocator(Allocator):
             self._commit(0, is_closed=False)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        with self._folder.or_let_go():
+        with self._folder.released_on_error():
             return self._folder.allocate(name, shape, dtype)
 
-    def recover(self, buffer: Durable, *, resumes: bool) -> None:
+    def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
         self._owner, self._rows_of_step = buffer, buffer.rows_of_step
-        with self._folder.or_let_go():
+        with self._folder.released_on_error():
             if self._folder.record is not None:
                 buffer.recover(self._folder.record, self._checksum, resumes=resumes)
             if self._folder.only_reads:
@@ -136,14 +136,14 @@ class DiskAllocator(Allocator):
         """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
         step = max(self._owner.nbytes // self._owner.slots, 1)
         usual = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _FEWEST_ROWS)
-        self._usual_reach = usual if self._every is None else max(self._every, self._rows_of_step)
+        self._usual_max_rows = usual if self._every is None else max(self._every, self._rows_of_step)
         self._slots_behind = max(_BEHIND_BYTES // step, 1)
         self._behind = int(self._owner.head.max())
         """The row that the disk was told of last."""
 
     def _reserve(self) -> None:
         """Open both files of commits with all the room that they will need: no commit fails because a disk is full."""
-        record = self._record(self._usual_reach, is_closed=False)
+        record = self._record(self._usual_max_rows, is_closed=False)
         self._room_of_record = len(dump(record)) + self._owner.most_growth + _GROWTH_OF_NUMBERS
         for name in commits.NAMES:
             self._records[name] = self._folder.open_commit(name, self._room_of_record)
@@ -156,15 +156,15 @@ class DiskAllocator(Allocator):
         if self._until_behind < 0:
             self._write_behind()
         if self._left < 0 or time.monotonic() > self._due:
-            self._require_reach(self._rows_of_step * steps)
+            self._require_rows_left(self._rows_of_step * steps)
 
-    def _require_reach(self, rows: int) -> None:
+    def _require_rows_left(self, rows: int) -> None:
         """Write no more rows than the last commit has allowed for. This limit bounds what a power loss can destroy."""
         used = int((self._owner.head - self._committed).max())  # seldom as many as were allowed for
-        if used + rows > self._reach or time.monotonic() > self._due:
+        if used + rows > self._max_rows or time.monotonic() > self._due:
             self._commit(rows, is_closed=False)
         else:
-            self._left = self._reach - used - rows
+            self._left = self._max_rows - used - rows
 
     def commit(self) -> None:
         self._commit(0, is_closed=False)
@@ -173,8 +173,8 @@ class DiskAllocator(Allocator):
         """First everything that a record speaks of is on the disk, then the record."""
         if not self._owner.is_alive or self._folder.only_reads:
             return
-        reach = max(self._usual_reach, coming)
-        record = self._record(reach, is_closed)
+        max_rows = max(self._usual_max_rows, coming)
+        record = self._record(max_rows, is_closed)
         try:
             self._folder.sync()
             self._is_closing |= is_closed
@@ -185,15 +185,23 @@ class DiskAllocator(Allocator):
                 explain(f"commit to {self._folder.root}", "a writable disk", error, remedy)
             ) from error
         head = self._owner.head.clone()
-        self._number, self._committed, self._reach, self._is_closing = record.number, head, reach, is_closed
-        self._left, self._due = reach - coming, time.monotonic() + COMMIT_SECONDS
+        self._number, self._committed, self._max_rows, self._is_closing = record.number, head, max_rows, is_closed
+        self._left, self._due = max_rows - coming, time.monotonic() + COMMIT_SECONDS
         self._until_behind = self._slots_behind
 
-    def _record(self, reach: int, is_closed: bool) -> Record:
+    def _record(self, max_rows: int, is_closed: bool) -> Commit:
         owner, checksum = self._owner, self._checksum() if is_closed else 0
         run, state = commits.boot(), owner.state()
-        return Record(
-            self._number + 1, run, is_closed, reach, owner.marks(), checksum, owner.config(), state.values, state.arrays
+        return Commit(
+            self._number + 1,
+            run,
+            is_closed,
+            max_rows,
+            owner.slots_checksum(),
+            checksum,
+            owner.config(),
+            state.values,
+            state.arrays,
         )
 
     def _checksum(self) -> int:
@@ -204,7 +212,7 @@ class DiskAllocator(Allocator):
                 total = zlib.crc32(bytes_of(array.tensor), total)
         return total
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: Commit) -> None:
         files, file = self._folder.files, self._records[record.name]
         length = os.fstat(file).st_size
         data = dump(record, length)  # a file that got shorter would lose its room
@@ -270,7 +278,7 @@ def _around(first: int, last: int, slots: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedFile:
     """An array in a file."""
 
     file: int
@@ -284,21 +292,21 @@ class Folder:
     def __init__(self, root: Path, config: Mapping[str, Any], *, only_reads: bool) -> None:
         self.root, self.only_reads = root, only_reads
         self.files = Files(root)
-        self.arrays: dict[str, Mapped] = {}
+        self.arrays: dict[str, MappedFile] = {}
         self.is_open = True
-        holdings = self._holdings = _Holdings(self.files, self._taken(), os.getpid())
-        self._end = weakref.finalize(self, holdings.let_go, self.arrays)
-        self.record: Record | None = None
+        open_files = self._open_files = _OpenFiles(self.files, self._taken(), os.getpid())
+        self._end = weakref.finalize(self, open_files.release, self.arrays)
+        self.record: Commit | None = None
         """The last commit that was found; None in new memory."""
-        with self.or_let_go():
+        with self.released_on_error():
             if is_made(self.files):
                 self.record = self._found(config)
             else:
                 self._sweep()
-                holdings.is_whole = False
+                open_files.is_whole = False
 
     @contextlib.contextmanager
-    def or_let_go(self) -> Iterator[None]:
+    def released_on_error(self) -> Iterator[None]:
         """What fails here ends the folder's use at once, not when the error is forgotten."""
         try:
             yield
@@ -355,7 +363,7 @@ class Folder:
         except CorruptCheckpoint:
             return False
 
-    def _found(self, config: Mapping[str, Any]) -> Record:
+    def _found(self, config: Mapping[str, Any]) -> Commit:
         record = newest(self.root)
         # Nobody draws from what is only looked at.
         free = ("listeners", "sampler") if self.only_reads else ("listeners",)
@@ -374,14 +382,14 @@ class Folder:
         else:
             self.files.place(_COMING, FORMAT, [HEADER])
         self.files.sync_folder("")
-        self._holdings.is_whole = True
+        self._open_files.is_whole = True
 
     def withdraw(self, commits: Iterable[int]) -> None:
         """Begin to replace the contents: until they are published again, the folder counts as empty.
 
         Every file keeps its bytes of the disk: publishing again needs no more of them.
         """
-        self._holdings.is_whole = False
+        self._open_files.is_whole = False
         if FORMAT in self.files.names(""):
             self.files.rename(FORMAT, _COMING)
         for file in commits:
@@ -394,7 +402,7 @@ class Folder:
         """The file of every other commit, with so many bytes of the disk reserved."""
         is_there = name in self.files.names("")
         file = self.files.open_kept(name, only_reads=False) if is_there else self.files.create_kept(name)
-        self._holdings.others.append(file)
+        self._open_files.others.append(file)
         try:
             self.files.reserve(file, nbytes)
         except OSError as error:
@@ -414,7 +422,7 @@ class Folder:
         file = self._opened(name, nbytes) if self.record else self._created(name, nbytes)
         memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self.only_reads else mmap.ACCESS_WRITE)
         tensor = tensor_in(memory, shape, dtype)
-        self.arrays[name] = Mapped(file, memory, tensor)
+        self.arrays[name] = MappedFile(file, memory, tensor)
         if ROWS.fullmatch(name):
             memory.madvise(mmap.MADV_RANDOM)  # neighbours of a row that is drawn are not wanted
         return tensor
@@ -452,7 +460,7 @@ class Folder:
         return file
 
     @property
-    def rows(self) -> list[Mapped]:
+    def rows(self) -> list[MappedFile]:
         """The arrays that are larger than memory."""
         return [array for name, array in self.arrays.items() if ROWS.fullmatch(name)]
 
@@ -475,13 +483,13 @@ class Folder:
     def close(self) -> None:
         """Let others have the folder; after an interruption, what is left of that."""
         self.is_open = False
-        complete(partial(self._holdings.let_go, self.arrays))
+        complete(partial(self._open_files.release, self.arrays))
 
 
-_held: weakref.WeakSet[_Holdings] = weakref.WeakSet()
+_held: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
 
 
-class _Holdings:
+class _OpenFiles:
     """What a folder has of the system, to be given back however it ends."""
 
     def __init__(self, files: Files, lock: int, owner: int) -> None:
@@ -493,7 +501,7 @@ class _Holdings:
         self._is_ending = False
         _held.add(self)
 
-    def let_go(self, arrays: dict[str, Mapped]) -> None:
+    def release(self, arrays: dict[str, MappedFile]) -> None:
         """Close everything, and leave nothing half-made behind; called again, it does what is left to do."""
         if os.getpid() != self._owner or self._lock < 0:  # a forked child has numbers of its own for them
             return
@@ -507,7 +515,7 @@ class _Holdings:
         lock, self._lock = self._lock, -1
         self._files.close(lock)
 
-    def _files_left(self, arrays: dict[str, Mapped]) -> list[int]:
+    def _files_left(self, arrays: dict[str, MappedFile]) -> list[int]:
         """The files to close: a number is taken away first, since another file may get it next."""
         if not self._is_ending:
             self._left = [*(array.file for array in arrays.values()), *self.others]
@@ -521,8 +529,8 @@ class _Holdings:
 
 
 def _forget_forked() -> None:
-    for holdings in _held:
-        holdings.forget()
+    for open_files in _held:
+        open_files.forget()
 
 
 os.register_at_fork(after_in_child=_forget_forked)

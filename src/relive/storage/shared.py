@@ -26,7 +26,7 @@ _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
 
 
 @dataclass(frozen=True)
-class Address:
+class SharedAddress:
     """Where another process finds shared memory: the open files of one that has it."""
 
     token: str
@@ -55,7 +55,7 @@ class SharedAllocator(Allocator):
     name = "shared"
     persistent = True
 
-    def __init__(self, token: str, found: Address | None = None) -> None:
+    def __init__(self, token: str, found: SharedAddress | None = None) -> None:
         self.reopened = found is not None
         self._token, self._address = token, found
         self._files: dict[str, int] = {}
@@ -84,9 +84,9 @@ class SharedAllocator(Allocator):
         return kernels.process_lock(memory, not self.reopened, recover, locking.LOCK_SECONDS)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> SharedAddress:
         """Where others find these files, for as long as this process has them."""
-        return Address(self._token, os.getpid(), dict(self._files))
+        return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
 def shares_memory() -> bool:
@@ -102,7 +102,7 @@ def _require_support() -> None:
         raise SchemaError(explain("Memory.shared", expected, got, remedy))
 
 
-def _reopened(token: str, address: Address, name: str) -> int:
+def _reopened(token: str, address: SharedAddress, name: str) -> int:
     """Our own descriptor of a file that another process has open; a process number may have been given again."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"

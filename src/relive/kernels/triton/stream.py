@@ -11,7 +11,7 @@ from relive.kernels.triton.philox import STREAM, uniform_numbers
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
-    from relive.checkpoint.snapshot import Saved
+    from relive.checkpoint.snapshot import SnapshotReader
 
 
 class DeviceStream(Randomness):
@@ -40,7 +40,7 @@ class DeviceStream(Randomness):
         values, arrays = super().state()
         return values, {**arrays, "philox": self.numbers[:2]}
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue where a stream was, also on another device; a stream of another kind begins anew."""
         super().load_state(saved)
         if saved.form("philox") is None:
@@ -48,7 +48,7 @@ class DeviceStream(Randomness):
             return
         found = saved.shaped("philox", (2,), torch.int64)
         if bool((found < 0).any()):
-            raise saved.at("philox", found.tolist()).wrong("a key and a number of calls, both at least 0")
+            raise saved.at("philox", found.tolist()).error("a key and a number of calls, both at least 0")
         self.numbers[:2].copy_(found)
 
     def snapshot(self) -> Any:

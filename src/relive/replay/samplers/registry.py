@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-from relive.checkpoint.snapshot import Saved, nbytes_of
+from relive.checkpoint.snapshot import SnapshotReader, nbytes_of
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay import samplers
 from relive.replay.row_memory import RowMemory
@@ -59,11 +59,11 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     if isinstance(default, float):
         return node.number()
     if default is not MISSING and type(node.value) is not type(default):
-        raise node.wrong(f"a value like {default!r}")
+        raise node.error(f"a value like {default!r}")
     return node.value
 
 
-def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved) -> None:
+def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: SnapshotReader) -> None:
     """Go on with the draws of a saved run."""
     expected, slots = run.state(), memory.ring.kind.numel()
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
@@ -74,4 +74,4 @@ def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved) -> Non
     try:
         run.load_state(found)
     except ValueError as error:
-        raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
+        raise Node("state: sampler", str(error)).error("the state of a sampler") from None
