@@ -16,8 +16,7 @@ import torch
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
-from relive.replay.loading import check_ring
-from relive.replay.ring import MOST_ROWS, TRANSITION, Ring
+from relive.replay.ring import MOST_ROWS, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
 from relive.replay.store import DurableStore, durable
 from relive.storage import commits

@@ -21,8 +21,7 @@ from relive.fields.conversion import (
 from relive.fields.mutable import Mutable, is_carried
 from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.replay.invariants import check_memory
-from relive.replay.loading import load_ring
-from relive.replay.ring import Ring
+from relive.replay.ring import Ring, load_ring
 from relive.storage import Allocator
 
 
