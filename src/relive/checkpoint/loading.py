@@ -182,8 +182,9 @@ def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], acce
         raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
     except InvariantError as error:  # what a buffer never is
         raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
-    for change in _changes(manifest, buffer, names_memory=options["device"] is not None):
-        warnings.warn(f"load: {change}", stacklevel=5)
+    if options["device"] is not None:
+        for change in _changes(manifest, buffer):
+            warnings.warn(f"load: {change}", stacklevel=5)
     return buffer
 
 
@@ -206,15 +207,14 @@ def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options
     return buffer
 
 
-def _changes(manifest: Manifest, buffer: Any, *, names_memory: bool) -> list[str]:
-    """How the buffer differs from the saved one; `names_memory`: the caller has said which memory it is to be in."""
-    now, then = buffer.config(), manifest.config
+def _changes(manifest: Manifest, buffer: Any) -> list[str]:
+    """How the device or memory that the caller named differs from that of the saved buffer."""
+    then, now = manifest.config.get("device"), str(buffer.device)
     changes = []
-    if "device" in then and then["device"] != now["device"]:
-        became = f"device {then['device']} became {now['device']}"
-        changes.append(f"{became}; draws will differ from those of the saved buffer.")
+    if then is not None and then != now:
+        changes.append(f"device {then} became {now}; draws will differ from those of the saved buffer.")
     after = buffer.state()[0].get("memory")
-    if names_memory and after is not None:
+    if after is not None:
         node = Node(f"{manifest_file(manifest.number)}: values: memory", manifest.values.get("memory", _OWN))
         before = node.entry("name").text()
         if before != after["name"]:

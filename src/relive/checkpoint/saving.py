@@ -58,8 +58,9 @@ _MOST_FOLDERS = 16
 def remember(buffer: Any, root: Path, base: PreviousSave) -> None:
     """Let the next save of a buffer into a folder continue this checkpoint."""
     bases: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
-    bases.pop(root.resolve(), None)
-    bases[root.resolve()] = base
+    key = root.resolve()
+    bases.pop(key, None)
+    bases[key] = base
     while len(bases) > _MOST_FOLDERS:
         del bases[next(iter(bases))]
 
@@ -67,7 +68,8 @@ def remember(buffer: Any, root: Path, base: PreviousSave) -> None:
 def pass_over(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
     """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
     bases: dict[Path, PreviousSave] = buffer._checkpoints
-    bases[root.resolve()] = replace(bases[root.resolve()], damaged=frozenset(damaged))
+    key = root.resolve()
+    bases[key] = replace(bases[key], damaged=frozenset(damaged))
 
 
 def save(

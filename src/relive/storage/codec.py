@@ -254,6 +254,9 @@ def _array(node: Node) -> ArrayInfo:
 
 # Arrays
 
+_MUCH = 1 << 26
+"""Bytes of arrays that are read without a look at the free memory."""
+
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -329,7 +332,7 @@ class FileArrays:
             self._arrays[array.name] = array, offset
             offset += array.nbytes
         self.nbytes = offset
-        free = available_bytes()
+        free = available_bytes() if offset > _MUCH else None
         if free is not None and offset > free:
             remedy = "Load it where there is more memory."
             raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", offset, remedy))
