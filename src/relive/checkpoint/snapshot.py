@@ -175,21 +175,11 @@ def nbytes_of(arrays: Mapping[str, torch.Tensor]) -> int:
     return sum(x.nbytes for x in arrays.values())
 
 
-class Savable(Part, Protocol):
-    """A `Part` that can be made from its config, and whose rows are written once."""
-
-    @classmethod
-    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> Any:
-        """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
-        ...
-
-    def rows(self) -> Rows | None:
-        """The rows that will never change; None if all of them are in the state."""
-        ...
-
-
 KINDS: dict[str, Any] = {}
-"""The buffers that can be saved, by the word for each in files."""
+"""The buffers that can be saved, by the word for each in files.
+
+Each is a `Part` that the classmethod `from_config(config, saved, **changes)` makes anew; its `rows()` are written once.
+"""
 
 Kind = TypeVar("Kind")
 

@@ -32,7 +32,7 @@ Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 
 
 class StateDictMixin:
-    """What makes a buffer an ordinary object, for a class with the methods of a `Savable` and a lock `_lock`."""
+    """What makes a buffer an ordinary object, for a class that is `savable` and has a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
