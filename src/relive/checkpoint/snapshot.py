@@ -10,7 +10,7 @@ import torch
 
 from relive.checkpoint.rows import Rows
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint
-from relive.storage.codec import DTYPES, ArrayInfo, Arrays, ArraySource, Form, Node, TensorArrays
+from relive.storage.codec import DTYPES, ArrayInfo, Arrays, ArraySource, Form, Node, TensorArrays, memory_of
 
 Lengths = tuple[int | range | None, ...]
 """A shape whose axes may also have any length of a range, or any at all."""
@@ -158,7 +158,11 @@ class SnapshotReader:
     def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors with the arrays of their names."""
         for name, target in targets.items():
-            target.copy_(self.array(name, target))
+            array = self.array(name, target)
+            if target.is_cpu and target.is_contiguous():
+                memory_of(target)[:] = memory_of(array)  # a parallel operation of torch waits for busy cores
+            else:
+                target.copy_(array)
 
     def finish(self, what: str) -> None:
         """Every array was asked for."""

@@ -187,8 +187,8 @@ class Memory:
 
 # Arrays of this process, and in files that are mapped
 
-_LARGE = 1 << 18
-"""Bytes from which on memory is mapped, and has no pages before it is written."""
+_LARGE = 1 << 15
+"""Bytes from which on memory is mapped, and has no pages before it is written. Torch fills more in parallel."""
 _LARGE_PAGES = 1 << 22
 """Bytes from which on pages of 2 MiB are worth their size."""
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
