@@ -132,7 +132,7 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
 
 
 READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
-"""Who reads a manifest, by its format: `reader(where, data, number)`."""
+"""The reader of a manifest by its format: `reader(where, data, number)`."""
 
 
 def _file(node: Node) -> File:
@@ -220,7 +220,7 @@ class Archive:
                 self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
-        """Where no FORMAT says that this is a folder of checkpoints, it holds no more than a first save may leave.
+        """Refuse a folder without FORMAT that holds more than a first save may leave.
 
         A save writes FORMAT before any other file, so FORMAT is looked for last: another process may be saving here.
         """
@@ -263,7 +263,7 @@ class Archive:
         return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
 
     def next_number(self) -> int:
-        """What the coming checkpoint is called."""
+        """The number of the coming checkpoint."""
         number = max(self.numbers(), default=0) + 1
         if number >= 10**18:
             remedy = "Remove the manifest of that number, or save elsewhere."
@@ -432,7 +432,7 @@ class Archive:
             source.finish()
 
     def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
-        """What copies bytes of a file from an offset on, each after its checksum was found to be correct."""
+        """A function that copies bytes of a file from an offset on, after their checksums were compared."""
         name = f"{folder}/{file.name}"
         last = -1, b""  # small arrays lie in one piece
 

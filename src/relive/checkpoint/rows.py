@@ -47,12 +47,12 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Of all their columns together."""
+        """The bytes of all columns together."""
         return sum(len(self) * column[0, 0].nbytes for column in self.columns.values())
 
     @property
     def arrays(self) -> tuple[ArrayInfo, ...]:
-        """What a segment of them has: which rows, and their columns."""
+        """The arrays of a segment: which rows, and their columns."""
         envs, count = len(self.first), len(self)
         bounds = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
         return bounds + tuple(
@@ -71,7 +71,7 @@ class Rows:
                 yield bytes_of(flat[piece])
 
     def pieces(self) -> list[Any]:
-        """Where the rows lie in columns `[slots · N, …]`, in the order of a segment: by time if all environments have
+        """Slots of the rows in columns `[slots · N, …]`, in the order of a segment: by time if all environments have
         the same rows, else by environment."""
         envs, slots, step = len(self.first), self.slots, self.step
         if self.is_even:
@@ -115,7 +115,7 @@ class Segment(NamedTuple):
     stop: torch.Tensor
     """The rows [N] that it ends before."""
     stamp: Stamp
-    """What the system said of it then."""
+    """Its stamp at that time."""
 
 
 def read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
@@ -190,7 +190,7 @@ def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tup
 
 
 def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
-    """Where the rows of a segment belong, in its order: slices of slots, or slots and which of them (None: all).
+    """Slots of the rows of a segment, in its order: slices of slots, or slots and which of them (None: all).
 
     Rows before `oldest` [N] were overwritten since, and are left out, so that no two rows fall on one slot.
     """

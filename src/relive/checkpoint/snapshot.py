@@ -34,7 +34,7 @@ class State(NamedTuple):
     """Everything about a part of a buffer that changes."""
 
     values: dict[str, Any]
-    """What a document holds of it, as JSON."""
+    """The numbers and names, as JSON."""
     arrays: Arrays
     """Tensors by name; they may share the part's memory."""
 
@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 
 class Part(Protocol):
-    """What every part of a buffer is to whoever saves it. Checkpoints, disk memory and pickles are made of these."""
+    """A part of a buffer that can be saved. Checkpoints, disk memory and pickles are made of these."""
 
     def config(self) -> Any:
         """How an equal part that has seen nothing is made, as JSON."""

@@ -32,7 +32,7 @@ Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 
 
 class StateDictMixin:
-    """What makes a buffer an ordinary object, for a class that is `savable` and has a lock `_lock`."""
+    """Makes a buffer an ordinary Python object, for a class that is `savable` and has a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
@@ -43,7 +43,7 @@ class StateDictMixin:
     _checkpoints: dict[Any, Any]
     """The checkpoints that saves continue, by folder; not there before the first save."""
     _loop_over: str
-    """What a loop over the buffer may have meant, as a sentence."""
+    """A sentence that says how to loop instead."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
@@ -146,7 +146,7 @@ def _kind(buffer: Any) -> Any:
 
 
 def _settings(buffer: Any) -> dict[str, Any]:
-    """What a config cannot say of an object: a sampler of the caller's own, and pinned memory."""
+    """Settings that a config cannot describe: a sampler of the caller's own, and pinned memory."""
     found = {"sampler": buffer.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return found | ({"device": Memory.pinned()} if is_pinned else {})

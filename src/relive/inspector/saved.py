@@ -1,4 +1,4 @@
-"""What is saved below a path, to be looked at or examined: no file is changed."""
+"""Looking at saved buffers: no file is changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
 
 
 def check(path: str | PathLike[str]) -> list[str]:
-    """What is wrong below `path`, a sentence for each checkpoint that cannot be loaded; empty if all is well."""
+    """A sentence for each checkpoint below `path` that cannot be loaded; empty if all is well."""
     return [f"{number}: {wrong}" for number, wrong in examined(path) if wrong is not None]
 
 

@@ -194,7 +194,7 @@ def _slots_checksum(ring: Ring) -> int:
 
 
 def _is_untouched(storage: DurableStore, record: Commit) -> bool:
-    """Nothing that was written after the commit has come to the disk: the rows that it would have taken are whole."""
+    """Whether no write after the commit has reached the disk: the rows that it would have overwritten are whole."""
     ring, max_rows = storage.memory.ring, record.max_rows_since_commit
     if _slots_checksum(ring) != record.slots_checksum:
         return False

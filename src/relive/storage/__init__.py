@@ -1,4 +1,4 @@
-"""Where data lives, and the arrays that a buffer gets there."""
+"""Memory of a process's own, shared memory and disk memory, and the arrays that a buffer gets there."""
 
 from relive.storage.allocator import Allocator, LocalAllocator, Memory
 

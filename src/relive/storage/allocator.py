@@ -1,4 +1,4 @@
-"""Where the arrays of a buffer live: this process's own memory, and what every kind of memory has in common."""
+"""The interface that gives a buffer its arrays, and the memory of this process."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LocalAllocator(Allocator):
 
 @dataclass(frozen=True)
 class Memory:
-    """What `device=` of a buffer names, when it is more than a device.
+    """A kind of memory, for `device=` of a buffer when it is more than a device.
 
     `Memory.pinned()`, `Memory.shared()` and `Memory.disk(path)` make one.
 

@@ -25,7 +25,7 @@ from relive.fields.vocabulary import NAME
 from relive.storage.allocator import available_bytes
 
 FORMAT = 1
-"""What is written; older formats are read for ever."""
+"""The format that is written; older ones are read for ever."""
 CHUNK = 1 << 22
 """A checksum covers this many bytes of a file; the last one what is left."""
 MOST_BYTES = 1 << 21
@@ -98,7 +98,7 @@ def reader_of(where: str, version: int, readers: Mapping[int, Reader]) -> Reader
 
 
 def unwrapped(where: str, data: bytes) -> bytes:
-    """What `wrapped` was given."""
+    """The bytes that `wrapped` was given."""
     first, _, body = data.partition(b"\n")
     require_wrapping(where, first, zlib.crc32(body), len(data))
     return body
@@ -264,7 +264,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Arrays = dict[str, torch.Tensor]
 
 Form = tuple[torch.dtype, tuple[int, ...]]
-"""What an array is before it is read."""
+"""The dtype and shape of an array."""
 
 
 class ArraySource(Protocol):
@@ -282,7 +282,7 @@ class ArraySource(Protocol):
 
     @property
     def unread(self) -> list[str]:
-        """What nobody has asked for."""
+        """The names of arrays that were not read."""
         ...
 
     def __getitem__(self, name: str) -> torch.Tensor: ...
@@ -350,7 +350,7 @@ class FileArrays:
 
     @property
     def unread(self) -> list[str]:
-        """What nobody has asked for."""
+        """The names of arrays that were not read."""
         return [name for name in self._arrays if name not in self._found]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -364,7 +364,7 @@ class FileArrays:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What files call a dtype."""
+    """The name of a dtype in files."""
     return _NAMES[dtype]
 
 

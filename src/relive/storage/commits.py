@@ -1,4 +1,4 @@
-"""What a commit says: where the rings were, and everything about a buffer that is not in its arrays.
+"""Commits of disk memory: the heads of the rings, and everything about a buffer that is not in its arrays.
 
 There are two files for it, written in turn: while one is being written, the other is whole.
 """
@@ -45,9 +45,9 @@ class Commit:
 
     number: int
     boot: str
-    """Which run of the machine wrote it."""
+    """The run of the machine that wrote it."""
     is_closed: bool
-    """Nothing was written since."""
+    """Written by `close()`: no row came after it."""
     max_rows_since_commit: int
     """How many rows an environment may have got since, at most."""
     slots_checksum: int
@@ -57,7 +57,7 @@ class Commit:
     config: dict[str, Any]
     values: dict[str, Any]
     arrays: FileArrays | Arrays
-    """Those of a file, or those to be written."""
+    """Read from a file, or to be written."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Commit:
 
 
 def boot() -> str:
-    """Which run of this machine it is: what was stored in an earlier one may not have come to the disk."""
+    """The id of this run of the machine: pages of an earlier one may not have reached the disk."""
     return _RUN_OF_MACHINE.read_text().strip()
 
 
@@ -136,7 +136,7 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
 
 
 READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Commit]] = {1: _format_1}
-"""Who reads a record, by its format: `reader(where, read_at, nbytes)`."""
+"""The reader of a commit by its format: `reader(where, read_at, nbytes)`."""
 
 
 def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:

@@ -42,7 +42,7 @@ FORMAT = "FORMAT"
 _COMING = "FORMAT.new"
 HEADER = b"recollect disk memory 1\n"
 _OURS = re.compile(r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+")
-"""What a process that died may have left of memory that it was making."""
+"""Names of files that a killed process may have left of memory that it was making."""
 _DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
 """Arrays without a file: sums that are added up anew, and whether a RateLimit was closed in this process."""
 ROWS = re.compile(r"(column|next)[0-9]+")
@@ -71,7 +71,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         return DiskAllocator(Folder(root, owner.config(), only_reads=only_reads), every)
 
     def free_bytes() -> int | None:
-        """What a new buffer may take; one that is there already has taken it."""
+        """The free space of the disk; None for a folder that holds a buffer already."""
         return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
     name = f"Memory.disk({str(root)!r}{told})"
@@ -205,7 +205,7 @@ class DiskAllocator(Allocator):
         )
 
     def _checksum(self) -> int:
-        """Of everything that is no row, and has no checksum beside it."""
+        """The checksum of all arrays that have no checksums of their rows."""
         total = 0
         for name, array in self._folder.arrays.items():
             if not ROWS.fullmatch(name) and name != "seals":
@@ -307,7 +307,7 @@ class Folder:
 
     @contextlib.contextmanager
     def released_on_error(self) -> Iterator[None]:
-        """What fails here ends the folder's use at once, not when the error is forgotten."""
+        """Close the folder on an error at once, not when the error is forgotten."""
         try:
             yield
         except BaseException:
@@ -334,7 +334,7 @@ class Folder:
         )
 
     def _refuse_foreign(self) -> None:
-        """Where it is not said that this is disk memory, nothing but our own is written over."""
+        """Refuse a folder without FORMAT that holds files which are not ours."""
         names = self.files.names("") if self.root.exists() else []
         if FORMAT in names:
             is_made(self.files)
@@ -490,7 +490,7 @@ _held: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
 
 
 class _OpenFiles:
-    """What a folder has of the system, to be given back however it ends."""
+    """The open files and the lock of a folder, released however it ends."""
 
     def __init__(self, files: Files, lock: int, owner: int) -> None:
         self._files, self._lock, self._owner = files, lock, owner

@@ -27,7 +27,7 @@ _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
 
 @dataclass(frozen=True)
 class SharedAddress:
-    """Where another process finds shared memory: the open files of one that has it."""
+    """The address of shared memory for other processes: the open files of one that has it."""
 
     token: str
     process: int
@@ -85,7 +85,7 @@ class SharedAllocator(Allocator):
 
     @property
     def address(self) -> SharedAddress:
-        """Where others find these files, for as long as this process has them."""
+        """The address of these files, for as long as this process has them."""
         return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
@@ -142,7 +142,7 @@ def _settings_of(owner: Any) -> torch.Tensor:
 
 
 def _described(sampler: Any) -> tuple[str, Any]:
-    """What kind of sampler it is and its plain settings; a function is another object in every process."""
+    """The class of a sampler and its plain settings; a function is another object in every process."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
     inner = {name: _described(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "start")}
     return type(sampler).__name__, (plain, inner)
