@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from relive.memory.space import available_bytes
+from relive.storage.allocator import available_bytes
 from relive_conformance.adapters import Adapter, NotOffered, RolloutShape
 
 from . import on_policy, replay

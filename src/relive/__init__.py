@@ -1,7 +1,7 @@
 """relive: the experience memory of reinforcement learning in PyTorch."""
 
 from relive import kernels
-from relive.checkpoint import load
+from relive.checkpoint.loading import load
 from relive.concurrent import RateLimit, connect, prefetch
 from relive.distillation import DistillationBuffer
 from relive.errors import (
@@ -30,7 +30,6 @@ from relive.estimators import (
 from relive.fields.mutable import Mutable
 from relive.fields.schema import Carry, Field, Stacked
 from relive.inspector import inspect
-from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
 from relive.replay.samplers import (
@@ -48,6 +47,7 @@ from relive.replay.views import Hindsight, NStep, Sequence, Transition, Window
 from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import RunningNorm
+from relive.storage import Memory
 
 __version__ = "0.1.0"
 

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 
 from relive import lazy
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import (
     assembler,
@@ -45,16 +48,13 @@ from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.kernels.reader import reader
 from relive.locking import lock_for
-from relive.memory import Memory
-from relive.memory.documents import Node
-from relive.memory.portable import Portable
-from relive.memory.rows import Rows
-from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rollout.batching import Epochs, order_of
 from relive.rollout.buffer import RolloutBuffer
+from relive.storage import Memory
+from relive.storage.codec import Node
 
 _MOST_ROUNDS = 1 << 24
 _RESERVED = ("obs", "action", "index", "round", "self")
@@ -64,8 +64,9 @@ Recent: TypeAlias = "int | Mapping[int, float] | None"
 all rows, None draws everything from all rows."""
 
 
+@savable
 @suggests_methods
-class DistillationBuffer(Portable):
+class DistillationBuffer(StateDictMixin):
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
     What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
@@ -115,7 +116,7 @@ class DistillationBuffer(Portable):
             trees["action"] = declare_whole("action", action)
         trees |= {name: declare_whole(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
-        self._room = self._memory.own("DistillationBuffer")
+        self._allocator = self._memory.own("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
@@ -136,7 +137,7 @@ class DistillationBuffer(Portable):
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
         self._memory.require(self.capacity * sum(sizes))
-        columns = tuple(self._room.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
+        columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
         self._build = assembler(self._paths)
@@ -246,18 +247,21 @@ class DistillationBuffer(Portable):
         Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
         saved is everything: rows, rounds and the generator. `relive.load(path)` goes on from it exactly.
         """
-        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         return save(self, path, keep=keep)
 
     # State
 
     @classmethod
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> DistillationBuffer:
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
         """An empty buffer of this config, but for a `device` among `changes`; see `relive.load`."""
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
-            raise config.entry("fields").wrong("an entry 'obs'")
+            raise config.entry("fields").error("an entry 'obs'")
+        known = saved.values.entry("ring").entry("known").flag()
+        fields = Schema(trees).fields if known else ()
+        saved.require_columns({f"column{i}": (field.dtype, field.shape) for i, field in enumerate(fields)})
         obs, action = trees.pop("obs"), trees.pop("action", None)
         device = changes.get("device") or saved_device(config.entry("device"))
         return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)
@@ -281,14 +285,14 @@ class DistillationBuffer(Portable):
             columns, torch.tensor([self._ring.oldest], device="cpu"), torch.tensor([self._ring.head], device="cpu")
         )
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no buffer can have been."""
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
         starts = saved.shaped("ring.starts", (range(1, _MOST_ROUNDS),), torch.int64)
         if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
-            raise saved.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {head}")
+            raise saved.at("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
     from relive.concurrent.processes import Handle
-    from relive.memory.documents import Node
+    from relive.storage.codec import Node
 else:
     _MODULES = {
         "TensorDict": "tensordict",
         "TensorDictBase": "tensordict",
         "Handle": "relive.concurrent.processes",
-        "Node": "relive.memory.documents",
+        "Node": "relive.storage.codec",
     }
 
     def __getattr__(name: str) -> Any:

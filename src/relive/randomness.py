@@ -11,8 +11,8 @@ import torch
 from relive.errors import SchemaError, explain, require
 
 if TYPE_CHECKING:
-    from relive.memory.documents import Node
-    from relive.memory.saved import Saved
+    from relive.checkpoint.snapshot import SnapshotReader
+    from relive.storage.codec import Node
 
 _MOST_BYTES = 1 << 20
 """Of the saved states of generators."""
@@ -56,7 +56,7 @@ class Randomness:
         }
         return values, {f"device{i}": state for i, state in enumerate(devices.values())}
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue where a stream was; in a buffer that was moved, the streams of devices start anew."""
         node, arrays = saved.values, saved.tensors(_MOST_BYTES)
         bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
@@ -66,10 +66,10 @@ class Randomness:
         try:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(listed)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
-                raise names.wrong("accelerators, each with a generator state")
+                raise names.error("accelerators, each with a generator state")
             self._go_to(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
         except (RuntimeError, TypeError) as error:  # no device of this machine, or no state of its generator
-            raise names.wrong(f"generator states ({error})") from None
+            raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
         """Where the stream is, to be restored soon."""
@@ -138,5 +138,5 @@ def _big(node: Node) -> int:
     digits = node.value
     is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39
     if not is_number or int(digits) >= 1 << 128:
-        raise node.wrong("an integer of at most 128 bits, in decimal digits")
+        raise node.error("an integer of at most 128 bits, in decimal digits")
     return int(digits)

@@ -21,7 +21,7 @@ from torch.multiprocessing import reductions
 
 import relive as rl
 from relive import kernels, locking
-from relive.memory import portable
+from relive.checkpoint import state_dict as portable
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.tiers import select
 

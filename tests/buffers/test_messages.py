@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.memory.files import Files
+from relive.storage.files import Files
 
 AGENTS: dict[str, Any] = {"fox": (), "hare": ()}
 

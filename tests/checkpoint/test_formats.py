@@ -11,10 +11,9 @@ import pytest
 
 import relive as rl
 from relive import kernels
-from relive.checkpoint import archive, manifest
+from relive.checkpoint import archive
 from relive.fields.schema import Field
-from relive.memory import documents
-from relive.memory.disk import folder, records
+from relive.storage import codec, commits, disk
 from tests.checkpoint.traffic import KINDS, equal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,10 +36,9 @@ def newer_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(where)
         raise rl.CorruptCheckpoint(f"{where}: read as format 2")
 
-    monkeypatch.setattr(manifest, "READERS", manifest.READERS | {2: second})
-    monkeypatch.setattr(archive, "READERS", manifest.READERS)
-    monkeypatch.setattr(records, "READERS", records.READERS | {2: second})
-    monkeypatch.setattr(folder, "READERS", records.READERS)
+    monkeypatch.setattr(archive, "READERS", archive.READERS | {2: second})
+    monkeypatch.setattr(commits, "READERS", commits.READERS | {2: second})
+    monkeypatch.setattr(disk, "READERS", commits.READERS)
     return read
 
 
@@ -63,7 +61,7 @@ def test_a_reader_of_disk_format_2_leaves_format_1_as_it_is(tmp_path: Path, newe
     with rl.load(tmp_path / "memory", rl.ReplayBuffer) as replay:
         replay.check()
     assert not newer_readers
-    for name in records.NAMES:
+    for name in commits.NAMES:
         path = tmp_path / "memory" / name
         path.write_bytes(of_format(2, path.read_bytes()))
     with pytest.raises(rl.CorruptCheckpoint, match="read as format 2"):
@@ -79,9 +77,8 @@ def test_a_writer_of_format_2_continues_a_folder_of_format_1(tmp_path: Path, mon
         subject.act(new, n + 100)
     old.save(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "READERS", manifest.READERS | {2: manifest.READERS[1]})
-        patch.setattr(archive, "READERS", manifest.READERS)
-        for module in (documents, archive):
+        patch.setattr(archive, "READERS", archive.READERS | {2: archive.READERS[1]})
+        for module in (codec, archive):
             patch.setattr(module, "FORMAT", 2)
         with pytest.warns(UserWarning, match="checkpoints of another buffer are there, and stay"):
             number = new.save(tmp_path)
@@ -102,8 +99,8 @@ def test_disk_memory_of_a_newer_format_does_not_fit_here(tmp_path: Path) -> None
 def test_a_carry_of_every_few_steps_is_refused_with_a_sentence() -> None:
     """Format 1 could hold these before the first release."""
     read = Field.kinds["carry"].with_settings
-    assert read(Field(3), [documents.Node("every", 1)]) == rl.Carry(3)
+    assert read(Field(3), [codec.Node("every", 1)]) == rl.Carry(3)
     with pytest.raises(
         rl.IncompatibleCheckpoint, match=r"Carry: expected a state of every step, got one every 2 steps"
     ):
-        read(Field(3), [documents.Node("every", 2)])
+        read(Field(3), [codec.Node("every", 2)])

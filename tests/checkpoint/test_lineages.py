@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import relive as rl
-from relive.checkpoint import check
 from relive.checkpoint.archive import Archive
+from relive.inspector.saved import check
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 
 ANOTHER = r"save to .*: checkpoints of another buffer are there, and stay"

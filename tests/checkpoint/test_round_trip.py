@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.memory.shared import shares_memory
+from relive.storage.shared import shares_memory
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 from tests.tiers import select
 
 
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", "distillation", of=KINDS))
 def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
-    """Saved at many moments, each time on top of the last; read and written on both sides afterwards."""
+    """SnapshotReader at many moments, each time on top of the last; read and written on both sides afterwards."""
     subject = KINDS[kind]
     buffer = subject.make()
     for n in range(90):

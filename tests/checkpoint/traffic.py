@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 import relive as rl
 from relive.fields.conversion import bits_of
-from relive.memory.saved import bytes_of
 from relive.replay.ring import HISTORY, TRANSITION
+from relive.storage.codec import bytes_of
 
 N = 3
 

@@ -20,8 +20,8 @@ import torch
 
 import relive as rl
 from relive.concurrent import Handle
-from relive.memory.shared import Address
 from relive.replay.native_store import NativeReader
+from relive.storage.shared import SharedAddress
 from tests.tiers import select
 
 pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
@@ -265,7 +265,7 @@ class TestRefusals:
 
     def test_a_process_that_has_gone_is_named(self) -> None:
         handle = shared().handle()
-        gone = Handle(Address(handle.address.token, 2**22 + 1, handle.address.files), handle.settings)
+        gone = Handle(SharedAddress(handle.address.token, 2**22 + 1, handle.address.files), handle.settings)
         with pytest.raises(
             ConnectionError, match=r"connect: expected a process that still has the buffer, got no such memory in pr"
         ):
@@ -273,7 +273,7 @@ class TestRefusals:
 
     def test_a_number_that_another_file_has_by_now_is_not_believed(self) -> None:
         first, second = shared(), shared()
-        mixed = Address(first.handle().address.token, os.getpid(), second.handle().address.files)
+        mixed = SharedAddress(first.handle().address.token, os.getpid(), second.handle().address.files)
         with pytest.raises(ConnectionError, match="connect: expected the shared memory relive-.*, got another file"):
             rl.connect(Handle(mixed, first.handle().settings))
 
@@ -329,7 +329,7 @@ class TestRefusals:
         parts = {name: forged.get(name, getattr(handle.address, name)) for name in ("token", "process", "files")}
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises((rl.SchemaError, ConnectionError), match="connect: expected"):
-            rl.connect(Handle(forged.get("address", Address(**parts)), forged.get("settings", handle.settings)))
+            rl.connect(Handle(forged.get("address", SharedAddress(**parts)), forged.get("settings", handle.settings)))
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before
 
@@ -348,7 +348,7 @@ class TestRefusals:
         file = os.memfd_create(f"{handle.address.token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(file, os.fstat(old).st_size)
-            forged = Address(handle.address.token, os.getpid(), {**handle.address.files, name: file})
+            forged = SharedAddress(handle.address.token, os.getpid(), {**handle.address.files, name: file})
             with pytest.raises(ConnectionError, match=r"expected \d+ sealed bytes, got a file that can be shortened"):
                 rl.connect(Handle(forged, handle.settings))
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.checkpoint import save
+from relive.checkpoint.saving import save
 from relive.distributed import Checkpoint
 from relive.distributed.shard import Shard
 from tests.distributed.local import LocalCalls, client_of, plan_of, steps_of

@@ -17,7 +17,7 @@ import relive as rl
 from relive.distributed import Checkpoint, ReplayService, stream
 from relive.distributed.shard import Ack, Push, Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
-from relive.memory.files import Files
+from relive.storage.files import Files
 from tests.distributed.local import (
     DIES_AFTER,
     DIES_BEFORE,

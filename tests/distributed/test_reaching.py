@@ -12,7 +12,7 @@ import torch
 
 import relive as rl
 from relive.distributed import ReplayService, ShardUnavailable, client_reader
-from relive.memory.shared import shares_memory
+from relive.storage.shared import shares_memory
 from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
 

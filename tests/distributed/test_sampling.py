@@ -14,7 +14,7 @@ import torch
 import relive as rl
 from relive.distributed import ReplayService
 from relive.errors import NotReadyError, PriorityError, SchemaError
-from relive.memory.shared import shares_memory
+from relive.storage.shared import shares_memory
 from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
 ENVS, SHARDS, STEPS = 7, 3, 12

@@ -21,7 +21,7 @@ import torch
 import relive as rl
 from relive.distributed import IncompatibleService, ReplayService, ShardUnavailable
 from relive.errors import IncompatibleCheckpoint, SchemaError
-from relive.memory.shared import shares_memory
+from relive.storage.shared import shares_memory
 from tests.distributed.local import steps_of
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.thorough]

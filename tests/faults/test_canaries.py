@@ -18,9 +18,9 @@ from hypothesis import Phase
 
 import relive as rl
 from relive import kernels
+from relive.checkpoint.rows import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
 from relive.replay.ring import Ring
 from relive.rollout.storage import Storage as RolloutStorage

@@ -18,8 +18,8 @@ import pytest
 
 import relive as rl
 from relive import locking
-from relive.checkpoint import check
-from relive.memory.files import Files
+from relive.inspector.saved import check
+from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.processes import CONTEXT, apart

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import relive as rl
-from relive.memory.saved import bytes_of
+from relive.storage.codec import bytes_of
 from tests.checkpoint.traffic import KINDS
 from tests.faults.processes import started
 from tests.tiers import select

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from relive import Field, SchemaError, kernels
 from relive.fields.schema import DTYPES, Schema
 from relive.kernels.reader import reader
-from relive.memory import Memory
 from relive.rollout.storage import Storage
+from relive.storage import Memory
 
 ROWS, ENVS = 3, 2
 

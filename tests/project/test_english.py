@@ -27,9 +27,9 @@ POINTING = re.compile(
 
 ALLOWED = {
     ("compat.stable_baselines3.her.her_replay_buffer", "one with {}"),
-    ("memory.device", "a machine without one"),
-    ("memory.files", "it held by {} all the time"),
-    ("memory.shared", "others"),
+    ("storage.allocator", "a machine without one"),
+    ("storage.files", "it held by {} all the time"),
+    ("storage.shared", "others"),
     ("replay.row_memory", "a stack of other frames"),
     ("rollout.advantages", "none"),
     ("rollout.batching", "a cleared one"),

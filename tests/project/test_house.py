@@ -12,14 +12,14 @@ import relive
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "relive"
 ROOMS = (
-    "errors", "lazy", "locking", "randomness", "fields", "kernels", "memory", "estimators", "statistics", "rollout",
-    "replay", "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector",
+    "errors", "lazy", "locking", "randomness", "fields", "kernels", "storage", "checkpoint", "estimators", "statistics",
+    "rollout", "replay", "distillation", "concurrent", "distributed", "datasets", "inspector",
     "compat", "cli",
 )  # fmt: skip
 LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""
 EXCEPTIONS: set[tuple[str, str]] = {
-    ("kernels.priority", "memory"),
+    ("kernels.priority", "storage"),
 }
 """(module, imported module) that still look forward. This list only shrinks."""
 

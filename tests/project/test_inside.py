@@ -62,11 +62,10 @@ class Delta:
 MEMORY = """
 import torch
 
-from relive.memory.device import Memory
-from relive.memory.room import Heap
+from relive.storage import LocalAllocator, Memory
 
 
-class MeteredRoom(Heap):
+class MeteredAllocator(LocalAllocator):
     def __init__(self):
         super().__init__(torch.device("cpu"))
         self.name, self.nbytes = "metered", 0
@@ -77,16 +76,8 @@ class MeteredRoom(Heap):
         return tensor
 
 
-class Metered:
-    def open(self, owner):
-        return MeteredRoom()
-
-    def free_bytes(self):
-        return None
-
-
 def metered():
-    return Memory(torch.device("cpu"), place=Metered())
+    return Memory(torch.device("cpu"), allocator=lambda buffer: MeteredAllocator())
 """
 SCRIPT = """
 import sys
@@ -94,7 +85,7 @@ import sys
 import torch
 
 import relive as rl
-from relive.memory import metered
+from relive.storage import metered
 from relive.replay.samplers import Newest
 from relive.replay.views import Delta
 
@@ -105,7 +96,7 @@ for t in range(60):
 batch = replay.sample(200, Delta())
 assert set(batch["reward"].tolist()) == set(range(50, 60))
 assert torch.equal(batch["delta"].squeeze(1), 2 * batch["reward"] + 1)
-assert replay.storage.memory.room.nbytes >= replay.nbytes
+assert replay.storage.memory.allocator.nbytes >= replay.nbytes
 replay.check()
 replay.save(folder)
 again = rl.load(folder, device=metered())
@@ -137,7 +128,7 @@ def test_a_sampler_a_view_and_a_memory_are_one_file_and_an_export_each(tmp_path:
     for folder, name, code, export in (
         ("replay/samplers", "newest", SAMPLER, "Newest"),
         ("replay/views", "delta", VIEW, "Delta"),
-        ("memory", "metered", MEMORY, "metered"),
+        ("storage", "metered", MEMORY, "metered"),
     ):
         (copy / folder / f"{name}.py").write_text(code, encoding="utf-8")
         package = "relive." + folder.replace("/", ".")

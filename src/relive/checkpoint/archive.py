@@ -1,7 +1,7 @@
-"""A folder of checkpoints: how one is committed, found and read. Nothing here knows torch.
+"""A folder of checkpoints: the manifest that a checkpoint is, and how one is committed, found and read.
 
-A checkpoint is its manifest. Files are written to tmp/, synchronised, and renamed to their place; the manifest comes
-last. Until it is in its place the older checkpoint is the newest, and nothing of it has been touched.
+Files are written to tmp/, synchronised, and renamed to their place; the manifest comes last. Until it is in its place
+the older checkpoint is the newest, and nothing of it has been touched.
 """
 
 from __future__ import annotations
@@ -10,15 +10,141 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from relive.checkpoint.checksums import Checksums, require_checksum
-from relive.checkpoint.manifest import READERS, File, Manifest, dump, manifest_file, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
-from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
-from relive.memory.files import FOLDERS, Files, Stamp, unreadable
+from relive.kernels import crc32
+from relive.storage.codec import (
+    CHUNK,
+    FORMAT,
+    MOST_BYTES,
+    ArrayInfo,
+    Node,
+    arrays_of,
+    from_json,
+    list_of,
+    reader_of,
+    to_json,
+    unwrapped,
+    version_of,
+    wrapped,
+)  # fmt: skip
+from relive.storage.files import FOLDERS, Files, Stamp, unreadable
+
+_FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
+_LINEAGE = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that never changes."""
+
+    name: str
+    arrays: tuple[ArrayInfo, ...]
+    checksums: tuple[int, ...]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Its length."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint."""
+
+    number: int
+    lineage: str
+    """Random; saves that go on from each other share it."""
+    kind: str
+    config: dict[str, Any]
+    """How an equal, empty buffer is made."""
+    values: dict[str, Any]
+    """Numbers that change."""
+    state: File
+    segments: tuple[File, ...]
+
+    @property
+    def files(self) -> list[str]:
+        """Everything it needs, as names below the root."""
+        return [f"state/{self.state.name}", *(f"segments/{file.name}" for file in self.segments)]
+
+
+def manifest_file(number: int) -> str:
+    """The file of the manifest of this number."""
+    return f"manifests/{number:08}.json"
+
+
+def dump(manifest: Manifest) -> bytes:
+    """The document as bytes: a line with its checksum, and strict JSON."""
+    document = {
+        "format": FORMAT,
+        "number": manifest.number,
+        "lineage": manifest.lineage,
+        "kind": manifest.kind,
+        "config": manifest.config,
+        "values": manifest.values,
+        "state": _plain(manifest.state),
+        "segments": [_plain(file) for file in manifest.segments],
+    }
+    return wrapped(to_json(document))
+
+
+def _plain(file: File) -> dict[str, Any]:
+    return {"name": file.name, "arrays": list_of(file.arrays), "checksums": list(file.checksums)}
+
+
+def parse(data: bytes, number: int) -> Manifest:
+    """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
+    where = manifest_file(number)
+    version = version_of(where, data.partition(b"\n")[0])
+    return reader_of(where, version, READERS)(where, data, number)
+
+
+def _format_1(where: str, data: bytes, number: int) -> Manifest:
+    document = from_json(where, unwrapped(where, data))
+    first = data.partition(b"\n")[0]
+    if document.entry("format").integer() != version_of(where, first):
+        expected = f"{version_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
+        raise document.entry("format").error(expected)
+    if document.entry("number").integer() != number:
+        raise document.entry("number").error(f"{number}, the number in the file name")
+    config, values = document.entry("config"), document.entry("values")
+    for part in (config, values):
+        if not isinstance(part.value, dict):
+            raise part.error("an object")
+    segments = tuple(_file(segment) for segment in document.entry("segments").items())
+    if len({segment.name for segment in segments}) != len(segments):
+        raise document.entry("segments").error("every segment once")
+    return Manifest(
+        number,
+        document.entry("lineage").text(_LINEAGE),
+        document.entry("kind").text(),
+        config.value,
+        values.value,
+        _file(document.entry("state")),
+        segments,
+    )
+
+
+READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
+"""The reader of a manifest by its format: `reader(where, data, number)`."""
+
+
+def _file(node: Node) -> File:
+    file = File(
+        node.entry("name").text(_FILE),
+        arrays_of(node.entry("arrays")),
+        tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
+    )
+    if len(file.checksums) != -(-file.nbytes // CHUNK):
+        raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")
+    return file
+
 
 _MOST_TOLD = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
@@ -94,7 +220,7 @@ class Archive:
                 self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
-        """Where no FORMAT says that this is a folder of checkpoints, it holds no more than a first save may leave.
+        """Refuse a folder without FORMAT that holds more than a first save may leave.
 
         A save writes FORMAT before any other file, so FORMAT is looked for last: another process may be saving here.
         """
@@ -137,7 +263,7 @@ class Archive:
         return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
 
     def next_number(self) -> int:
-        """What the coming checkpoint is called."""
+        """The number of the coming checkpoint."""
         number = max(self.numbers(), default=0) + 1
         if number >= 10**18:
             remedy = "Remove the manifest of that number, or save elsewhere."
@@ -157,7 +283,7 @@ class Archive:
         except OSError:
             return 0
 
-    def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
+    def put(self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums = Checksums()
         self._placed.append(f"{folder}/{name}")
@@ -291,21 +417,22 @@ class Archive:
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
-    def read(self, folder: str, file: File) -> Iterator[memoryview]:
-        """The bytes of a file, piece by piece, each handed out after its checksum was found right.
+    @contextmanager
+    def reading_of(self, folder: str, file: File) -> Iterator[ReadFile]:
+        """A file opened for reading from its first byte to its last."""
+        with self._readable(f"{folder}/{file.name}") as opened:
+            yield ReadFile(self.files, opened, f"{folder}/{file.name}", file)
 
-        A piece is there until the next one is asked for: all have the same memory, which stays in the caches.
-        """
-        name, memory = f"{folder}/{file.name}", memoryview(bytearray(min(CHUNK, file.nbytes)))
-        with self._readable(name) as opened:
-            for i in range(len(file.checksums)):
-                piece = memory[: min(CHUNK, file.nbytes - i * CHUNK)]
-                piece = piece[: self.files.read_into(opened, piece)]
-                require_checksum(name, file, i, piece)
-                yield piece
+    def verify(self, folder: str, file: File) -> None:
+        """Read a file and compare it with its checksums."""
+        memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
+        with self.reading_of(folder, file) as source:
+            for start in range(0, file.nbytes, CHUNK):
+                source.fill(memory[: min(CHUNK, file.nbytes - start)])
+            source.finish()
 
     def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
-        """What copies bytes of a file from an offset on, each after its checksum was found to be correct."""
+        """A function that copies bytes of a file from an offset on, after their checksums were compared."""
         name = f"{folder}/{file.name}"
         last = -1, b""  # small arrays lie in one piece
 
@@ -314,7 +441,7 @@ class Archive:
             if last[0] != i:
                 with self._readable(name) as opened:
                     found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
-                require_checksum(name, file, i, found)
+                require_checksum(name, file, i, len(found), crc32(found))
                 last = i, found
             return last[1]
 
@@ -346,6 +473,77 @@ class Archive:
             raise unreadable(name, error) from error
 
 
+class ReadFile:
+    """Bytes of a file in their order, read to where they belong and compared with their checksums there.
+
+    What was filled is what was written only if `finish` does not raise.
+    """
+
+    def __init__(self, files: Files, opened: int, name: str, file: File) -> None:
+        self._files, self._opened, self._name, self._file = files, opened, name, file
+        self._done = self._checksum = 0
+
+    def fill(self, target: memoryview) -> None:
+        """Copy the next bytes, as many as fit."""
+        while len(target):
+            i = self._done // CHUNK
+            piece = target[: CHUNK - self._done % CHUNK]
+            count = self._files.read_into(self._opened, piece)
+            self._checksum = crc32(piece[:count], self._checksum)
+            self._done += count
+            length = self._done - i * CHUNK
+            if count < len(piece) or length == CHUNK or self._done == self._file.nbytes:
+                require_checksum(self._name, self._file, i, length, self._checksum)
+                self._checksum = 0
+            target = target[len(piece) :]
+
+    def finish(self) -> None:
+        """All bytes of the file were read, and there are no others."""
+        if self._done != self._file.nbytes:
+            got = f"{self._done:,} of {self._file.nbytes:,} bytes"
+            raise CorruptCheckpoint(explain(self._name, "only the bytes of its arrays", got, "Copy it again."))
+
+
 def _header() -> bytes:
     """The contents of the file FORMAT."""
     return f"recollect checkpoint {FORMAT}\n".encode()
+
+
+class Checksums:
+    """One for every `CHUNK` bytes that pass by."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._found: list[int] = []
+        self._current = 0
+
+    def count(self, part: memoryview | bytes) -> memoryview:
+        """Pass bytes on."""
+        rest = whole = memoryview(part).cast("B")
+        while len(rest):
+            room = CHUNK - self.nbytes % CHUNK
+            self._current = crc32(rest[:room], self._current)
+            self.nbytes += len(rest[:room])
+            rest = rest[room:]
+            if self.nbytes % CHUNK == 0:
+                self._end()
+        return whole
+
+    def _end(self) -> None:
+        self._found.append(self._current)
+        self._current = 0
+
+    def done(self) -> list[int]:
+        """All of them."""
+        if self.nbytes % CHUNK:
+            self._end()
+        return self._found
+
+
+def require_checksum(name: str, file: File, i: int, length: int, found: int) -> None:
+    """The i-th piece of a file is whole, and its bytes are those that were written."""
+    expected = file.checksums[i]
+    if length != min(CHUNK, file.nbytes - i * CHUNK) or found != expected:
+        place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + length}"
+        remedy = "Load an older checkpoint, or copy this one again."
+        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{found:08x}", remedy))

@@ -1,32 +1,42 @@
-"""Loading: the newest valid checkpoint below a folder, or the one that is asked for."""
+"""Loading: the newest valid checkpoint below a folder, or the one that is asked for, or disk memory.
+
+Structure and sizes are verified before memory is asked for, and one buffer is made.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from relive.checkpoint.archive import Archive
-from relive.checkpoint.manifest import manifest_file
-from relive.checkpoint.reopening import examined_disk, is_disk_memory, peek, reopened
-from relive.checkpoint.restoring import Accept, restored
-from relive.checkpoint.savable import require_class
-from relive.checkpoint.saving import pass_over
-from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
-from relive.memory import Memory
-from relive.memory.files import Files
-from relive.memory.saved import named
-from relive.replay.samplers import Sampler
-from relive.replay.samplers.registry import STAND_INS
+from relive.checkpoint.archive import Archive, Manifest, manifest_file
+from relive.checkpoint.rows import read_rows
+from relive.checkpoint.saving import PreviousSave, pass_over, remember
+from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, SnapshotReader, named
+from relive.errors import (
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    InvariantError,
+    NoCheckpoint,
+    SchemaError,
+    explain,
+)  # fmt: skip
+from relive.fields.declarations import present
+from relive.storage import Memory
+from relive.storage.codec import FileArrays, Node
+from relive.storage.disk import is_made
+from relive.storage.files import Files
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
     from relive.replay.buffer import ReplayBuffer
+    from relive.replay.samplers import Sampler
     from relive.rollout.buffer import RolloutBuffer
 
 Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
@@ -99,7 +109,7 @@ def found(
     """See `load`; a checkpoint that `accept` calls corrupt is passed over as a damaged one is."""
     if is_disk_memory(root):
         require_class(str(root), kind, "ReplayBuffer")
-        return reopened(root, {"number": number, **options})
+        return _reopened(root, {"number": number, **options})
     archive = Archive(root, files)
     with archive.reading():
         if number is not None:
@@ -143,42 +153,96 @@ def _loaded(archive: Archive, number: int, kind: type | None, options: dict[str,
         return restored(archive, manifest, options, accept)
 
 
-def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
-    """The buffer that is saved below `path`, to be looked at: files stay as they are, also those of disk memory.
+_OWN = {"name": "own"}
+"""The memory of buffers that were saved before there was any other."""
 
-    For a sampler that only its maker can make again, one of ours stands in that its state fits.
-    """
-    root = Path(path).absolute()
-    if is_disk_memory(root):
-        return peek(root)
-    refused: list[IncompatibleCheckpoint] = []
-    for sampler in (None, *STAND_INS):
-        try:
-            return load(root, number=number, sampler=sampler)
-        except IncompatibleCheckpoint as error:
-            refused.append(error)
-    raise refused[0]
+Accept = Callable[[Any, SnapshotReader], None]
+"""Takes a buffer and its saved state; a CheckpointError says that this is not what it should be."""
 
 
-def check(path: str | PathLike[str]) -> list[str]:
-    """What is wrong below `path`, a sentence for each checkpoint that cannot be loaded; empty if all is well."""
-    return [f"{number}: {wrong}" for number, wrong in examined(path) if wrong is not None]
+def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
+    """The buffer that was saved, but for what `options` change; a warning says what they changed."""
+    archive.require_files(manifest)
+    where = manifest_file(manifest.number)
+    if manifest.kind not in KINDS:
+        remedy = "Load it with the version of relive that saved it."
+        raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
+    state = FileArrays(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
+    saved = SnapshotReader.of(where, manifest.config, manifest.values, state)
+    saved.segments = {f"segments/{file.name}": file.arrays for file in manifest.segments}
+    if options["device"] is not None:
+        present(Memory.of(options["device"]).device)
+    try:
+        buffer = _filled(archive, manifest, saved, options)
+        if accept is not None:
+            accept(buffer, saved)
+    except MemoryError as error:
+        text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
+        raise IncompatibleCheckpoint(text) from error
+    except SchemaError as error:  # what a buffer refuses to be made of
+        raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
+    except InvariantError as error:  # what a buffer never is
+        raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
+    if options["device"] is not None:
+        for change in _changes(manifest, buffer):
+            warnings.warn(f"load: {change}", stacklevel=5)
+    return buffer
 
 
-def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
-    """The checkpoints below `path`, oldest first, each read to its last byte, with what is wrong with it."""
-    root = Path(path).absolute()
-    if is_disk_memory(root):
-        yield examined_disk(root)
-        return
-    archive = Archive(root)
-    with archive.reading():
-        if not archive.numbers():
-            raise NoCheckpoint(explain(str(path), "at least 1 checkpoint", 0, "Save a buffer there first."))
-        for number in archive.numbers():
-            try:
-                look(path, number=number)
-            except CheckpointError as error:
-                yield number, error
-            else:
-                yield number, None
+def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
+    """A buffer with its state and its rows, every invariant of which holds."""
+    kind, config = KINDS[manifest.kind], saved.config
+    buffer = kind.from_config(config, saved, **options)
+    saved.is_moved = str(buffer.device) != manifest.config.get("device")
+    with getattr(buffer, "_refilled", nullcontext)():
+        buffer.load_state(saved)
+        if "note" in manifest.values:
+            saved.part("note").tensors(MOST_OF_NOTE)
+        saved.finish(manifest.kind)
+        rows = buffer.rows()
+        segments = read_rows(archive, manifest, rows)
+    buffer.check()
+    base = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
+    # With another config its rows may lie elsewhere.
+    remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
+    return buffer
+
+
+def _changes(manifest: Manifest, buffer: Any) -> list[str]:
+    """How the device or memory that the caller named differs from that of the saved buffer."""
+    then, now = manifest.config.get("device"), str(buffer.device)
+    changes = []
+    if then is not None and then != now:
+        changes.append(f"device {then} became {now}; draws will differ from those of the saved buffer.")
+    after = buffer.state()[0].get("memory")
+    if after is not None:
+        node = Node(f"{manifest_file(manifest.number)}: values: memory", manifest.values.get("memory", _OWN))
+        before = node.entry("name").text()
+        if before != after["name"]:
+            changes.append(f"{before} memory became {after['name']} memory.")
+    return changes
+
+
+def require_class(where: str, kind: type | None, found: str) -> None:
+    """Raise an IncompatibleCheckpoint if the buffer called `found` is not of the expected class."""
+    if kind is not None and KINDS.get(found) is not kind:
+        remedy = "Load it without kind, or look for the right folder."
+        raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {found}", remedy))
+
+
+def is_disk_memory(root: Path) -> bool:
+    """Whether a folder says so of itself."""
+    try:
+        return is_made(Files(root))
+    except CorruptCheckpoint:
+        return False
+
+
+def _reopened(root: Path, options: dict[str, Any]) -> Any:
+    """The buffer in a folder of disk memory; of options only a sampler is taken."""
+    changes = [name for name, value in options.items() if value is not None and name != "sampler"]
+    if changes:
+        remedy = "Save the buffer, and load that checkpoint with this argument."
+        got = f"{changes[0]}={options[changes[0]]!r}"
+        raise IncompatibleCheckpoint(explain(f"load {root}", "no changes to disk memory", got, remedy))
+    return KINDS["ReplayBuffer"].from_disk(root, sampler=options.get("sampler"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,23 +14,21 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.archive import Archive, Entry
-from relive.checkpoint.manifest import Manifest
+from relive.checkpoint.archive import Archive, Entry, Manifest
 from relive.checkpoint.progress import watched
-from relive.checkpoint.savable import name_of, require_fields
-from relive.checkpoint.segments import Segment
-from relive.errors import CheckpointError
+from relive.checkpoint.rows import Rows, Segment
+from relive.checkpoint.snapshot import KINDS, Snapshot, State
+from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.fields.schema import positive
-from relive.memory.files import Files
-from relive.memory.rows import Rows
-from relive.memory.saved import Arrays, State, array_of, bytes_of, nbytes_of
+from relive.storage.codec import Arrays, array_of, bytes_of
+from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
 
 
 @dataclass(frozen=True)
-class Base:
+class PreviousSave:
     """The checkpoint of a folder that a save continues: this very buffer wrote it, or was loaded from it."""
 
     lineage: str
@@ -42,14 +39,14 @@ class Base:
     damaged: frozenset[int] = frozenset()
     """Newer checkpoints that were damaged when this one was loaded instead."""
 
-    def shorter(self) -> Base:
+    def shorter(self) -> PreviousSave:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""
         kept, nbytes = list(self.segments), 0
         while kept and nbytes + kept[-1].file.nbytes <= SEGMENT_BYTES:
             nbytes += kept.pop().file.nbytes
         return replace(self, segments=kept, saved=kept[-1].stop if kept else None)
 
-    def without_rows(self) -> Base:
+    def without_rows(self) -> PreviousSave:
         """The same lineage, whose next checkpoint is written in full."""
         return replace(self, segments=[], saved=None)
 
@@ -58,19 +55,21 @@ _MOST_FOLDERS = 16
 """Folders that a buffer remembers: it may be saved into several in turn."""
 
 
-def remember(buffer: Any, root: Path, base: Base) -> None:
+def remember(buffer: Any, root: Path, base: PreviousSave) -> None:
     """Let the next save of a buffer into a folder continue this checkpoint."""
-    bases: dict[Path, Base] = vars(buffer).setdefault("_checkpoints", {})
-    bases.pop(root.resolve(), None)
-    bases[root.resolve()] = base
+    bases: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
+    key = root.resolve()
+    bases.pop(key, None)
+    bases[key] = base
     while len(bases) > _MOST_FOLDERS:
         del bases[next(iter(bases))]
 
 
 def pass_over(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
     """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
-    bases: dict[Path, Base] = buffer._checkpoints
-    bases[root.resolve()] = replace(bases[root.resolve()], damaged=frozenset(damaged))
+    bases: dict[Path, PreviousSave] = buffer._checkpoints
+    key = root.resolve()
+    bases[key] = replace(bases[key], damaged=frozenset(damaged))
 
 
 def save(
@@ -91,9 +90,10 @@ def save(
     damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         kind = name_of(buffer)
-        state, rows, config = _with_note(buffer.state(), note), buffer.rows(), buffer.config()
-        require = partial(require_fields, f"save to {root}", kind, config)
-        with archive.opened(nbytes_of(state.arrays) + (0 if rows is None else rows.nbytes), require) as entries:
+        state = _with_note(Snapshot.of(buffer), note)
+        rows = state.rows
+        require = partial(require_fields, f"save to {root}", kind, state.config)
+        with archive.opened(state.nbytes, require) as entries:
             base = _base(buffer, archive, entries, damaged)
             number, lineage = archive.next_number(), base.lineage
             is_joining = bool(entries) and all(entry.lineage != lineage for entry in entries.values())
@@ -101,12 +101,12 @@ def save(
             arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
-            manifest = Manifest(number, lineage, kind, config, state.values, file, files_of_rows)
+            manifest = Manifest(number, lineage, kind, state.config, state.values, file, files_of_rows)
             try:
                 archive.commit(manifest)
             finally:
                 if archive.exists(number):  # also if the disk has refused only what comes after
-                    remember(buffer, root, Base(lineage, number, segments, None if rows is None else rows.stop))
+                    remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.collect(keep, lineage, {**entries, number: Entry(lineage, manifest.files)})
     for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
         warnings.warn(
@@ -121,21 +121,21 @@ def save(
     return number
 
 
-def _with_note(state: State, note: tuple[dict[str, Any], Arrays] | None) -> State:
-    """The state with what the owner has to say; in format 1 only the name of the memory comes after it."""
+def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Snapshot:
+    """The snapshot with what the owner has to say; in format 1 only the name of the memory comes after it."""
     if note is None:
         return state
     last = {name: part for name, part in state.values.items() if name == "memory"}
     values = {name: part for name, part in state.values.items() if name not in last}
     noted = State.of_parts({"note": note})
-    return State(values | noted.values | last, state.arrays | noted.arrays)
+    return state._replace(values=values | noted.values | last, arrays=state.arrays | noted.arrays)
 
 
-def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> Base:
+def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
     """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
-    base: Base | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
+    base: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
     if base is None or _is_continued(base, entries):
-        return Base(secrets.token_hex(16), 0)
+        return PreviousSave(secrets.token_hex(16), 0)
     if base.number not in entries or entries[base.number].lineage != base.lineage:
         return base.without_rows()
     try:
@@ -145,13 +145,13 @@ def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: 
     return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
-def _is_continued(base: Base, entries: Mapping[int, Entry]) -> bool:
+def _is_continued(base: PreviousSave, entries: Mapping[int, Entry]) -> bool:
     """Whether somebody else has saved in this lineage since."""
     newer = (n for n, entry in entries.items() if n > base.number and entry.lineage == base.lineage)
     return any(n not in base.damaged for n in newer)
 
 
-def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
+def _verified(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:
     """The same with segments that are as they were written, each read again if its file may have changed since.
 
     Without any if one of them is `damaged`, which is told there.
@@ -161,7 +161,7 @@ def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
         try:
             stamp = archive.stamp(segment.file)
             if stamp != segment.stamp:
-                deque(archive.read("segments", segment.file), 0)
+                archive.verify("segments", segment.file)
         except CheckpointError as error:
             damaged.append(str(error))
             return base.without_rows()
@@ -169,7 +169,7 @@ def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
     return replace(base, segments=segments)
 
 
-def _written(archive: Archive, number: int, rows: Rows, base: Base) -> list[Segment]:
+def _written(archive: Archive, number: int, rows: Rows, base: PreviousSave) -> list[Segment]:
     """The segments that hold all rows: those of `base` that are still needed, and new ones."""
     # A segment whose every row was overwritten is needed no more.
     kept = [one for one in base.segments if bool((one.stop > rows.first).any())]
@@ -191,3 +191,34 @@ def _split(rows: Rows) -> Iterator[Rows]:
     for start in range(0, longest, step):
         first = torch.minimum(rows.first + start, rows.stop)
         yield Rows(rows.columns, first, torch.minimum(first + step, rows.stop))
+
+
+def name_of(buffer: Any) -> str:
+    """The word for a buffer in files."""
+    name = type(buffer).__name__
+    if KINDS.get(name) is not type(buffer):
+        remedy = "Save one of these; of an adapter, save its core."
+        raise CheckpointError(explain("save", f"one of {', '.join(KINDS)}", name, remedy))
+    return name
+
+
+_FIELDS = ("obs", "action", "reward", "value", "extra")
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The declarations in a config by name; a distillation buffer may have only its observation declared yet."""
+    fields = config.get("fields", {name: config[name] for name in _FIELDS if name in config})
+    return fields if isinstance(fields, dict) else {}
+
+
+def require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
+    """Raise an IncompatibleCheckpoint if a checkpoint is of another kind of buffer, or one with other fields."""
+    remedy = "Save into another folder; nothing was changed in this one."
+    if other.kind != kind:
+        raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
+    own, found = fields_of(config), fields_of(other.config)
+    names = own.keys() | found.keys() if "action" in own and "action" in found else own.keys() & found.keys()
+    for name in sorted(names):
+        if own.get(name) != found.get(name):
+            expected = f"{name} {found.get(name)}, as in its checkpoints"
+            raise IncompatibleCheckpoint(explain(where, expected, own.get(name), remedy))

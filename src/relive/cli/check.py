@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any
 
-from relive.checkpoint.loading import examined
 from relive.errors import CheckpointError, escaped
+from relive.inspector.saved import examined
 
 
 def register(commands: Any) -> None:

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from relive.errors import SchemaError, explain
-from relive.memory import Memory
-from relive.memory.shared import Address, SharedRoom
 from relive.replay.buffer import ReplayBuffer
+from relive.storage.shared import SharedAddress, SharedAllocator
 
 _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sampler", "next_obs", "autoreset"}
 
@@ -21,7 +18,7 @@ _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sample
 class Handle:
     """The address and settings of a replay buffer: small, to be sent to another process of this machine."""
 
-    address: Address
+    address: SharedAddress
     settings: Mapping[str, Any] = field(repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -39,8 +36,8 @@ class Handle:
 
 def handle_of(replay: ReplayBuffer) -> Handle:
     """See `ReplayBuffer.handle`."""
-    room = replay.storage.memory.room
-    if not isinstance(room, SharedRoom):
+    allocator = replay.storage.memory.allocator
+    if not isinstance(allocator, SharedAllocator):
         remedy = "Make the buffer with device=rl.Memory.shared()."
         raise SchemaError(explain("handle", "a buffer in shared memory", f"a buffer on {replay.device}", remedy))
     trees = dict(replay._schema.trees)
@@ -56,7 +53,7 @@ def handle_of(replay: ReplayBuffer) -> Handle:
         "next_obs": "stored" if replay.storage.keeps_next else "shared",
         "autoreset": replay.autoreset,
     }
-    return Handle(room.address, settings)
+    return Handle(allocator.address, settings)
 
 
 def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
@@ -72,8 +69,8 @@ def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))
     settings = handle.settings if isinstance(handle.settings, Mapping) else None
-    if not isinstance(handle.address, Address) or settings is None or set(settings) != _SETTINGS:
+    if not isinstance(handle.address, SharedAddress) or settings is None or set(settings) != _SETTINGS:
         got = sorted(map(str, settings)) if settings is not None else type(handle.settings).__name__
         remedy = "Pass the handle as replay.handle() made it."
         raise SchemaError(explain("connect", f"an address and the settings {sorted(_SETTINGS)}", got, remedy))
-    return ReplayBuffer(**settings, device=Memory(torch.device("cpu"), place=handle.address), seed=seed)
+    return ReplayBuffer(**settings, device=handle.address.memory, seed=seed)

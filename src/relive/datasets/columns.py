@@ -15,10 +15,10 @@ from relive.datasets.metadata import part_of_budget, require_similar_size, wrong
 from relive.errors import SchemaError, explain
 from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
 from relive.fields.vocabulary import NAME
-from relive.memory import Memory
-from relive.memory.space import available_bytes
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.storage import Memory
+from relive.storage.allocator import available_bytes
 
 Columns: TypeAlias = Mapping[str, str | None]
 """The field of each column ("obs.camera", "action", "stage"); None leaves the column out."""

@@ -19,11 +19,11 @@ from relive.fields.buffer_schemas import replay_schema
 from relive.fields.checks import above_zero, positive
 from relive.fields.conversion import convert, path_name
 from relive.fields.schema import Field, Schema, caller_shape, config_of, declare
-from relive.memory import Memory
-from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.samplers.registry import config_of as sampler_config
+from relive.storage import Memory
+from relive.storage.shared import shares_memory
 
 _HOST = torch.device("cpu")
 

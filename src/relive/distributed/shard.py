@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.checkpoint import save
 from relive.checkpoint.loading import found
+from relive.checkpoint.saving import save
+from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
 from relive.distributed.block import Block, to_arrays, unpack
 from relive.distributed.client_reader import MemoryLocation
 from relive.distributed.plan import Plan, difference
 from relive.distributed.shard_ids import ROWS, ShardIds
 from relive.distributed.shard_reader import Draw, ShardReader
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
-from relive.memory.documents import Node
-from relive.memory.saved import MOST_OF_NOTE, Saved
-from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
+from relive.storage.codec import Node
+from relive.storage.shared import shares_memory
 
 MOST_CLIENTS = 4096
 """The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""
@@ -106,7 +106,7 @@ class Shard(ShardReader):
         # The next start must know that this one was alive and issued ids.
         self.save()
 
-    def _restore(self, buffer: Any, read: Saved) -> None:
+    def _restore(self, buffer: Any, read: SnapshotReader) -> None:
         """Continue from a checkpoint; raises unless its note was written by this shard."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
@@ -116,7 +116,7 @@ class Shard(ShardReader):
         note = read.values.entry("note")
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
-            raise plan.wrong("the description of a service")
+            raise plan.error("the description of a service")
         differs = difference(self._described(), plan.value)
         if differs:
             remedy = "Start the service with the saved settings, or pass another folder."
@@ -127,7 +127,7 @@ class Shard(ShardReader):
         positions = read.shaped("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
-            raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
+            raise read.at("note.positions", got).error("a number of rows for each client, and each client once")
         rows = buffer.rows()
         before = self._saved_ids(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
@@ -141,15 +141,15 @@ class Shard(ShardReader):
         free = ("device", "sampler", "listeners")
         differs = [name for name in own if name not in free and found.get(name) != own[name]]
         if differs:
-            raise plan.wrong(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
+            raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
 
-    def _saved_ids(self, note: Node, read: Saved, head: torch.Tensor) -> ShardIds:
+    def _saved_ids(self, note: Node, read: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
         # Rows are below `ROWS`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
-            raise read.at("note.starts", starts.tolist()).wrong(
+            raise read.at("note.starts", starts.tolist()).error(
                 "the first rows of lives, in order, up to the newest row"
             )
         return ShardIds(envs, num_envs, starts.numpy(), life)

@@ -83,7 +83,7 @@ class Field:
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Field:
         """The field of this shape, dtype and what `settings` gave; a CorruptCheckpoint says what cannot be."""
         if settings:
-            raise settings[0].wrong("no further setting")
+            raise settings[0].error("no further setting")
         return cls(plain.shape, plain.dtype)
 
 

@@ -11,12 +11,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relive.checkpoint.loading import look
 from relive.datasets.minari.dataset import dataset_folder, opened
 from relive.inspector.cards import html_card, text_card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.remarks import number, remarks
+from relive.inspector.saved import look
 from relive.inspector.source import Source, source_of
 from relive.inspector.wording import episodes_told, facts_told, form_told
 from relive.statistics.episodes import EpisodeStats

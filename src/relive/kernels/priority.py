@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from relive import kernels
-from relive.memory import Heap, Room
 from relive.randomness import Randomness
+from relive.storage import Allocator, LocalAllocator
 
 
 class RingTensors(NamedTuple):
@@ -92,10 +92,10 @@ class PriorityTree(Protocol):
         ...
 
 
-def priority_tree(num_leaves: int, device: torch.device, room: Room | None = None) -> PriorityTree:
-    """A tree of `num_leaves` (at least one) zero priorities, or the one that was found in `room`."""
+def priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
+    """A tree of `num_leaves` (at least one) zero priorities, or the one that was found in `allocator`."""
     if device.type == "cpu" and kernels.native() is not None:
-        return NativeTree(num_leaves, Heap(device) if room is None else room)
+        return NativeTree(num_leaves, LocalAllocator(device) if allocator is None else allocator)
     return _TorchTree(num_leaves, device)
 
 
@@ -104,11 +104,11 @@ class NativeTree:
 
     keeps_largest = False
 
-    def __init__(self, num_leaves: int, room: Room) -> None:
+    def __init__(self, num_leaves: int, allocator: Allocator) -> None:
         native = kernels.core().PriorityTree
         self.num_leaves = num_leaves
         sizes = zip(("leaves", "sums", "least", "summary"), native.sizes(num_leaves), strict=True)
-        memory = tuple(room.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes)
+        memory = tuple(allocator.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes)
         self._leaves = memory[0]
         self._tree = native(memory, num_leaves)
         self.total = self._tree.total

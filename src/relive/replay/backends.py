@@ -25,7 +25,7 @@ def _store_of(serving: str) -> Any:
 def store_over(memory: RowMemory) -> Any:
     """The `ReplayStore` over a memory; a `DurableStore` where the memory outlives this process."""
     serving = kernels.serving(memory.tensors, memory.schema.deepest_stack)
-    if memory.room.outlives and serving in ("torch", "triton"):
+    if memory.allocator.persistent and serving in ("torch", "triton"):
         remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
         got = f"{len(memory.leaves)} leaves that it cannot"
         expected = "fields that the native core can write, as shared and disk memory need"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
 from typing import Any, Literal
@@ -13,7 +13,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.errors import SchemaError, explain, warn_user
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.state_dict import StateDictMixin
+from relive.errors import CorruptCheckpoint, SchemaError, explain, warn_user
 from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
 from relive.fields.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
@@ -22,18 +25,13 @@ from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, mend_callback
-from relive.memory import Heap, Memory
-from relive.memory.documents import Node
-from relive.memory.portable import Portable
-from relive.memory.rows import Rows
-from relive.memory.saved import Saved, State
 from relive.replay.backends import store_over
 from relive.replay.drawing import Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, plan_counts
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
-from relive.replay.recovery import Durable
+from relive.replay.recovery import RecoverableBuffer, commit_of
 from relive.replay.samplers import Sampler
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
 from relive.replay.store import ReplayStore, durable
@@ -42,12 +40,16 @@ from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority,
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
+from relive.storage import LocalAllocator, Memory
+from relive.storage.codec import Node
+from relive.storage.disk import disk_memory
 
 _NOTHING: Mapping[str, Any] = {}
 
 
+@savable
 @suggests_methods
-class ReplayBuffer(Portable):
+class ReplayBuffer(StateDictMixin):
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
@@ -94,15 +96,20 @@ class ReplayBuffer(Portable):
         autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.settings = settings = ReplaySettings(
+        settings = ReplaySettings(
             capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
         )
+        self._build(settings, seed)
+
+    def _build(self, settings: ReplaySettings, seed: int | None) -> None:
+        """Make an empty buffer of settings that were checked."""
+        self.settings = settings
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
         self.device, self._schema = settings.device, settings.schema
         self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
-        self._is_plain = self._schema.is_flat and not extra
-        room = settings.memory.open(self)
-        rows = settings.rows_in(room)
+        self._is_plain = settings.is_plain
+        allocator = settings.memory.open(self)
+        rows = settings.rows_in(allocator)
         self.storage: ReplayStore = store_over(rows)
         """Where the rows are: what samplers and views are given."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
@@ -118,17 +125,18 @@ class ReplayBuffer(Portable):
         self.parts = ReplayParts(self.storage, self.sampler, self._random, self._observers, self._given)
         """Everything that is saved."""
         self._follows_writes = self.sampler.follows_writes
-        shared = room if room.outlives else Heap(torch.device("cpu"))
+        shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
         self._inserted: int | None = None
         """The number of steps that a RateLimit has let through with the write that it is making."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
-        self._lock = lock_for(self, room.lock(mend_callback(self)))
-        self._keeper = room.keeper
-        if self._keeper is not None:
-            self._keeper.settle(Durable(self), resumes=seed is None)
+        self._lock = lock_for(self, allocator.lock(mend_callback(self)))
+        self._allocator = allocator
+        self._before_write = allocator.before_write if allocator.durable else None
+        if allocator.durable:
+            allocator.recover(RecoverableBuffer(self), resumes=seed is None)
 
     @classmethod
     @suggests_keywords
@@ -256,17 +264,15 @@ class ReplayBuffer(Portable):
         What was committed is there after a loss of power. A process that is merely killed loses no step that was added.
         """
         with self._lock:
-            if self._keeper is not None:
-                self._keeper.commit()
+            self._allocator.commit()
 
     def close(self) -> None:
         """Commit, and be done with this buffer: every later use raises. Disk memory may then be opened by others."""
         if isinstance(self._lock, ClosedLock):
             return
-        if self._keeper is None or self._keeper.is_open:
+        if self._allocator.is_open:
             with self._lock:
-                if self._keeper is not None:
-                    self._keeper.close()
+                self._allocator.close()
         self._lock = ClosedLock()
 
     def __enter__(self) -> ReplayBuffer:
@@ -283,7 +289,7 @@ class ReplayBuffer(Portable):
         generator. `relive.load(path)` goes on from it exactly. What `check` would raise for because a device has
         skipped it is a `DataWarning` here, after the checkpoint is written.
         """
-        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         self._issue_warning()
         number = save(self, path, keep=keep)
@@ -318,8 +324,8 @@ class ReplayBuffer(Portable):
         then = self.sampler.after_write if self._follows_writes else None
         if count is not None or self._given.staged or self._inserted is not None:
             then = partial(self._follow, then, count, self._inserted)
-        if self._keeper is not None:
-            self._keeper.expect(steps or 1)
+        if self._before_write is not None:
+            self._before_write(steps or 1)
         self.storage.write(leaves, nexts, envs, steps, then)
 
     def _follow(self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None) -> None:
@@ -379,8 +385,8 @@ class ReplayBuffer(Portable):
         another device than the CPU returns the number as a tensor there, which `int()` waits for.
         """
         with self._lock:
-            if self._keeper is not None:
-                self._keeper.expect(0)
+            if self._before_write is not None:
+                self._before_write(0)
             leaves = mutable_leaves(self._schema, fields)
             return write_back(self.storage, *flat_ids(index, self.device), leaves)
 
@@ -430,12 +436,28 @@ class ReplayBuffer(Portable):
     # Saving
 
     @classmethod
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
+    @torch.inference_mode(False)
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """An empty buffer of this config, but for `changes` that are not None: device and sampler."""
         require_backing(config, saved)
-        replay = cls(**arguments_of(config, saved, changes))
+        settings = ReplaySettings(**arguments_of(config, saved, changes))
+        saved.require_columns(settings.row_forms())
+        replay = cls.__new__(cls)
+        replay._build(settings, None)
         require_empty(replay)
         return replay
+
+    @classmethod
+    def from_disk(
+        cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
+    ) -> ReplayBuffer:
+        """The buffer in a folder of disk memory, made with the settings of its last commit; see `relive.load`."""
+        name, saved = commit_of(root)
+        changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
+        try:
+            return cls(**arguments_of(saved.config, saved, changes))
+        except SchemaError as error:
+            raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON; also of one that has no arrays yet."""
@@ -449,17 +471,17 @@ class ReplayBuffer(Portable):
         """The rows that will never change."""
         return self.storage.memory.complete_rows()
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
         self.parts.load_state(saved)
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Context manager held while the contents are replaced."""
-        return nullcontext() if self._keeper is None else self._keeper.refilled()
+        return self._allocator.replacing()
 
     def _in_order(self) -> AbstractContextManager[None]:
         """Context manager held while rows are read from the first to the last."""
-        return nullcontext() if self._keeper is None else self._keeper.in_order()
+        return self._allocator.reading_in_order()
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import true_next_obs
 from relive.fields.conversion import EnvNumbers, as_tensor, path_name
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import caller_shape
 from relive.kernels.flattening import Flattening
-from relive.memory.saved import Saved, State
 from relive.replay.row_memory import RowMemory
 from relive.statistics.observers import Observers
 
@@ -121,18 +121,18 @@ class GivenSteps:
         given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         return self._memory.ring.num_envs * sum(given)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
         memory, columns = self._memory, self._schema.leaf_indices
         arrays, staged = saved.tensors(self.most_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:
-                raise node.wrong("a declared field")
+                raise node.error("a declared field")
             leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
             staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
         if arrays:
-            raise saved.at(min(arrays)).wrong("no other array than those of staged fields")
+            raise saved.at(min(arrays)).error("no other array than those of staged fields")
         self.staged = staged
 
     def check(self) -> None:

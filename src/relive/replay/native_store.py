@@ -36,10 +36,9 @@ class NativeStore(RowStore):
         self._core.watch_cuts(memory.has_stats)
         self._write_back = _write_back_of(self._core, memory)
         self._reads_files = memory.seals is not None
-        self._is_alone = not memory.room.outlives
+        self._is_alone = not memory.allocator.persistent
         """Nobody else writes this memory, and none of its pages are asked for."""
-        self.is_shared = memory.room.outlives and not self._reads_files
-        """Other processes may write here, and would wait while rows are copied."""
+        self.is_shared = memory.allocator.persistent and not self._reads_files
         self.warning: str | None = None
         self._few: torch.Tensor | None = None
         """The slots of all transitions, where they are few; kept until something is written."""
@@ -126,7 +125,7 @@ class NativeStore(RowStore):
 
     def tree(self) -> NativeTree:
         if self._tree is None:
-            self._tree = NativeTree(self.memory.ring.kind.numel() + 1, self.memory.room)
+            self._tree = NativeTree(self.memory.ring.kind.numel() + 1, self.memory.allocator)
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from relive.memory.saved import Saved, State
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.randomness import Randomness
 from relive.replay.given_steps import GivenSteps
 from relive.replay.samplers import Sampler
@@ -34,12 +34,12 @@ class ReplayParts:
         memory = self.storage.memory
         beside = {name: part.state() for name, part in self.beside_rows.items()}
         rest = State.of_parts(
-            {"sampler": ({}, self.sampler.state()), **beside, "memory": ({"name": memory.room.name}, {})}
+            {"sampler": ({}, self.sampler.state()), **beside, "memory": ({"name": memory.allocator.name}, {})}
         )
         ring = memory.state()
         return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
         memory = self.storage.memory
         memory.load_state(saved)

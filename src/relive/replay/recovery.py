@@ -8,18 +8,21 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
-from relive.memory.disk import records
-from relive.memory.disk.records import Record
-from relive.memory.saved import Saved, State, bytes_of
-from relive.replay.loading import check_ring
-from relive.replay.ring import MOST_ROWS, TRANSITION, Ring
+from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
+from relive.replay.ring import MOST_ROWS, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
 from relive.replay.store import DurableStore, durable
+from relive.storage import commits
+from relive.storage.codec import FileArrays, bytes_of
+from relive.storage.commits import Commit
+from relive.storage.disk import require_support
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -29,7 +32,7 @@ _MOST_OF_NAME = 512
 """Bytes that describe an array in a commit."""
 
 
-class Durable:
+class RecoverableBuffer:
     """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
 
     rows_of_step = MOST_ROWS
@@ -74,9 +77,9 @@ class Durable:
         beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
         return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
 
-    def marks(self) -> int:
+    def slots_checksum(self) -> int:
         """A checksum of what each slot holds."""
-        return _marks_of(self._ring)
+        return _slots_checksum(self._ring)
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
         """Let the disk begin to write a piece of a file, without waiting for it."""
@@ -86,9 +89,9 @@ class Durable:
         """Take every row for what was written."""
         durable(self._alive.storage).seal()
 
-    def recover(self, record: Record, checksum: Callable[[], int], *, resumes: bool) -> None:
+    def recover(self, record: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
-        buffer, ring, saved = self._alive, self._ring, record.saved
+        buffer, ring, saved = self._alive, self._ring, _reader(record)
         store = durable(buffer.storage)
         try:
             _check_flags(ring)
@@ -104,7 +107,19 @@ class Durable:
             raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
 
-def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
+def commit_of(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
+    """The file of the last commit in a folder of disk memory, and the buffer that it describes."""
+    require_support(IncompatibleCheckpoint)
+    record = commits.newest(Path(root))
+    return record.name, _reader(record)
+
+
+def _reader(record: Commit) -> SnapshotReader:
+    assert isinstance(record.arrays, FileArrays)
+    return SnapshotReader.of(record.name, record.config, record.values, record.arrays)
+
+
+def _resume(buffer: ReplayBuffer, read: SnapshotReader, record: Commit, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
     if not buffer.sampler.keeps_state_in_memory:
         resume(buffer.sampler, buffer.storage.memory, read.part("sampler"), read.config)
@@ -125,7 +140,7 @@ def _check_flags(ring: Ring) -> None:
             raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", got, "Copy the folder again."))
 
 
-def _require_closed(ring: Ring, read: Saved, is_same: bool) -> None:
+def _require_closed(ring: Ring, read: SnapshotReader, is_same: bool) -> None:
     assert ring.journal is not None
     heads = all(torch.equal(getattr(ring, name), _saved(ring, read, name)) for name in ("head", "open", "floor"))
     if not (is_same and heads and not bool(ring.journal.any())):
@@ -133,11 +148,11 @@ def _require_closed(ring: Ring, read: Saved, is_same: bool) -> None:
         raise CorruptCheckpoint(explain("arrays", "the contents at close()", "files that were changed since", remedy))
 
 
-def _saved(ring: Ring, read: Saved, name: str) -> torch.Tensor:
+def _saved(ring: Ring, read: SnapshotReader, name: str) -> torch.Tensor:
     return read.array(f"ring.{name}", getattr(ring, name))
 
 
-def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
+def _recover(storage: DurableStore, read: SnapshotReader, record: Commit) -> None:
     """After a kill all that was stored is there, but for the step that was being written.
 
     Where that is not what is found, as after a loss of power, the rings go back to the last commit. Doing it twice, or
@@ -146,14 +161,15 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
     ring = storage.memory.ring
     head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
     most = (1 << 62) // (2 * ring.num_envs)
-    if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.reach > most:
-        got = f"floors from {int(floor.min())} and heads to {int(head.max())} (reach {record.reach})"
+    if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.max_rows_since_commit > most:
+        rows = record.max_rows_since_commit
+        got = f"floors from {int(floor.min())} and heads to {int(head.max())} (at most {rows} rows since)"
         raise CorruptCheckpoint(
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
-    if record.boot == records.boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
+    if record.boot == commits.boot() and _is_left_by_a_kill(ring, head, floor, record.max_rows_since_commit):
         storage.mend()
-        if not storage.broken_rows(head - record.reach, ring.head + 1).any():
+        if not storage.broken_rows(head - record.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
     ring.journal.fill_(-1)  # until all of this is done, it is not what a kill leaves
@@ -162,8 +178,8 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
     if _is_untouched(storage, record):
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
-        ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.reach)
-        broken = storage.broken_rows(head - record.reach, ring.head + 1)
+        ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.max_rows_since_commit)
+        broken = storage.broken_rows(head - record.max_rows_since_commit, ring.head + 1)
         if broken.any():
             ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
     # What was written again since the commit may have come to the disk in part.
@@ -172,24 +188,24 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
     ring.journal.zero_()
 
 
-def _marks_of(ring: Ring) -> int:
+def _slots_checksum(ring: Ring) -> int:
     """A checksum of what each slot holds."""
     return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
 
 
-def _is_untouched(storage: DurableStore, record: Record) -> bool:
-    """Nothing that was written after the commit has come to the disk: the rows that it would have taken are whole."""
-    ring, reach = storage.memory.ring, record.reach
-    if _marks_of(ring) != record.marks:
+def _is_untouched(storage: DurableStore, record: Commit) -> bool:
+    """Whether no write after the commit has reached the disk: the rows that it would have overwritten are whole."""
+    ring, max_rows = storage.memory.ring, record.max_rows_since_commit
+    if _slots_checksum(ring) != record.slots_checksum:
         return False
-    newest = storage.broken_rows(ring.head - reach, ring.head + 1)
-    oldest = storage.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + reach - ring.slots)
+    newest = storage.broken_rows(ring.head - max_rows, ring.head + 1)
+    oldest = storage.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
     return not bool((newest | oldest).any())
 
 
-def _is_left_by_a_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, reach: int) -> bool:
+def _is_left_by_a_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, max_rows: int) -> bool:
     assert ring.journal is not None
     began = (ring.journal - 1).clamp(min=0) // 2
-    right = (ring.head >= head) & (ring.head <= head + reach) & (ring.floor >= floor) & (ring.floor <= ring.head)
+    right = (ring.head >= head) & (ring.head <= head + max_rows) & (ring.floor >= floor) & (ring.floor <= ring.head)
     right &= (ring.journal == 0) | ((ring.journal > 0) & (began >= head) & (began <= ring.head))
     return bool(right.all()) and bool((ring.kind <= 4).all())

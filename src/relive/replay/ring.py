@@ -16,13 +16,17 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import explain
+from relive.fields.invariants import on_host
 from relive.kernels import complete
 from relive.kernels.constants import count_from
-from relive.memory import Room
+from relive.storage import Allocator
+from relive.storage.codec import Node
 
 MOST_ROWS = 4
 """What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
@@ -84,12 +88,12 @@ class Ring:
         }
 
     @staticmethod
-    def allocated(alive: int, num_envs: int, history: int, room: Room) -> Ring:
-        """An empty ring in a room, or the one that is found there."""
+    def allocated(alive: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
+        """An empty ring, or the one that was left there."""
         slots = alive + history
         forms = Ring.forms(slots, num_envs).items()
-        state = {name: room.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
-        journal = room.allocate("ring.journal", (num_envs,), torch.int64) if room.outlives else None
+        state = {name: allocator.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
+        journal = allocator.allocate("ring.journal", (num_envs,), torch.int64) if allocator.persistent else None
         return Ring(alive, slots, num_envs, **state, journal=journal)
 
     @property
@@ -352,3 +356,26 @@ class HostRing:
     def clear(self) -> None:
         """Forget every row; rows are numbered on from where they are."""
         self.floor = self.head
+
+
+def load_ring(ring: Ring, saved: SnapshotReader) -> None:
+    """Restore a ring of the same size."""
+    for name, (shape, dtype) in Ring.forms(ring.slots, ring.num_envs).items():
+        saved.require_form(name, shape, dtype)
+    check_ring(*(saved.tensor(name) for name in ("kind", "head", "count", "floor")))
+    saved.copy_into(ring.state)
+
+
+def check_ring(*state: torch.Tensor) -> None:
+    """Kind, head, count and floor, which everything else is computed from: a wrong one would lead out of the memory."""
+    kind, head, count, floor = map(on_host, state)
+    most = (1 << 62) // (2 * len(head))
+    for name, right, found, expected in (
+        ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
+        ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
+        ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
+        ("count", count == np.count_nonzero(kind == TRANSITION, axis=0), count, "the number of transitions"),
+    ):
+        if not bool(right.all()):
+            place = np.argwhere(~right)[0].tolist()
+            raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).error(expected)

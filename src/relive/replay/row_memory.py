@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import (
     bits_of,
@@ -21,12 +23,9 @@ from relive.fields.conversion import (
 )
 from relive.fields.mutable import Mutable, is_carried
 from relive.fields.schema import Path, Schema, Stacked, caller_field
-from relive.memory import Room
-from relive.memory.rows import Rows
-from relive.memory.saved import Saved, State
 from relive.replay.invariants import check_memory
-from relive.replay.loading import load_ring
-from relive.replay.ring import Ring
+from relive.replay.ring import Ring, load_ring
+from relive.storage import Allocator
 
 
 class RowMemory:
@@ -36,13 +35,13 @@ class RowMemory:
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, room: Room, *, keeps_next: bool, next_step: bool,
-        same_step: bool, has_stats: bool = False,
+        self, schema: Schema, rows: int, num_envs: int | None, allocator: Allocator, *, keeps_next: bool,
+        next_step: bool, same_step: bool, has_stats: bool = False,
     ) -> None:  # fmt: skip
         self.schema = schema
         self.rows = rows
         """How many rows of each environment may be drawn, at most."""
-        self.room = room
+        self.allocator = allocator
         self.keeps_next = keeps_next
         """Next observations have tensors of their own: rows are in no order."""
         self.next_step = next_step
@@ -58,24 +57,25 @@ class RowMemory:
         self.carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
         """The leaves that a sequence has only at its start."""
         history = schema.deepest_stack - 1
-        self.ring = Ring.allocated(rows if keeps_next else rows + 1, num_envs or 1, history, room)
+        self.ring = Ring.allocated(rows if keeps_next else rows + 1, num_envs or 1, history, allocator)
         shape = (self.ring.slots, self.ring.num_envs)
         self.leaves = tuple(
-            room.allocate(f"column{i}", (*shape, *field.shape), field.dtype) for i, field in enumerate(schema.fields)
+            allocator.allocate(f"column{i}", (*shape, *field.shape), field.dtype)
+            for i, field in enumerate(schema.fields)
         )
         self.next_leaves = tuple(
-            room.allocate(f"next{i}", tuple(self.leaves[i].shape), self.leaves[i].dtype)
+            allocator.allocate(f"next{i}", tuple(self.leaves[i].shape), self.leaves[i].dtype)
             for i in (self.observed if keeps_next else ())
         )
         self.device = self.leaves[0].device
         self.has_values = self.device.type != "meta"
         """A tensor on `meta` has no values to look at."""
-        self.seals = None if room.keeper is None else room.allocate("seals", (*shape, 2), torch.int64)
+        self.seals = allocator.allocate("seals", (*shape, 2), torch.int64) if allocator.durable else None
         """Checksums of each row's observation and of everything else in it, with its number."""
         self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))
         """The leaves that may be written again."""
         self.rewriting, self.rewritten = self._write_back_arrays()
-        self.broken = room.allocate("broken", (), torch.int64)
+        self.broken = allocator.allocate("broken", (), torch.int64)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
         """Finite numbers that became infinite in their field, likewise; not saved."""
@@ -89,11 +89,12 @@ class RowMemory:
 
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Where a row that is written again is noted first, and the checksums [S, N] of what may be written again."""
-        room, nbytes = self.room, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
-        kept = bool(self.mutable) and room.outlives
-        journal = room.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
-        sealed = kept and room.keeper is not None
-        return journal, room.allocate("ring.rewritten", tuple(self.ring.kind.shape), torch.int64) if sealed else None
+        allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
+        kept = bool(self.mutable) and allocator.persistent
+        journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
+        sealed = kept and allocator.durable
+        shape = tuple(self.ring.kind.shape)
+        return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if sealed else None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -184,7 +185,7 @@ class RowMemory:
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Restore what `state` gave."""
         ring = self.ring
         load_ring(ring, saved.part("ring"))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
 from relive.fields.declarations import device_of, tree_of
+from relive.fields.mutable import Mutable
 from relive.fields.schema import Declaration, positive
-from relive.memory import Memory, Room
-from relive.memory.documents import Node
-from relive.memory.saved import Saved
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import config_of, sampler_of
@@ -23,6 +22,8 @@ from relive.replay.samplers.sampler import require_sampler
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of
+from relive.storage import Allocator, Memory
+from relive.storage.codec import Form, Node
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -56,6 +57,8 @@ class ReplaySettings:
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
+        self.is_plain = self.schema.is_flat and not extra
+        """Fields are leaves, and there are no extra ones."""
 
     def _refuse_uncounted(self, *given: bool) -> None:
         """Refuse statistics and norms of shared memory: they would count the steps of one process alone."""
@@ -63,13 +66,21 @@ class ReplaySettings:
             if is_given and self.memory.is_shared:
                 raise SchemaError(explain(name, *_UNCOUNTED))
 
-    def rows_in(self, room: Room) -> RowMemory:
+    def rows_in(self, allocator: Allocator) -> RowMemory:
         """The memory of such a buffer."""
         return RowMemory(
-            self.schema, self.capacity // (self.num_envs or 1), self.num_envs, room,
+            self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
             keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
+
+    def row_forms(self) -> dict[str, Form]:
+        """The dtype and shape of each column of rows that never change; see `RowMemory.complete_rows`."""
+        schema = self.schema
+        columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
+        if self.next_obs == "stored":
+            columns |= {f"next{i}": schema.fields[leaf] for i, leaf in enumerate(schema.leaf_indices["obs"])}
+        return {name: (field.dtype, field.shape) for name, field in columns.items()}
 
     def config(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -87,7 +98,7 @@ class ReplaySettings:
         }
 
 
-def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a buffer that `config` describes, but for changes that are not None."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
@@ -109,19 +120,19 @@ def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[st
     }
 
 
-def require_backing(config: Node, saved: Saved) -> None:
+def require_backing(config: Node, saved: SnapshotReader) -> None:
     """Refuse a capacity that is only claimed: every slot has a byte in the state."""
     num_envs = config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
     least = config.entry("capacity").integer(1, 1 << 50) // envs
     form = saved.form("ring.kind")
     if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
-        raise saved.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
+        raise saved.at("ring.kind").error(f"at least {least} slots for each of {envs} environments")
 
 
 def require_empty(replay: ReplayBuffer) -> None:
     """Refuse disk memory that is to be filled and holds a buffer already."""
-    if replay.storage.memory.room.is_found:
+    if replay.storage.memory.allocator.reopened:
         replay.close()
         remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
         expected, got = "an empty folder for disk memory", "a folder that holds a buffer"

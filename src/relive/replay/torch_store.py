@@ -158,7 +158,7 @@ class TorchStore(RowStore):
 
     def tree(self) -> PriorityTree:
         if self._tree is None:
-            self._tree = priority_tree(self.memory.ring.size + 1, self.device, self.memory.room)
+            self._tree = priority_tree(self.memory.ring.size + 1, self.device, self.memory.allocator)
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain, warn_user
 from relive.estimators import gae
 from relive.fields.autoreset import observation_leaves
@@ -16,7 +17,6 @@ from relive.fields.conversion import as_tensor, convert, path_name
 from relive.fields.invariants import require, same_bits
 from relive.fields.schema import Field, Path, named_leaves
 from relive.kernels import complete
-from relive.memory.saved import Saved, State
 from relive.rollout.episode_flags import EpisodeFlags, StoredDoubts
 from relive.rollout.storage import Storage
 
@@ -178,7 +178,7 @@ class LastStep:
         arrays = {f"{name}{i}": leaf for name, leaves in known.items() for i, leaf in enumerate(leaves)}
         return State({name: name in known for name in ("value", "obs")}, arrays)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, after the steps of the storage that was loaded before."""
         storage, schema = self._storage, self._storage.schema
         self.keep({})

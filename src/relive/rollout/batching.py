@@ -1,23 +1,25 @@
-"""How rows are read an epoch at a time: in which order, into whose memory, and for how long."""
+"""Minibatches and sequences of a rollout, an epoch at a time: in which order, into whose memory, for how long."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import assembler, checked_targets
+from relive.fields.assembly import assembler, checked_targets, to_device
 from relive.fields.conversion import overlaps
-from relive.fields.schema import Path
+from relive.fields.schema import Carry, Path, positive
 from relive.kernels.reader import Following, Reader
-from relive.kernels.sequence_reader import SequenceReader
+from relive.kernels.sequence_index import Cuts, find_sequences
+from relive.kernels.sequence_reader import Layout, SequenceReader, sequence_reader
 from relive.kernels.shuffling import permutation, shuffled
 from relive.randomness import Randomness
+from relive.rollout.episode_flags import EpisodeFlags
 from relive.rollout.storage import Storage
 
 Read = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
@@ -116,3 +118,63 @@ def read_into(
         return out
 
     return read
+
+
+# Sequences for recurrent networks
+
+Mode = Literal["chunked", "overlap", "every"]
+
+_STRIDES: dict[str, Callable[[int], int]] = {
+    "chunked": lambda length: length,
+    "overlap": lambda length: max(length // 2, 1),
+    "every": lambda _: 1,
+}
+_LAYOUTS = get_args(Layout)
+
+
+def cuts_of(length: int | None, mode: str, split_episodes: bool, keep_tail: bool) -> Cuts:
+    """What the arguments of `sequences` ask for."""
+    if mode not in _STRIDES:
+        known = ", ".join(map(repr, _STRIDES))
+        raise SchemaError(explain("mode", f"one of {known}", repr(mode), "Pass one of them."))
+    stride = 1 if length is None else _STRIDES[mode](positive("length", length))
+    return Cuts(length, stride, split_episodes, keep_tail)
+
+
+def check_layout(layout: str) -> None:
+    """Refuse an unknown layout."""
+    if layout not in _LAYOUTS:
+        known = ", ".join(map(repr, _LAYOUTS))
+        raise SchemaError(explain("layout", f"one of {known}", repr(layout), "Pass one of them."))
+
+
+def moved_sequences(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
+    """The batch on another device; torch wants the sizes of packed sequences on the host, wherever the steps are."""
+    sizes = batch.get("batch_sizes", None)
+    there = to_device(batch, device)
+    return there if sizes is None else there.clear_device_().set("batch_sizes", sizes)
+
+
+class Sequences(NamedTuple):
+    """The sequences of the stored steps: how many, and how batches of them are read."""
+
+    size: int
+    source: Following[SequenceReader]
+    paths: list[Path]
+
+
+def sequences_of(
+    storage: Storage, flags: EpisodeFlags, cuts: Cuts, layout: Layout, fields: Iterable[str | Path] | None
+) -> Sequences:
+    """The stored steps cut into sequences; fields declared as `Carry` are read at their first steps only."""
+    steps = storage.stored("sequences")
+    chosen = storage.selected(storage.leaves(), fields)
+    declared = zip(storage.schema.paths, storage.schema.fields, strict=True)
+    carried = {path: chosen.pop(path) for path, field in declared if isinstance(field, Carry) and path in chosen}
+    leaves, firsts = list(chosen.values()), list(carried.values())
+    tensors = [*leaves, *firsts]
+    index = find_sequences(flags.for_sequences(steps), cuts, tensors)
+    length = cuts.length or max(index.longest, 1)
+    source = storage.following(tensors, lambda: sequence_reader(index, length, layout, leaves, firsts))
+    sizes = "batch_sizes" if layout == "packed" else "mask"
+    return Sequences(len(index), source, [*chosen, ("is_first",), (sizes,), ("index",), *carried])

@@ -12,37 +12,49 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
+from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.fields.assembly import check_destination, import_tensordict, to_device
 from relive.fields.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
+from relive.fields.declarations import device_of, tree_of
 from relive.fields.schema import Declaration, Path, positive
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
-from relive.memory import Memory
-from relive.memory.documents import Node
-from relive.memory.portable import Portable
-from relive.memory.saved import Saved, State
-from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
-from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
+from relive.rollout.batching import (
+    Epochs,
+    Mode,
+    check_layout,
+    cuts_of,
+    moved_sequences,
+    order_of,
+    read_fresh,
+    read_into,
+    sequences_of,
+    stays,
+)  # fmt: skip
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.description import arguments_of, config_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
-from relive.rollout.recurrent import Mode, check_layout, cuts_of, moved_sequences, sequences_of
 from relive.rollout.storage import COMPUTED, Storage, absence_of, uncomputed
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers
+from relive.statistics.observers import Observers, observers_of
+from relive.storage import Memory
+from relive.storage.allocator import require_memory
+from relive.storage.codec import Node
 
 _NOTHING: Mapping[str, Any] = {}
+_DECLARED, _FLAGS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
 
 
+@savable
 @suggests_methods
-class RolloutBuffer(Portable):
+class RolloutBuffer(StateDictMixin):
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
     Everything at index t belongs to the action taken at t.
@@ -252,7 +264,7 @@ class RolloutBuffer(Portable):
         observations, hidden states, pending resets, statistics, norms and the generator. `relive.load(path)` goes on
         from it exactly.
         """
-        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         return save(self, path, keep=keep)
 
@@ -430,22 +442,34 @@ class RolloutBuffer(Portable):
     # State
 
     @classmethod
-    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
+    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """An empty buffer of this config, but for a change of device; see `relive.load`."""
-        if changes.get("device") != "meta":  # a size that is only claimed takes no memory
-            for name, x in cls.from_config(config, saved, device="meta")._storage.rows().items():
-                saved.require_form(f"rows.{name}", tuple(x.shape), x.dtype)
-        return cls(**arguments_of(config, saved, **changes))
+        arguments = _arguments_of(config, saved, **changes)
+        saved.require_columns({})
+        schema = rollout_schema(*(arguments[name] for name in (*_DECLARED, "extra")))
+        rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
+        for i, field in enumerate(schema.fields):  # a size that is only claimed takes no memory
+            saved.require_form(f"rows.column{i}", (*rows, *field.shape), field.dtype)
+        return cls(**arguments)
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON."""
-        return config_of(self, self._schema, self._observers)
+        trees = self._schema.config()
+        return {
+            "num_steps": self.num_steps,
+            "num_envs": self.num_envs,
+            **{name: trees[name] for name in _DECLARED},
+            "extra": {name: tree for name, tree in trees.items() if name not in (*_DECLARED, *_FLAGS)},
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "listeners": self._observers.config(),
+        }
 
     def state(self) -> State:
         """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
         return State.of_parts({name: part.state() for name, part in self._parts().items()})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
         self._empty()
         self._continuity.forget()
@@ -517,7 +541,7 @@ class _Stateless:
     def state(self) -> State:
         return State({}, {})
 
-    def load_state(self, saved: Saved) -> None: ...
+    def load_state(self, saved: SnapshotReader) -> None: ...
 
     def check(self) -> None: ...
 
@@ -542,3 +566,18 @@ def _unknown(name: str | Path, data: lazy.TensorDict, absent: frozenset[str]) ->
     if first in COMPUTED:
         return uncomputed(first)
     return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")
+
+
+def _arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
+    """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
+    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+    return {
+        "num_steps": config.entry("num_steps").integer(1, 1 << 50),
+        "num_envs": envs,
+        **{name: tree_of(config.entry(name)) for name in _DECLARED},
+        "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
+        "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
+        "device": device or device_of(config.entry("device")),
+        **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+    }

@@ -9,6 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import kernels
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain, infinite_rewards
 from relive.fields.assembly import value_of
 from relive.fields.autoreset import final_observations, host_flags, observation_leaves
@@ -17,11 +18,10 @@ from relive.fields.invariants import require, require_all, require_flags, requir
 from relive.fields.schema import Field
 from relive.kernels import complete
 from relive.kernels.sequence_index import Flags, reset_rows
-from relive.memory.documents import Node
-from relive.memory.saved import Saved, State
 from relive.rollout.storage import Storage
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
+from relive.storage.codec import Node
 
 
 class EpisodeFlags:
@@ -195,7 +195,7 @@ class EpisodeFlags:
         """What the environments did before the first row, and what observers expect of the coming one."""
         return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": self._coming})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
         saved.copy_into({"resetting": self.resetting, "starting": self.starting})
         self.begin()
@@ -324,7 +324,7 @@ class FinalObservations:
         places = torch.tensor(self.places, dtype=torch.int64, device="cpu").view(-1, 2)
         return State({}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, of the steps of the storage that was loaded before."""
         self.clear()
         steps, num_envs = self._storage.num_stored, self._storage.num_envs
@@ -337,7 +337,7 @@ class FinalObservations:
         ]
         for i, (step, env) in enumerate(places):
             if not (0 <= step < steps and 0 <= env < num_envs):
-                raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
+                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
             self._found.append(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from relive import lazy
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import clean_bools, convert, misaligned_error, path_name
@@ -20,8 +21,7 @@ from relive.fields.schema import Path, Schema
 from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
-from relive.memory import Memory
-from relive.memory.saved import Saved, State
+from relive.storage import Memory
 
 
 class Storage:
@@ -40,8 +40,8 @@ class Storage:
         self._num_rows = rows
         kinds = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
-        room = memory.own("RolloutBuffer")
-        self.tensors = tuple(room.allocate("column", *kind) for kind in kinds)
+        allocator = memory.own("RolloutBuffer")
+        self.tensors = tuple(allocator.allocate("column", *kind) for kind in kinds)
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -317,7 +317,7 @@ class Storage:
         }
         return State(values, self.rows() | attached)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
         node, own = saved.values, self.named()
         stored = node.entry("num_stored").integer(0, self._num_rows - 1)
@@ -328,18 +328,18 @@ class Storage:
         self._set_given(tuple(name in given for name in self._optional_names))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
-                raise name.wrong("a declared field")
+                raise name.error("a declared field")
             self.staged.add(name.value)
         for i, entry in enumerate(node.entry("attached").items()):
             path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
-                raise entry.wrong("a name of its own")
+                raise entry.error("a name of its own")
             if path not in own:  # an optional field was read with all others
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
                 own[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = own[path]
 
-    def _given_in(self, saved: Saved, stored: int) -> set[str]:
+    def _given_in(self, saved: SnapshotReader, stored: int) -> set[str]:
         """Which optional fields the steps gave."""
         node = saved.values
         if "given" in node.entries():

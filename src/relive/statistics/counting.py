@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from relive import kernels
+from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.state_dict import packed, unpacked
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of, restored_snapshot
-from relive.memory.portable import packed, unpacked
-from relive.memory.saved import Saved, State
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters
@@ -81,7 +81,7 @@ class Counted:
         """Everything that steps change, as tensors of its own."""
         return State({}, self.snapshot())
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue from a saved state of an object with the same arguments."""
         self._assign(saved.arrays_like(self._tensors))
 

@@ -16,8 +16,8 @@ from relive.fields.conversion import convert, device_of, env_numbers
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import FLAG, NUMBER, Field, positive
 from relive.fields.vocabulary import suggests_keywords
-from relive.memory.space import require_memory
 from relive.statistics import counting
+from relive.storage.allocator import require_memory
 
 _MOST_STEPS = 2**53
 """Up to here float64 counts exactly."""

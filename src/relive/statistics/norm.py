@@ -15,8 +15,8 @@ from relive.fields.checks import above_zero
 from relive.fields.conversion import as_tensor, convert, device_of
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, FLAG, Field, Path
-from relive.memory.space import require_memory
 from relive.statistics.counting import Counted, Moments, counters, lock
+from relive.storage.allocator import require_memory
 
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""

@@ -12,6 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import kernels
+from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import info_numbers
 from relive.fields.conversion import path_name
@@ -19,11 +20,10 @@ from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.fields.vocabulary import NAME
-from relive.memory.documents import Node
-from relive.memory.saved import Saved, State
 from relive.statistics.counting import counters, hold
 from relive.statistics.episodes import EpisodeStats, episodes_of, plan_steps
 from relive.statistics.norm import Norms, RunningNorm, moments_of, plan_rows
+from relive.storage.codec import Node
 
 _STEP = ("reward", "terminated", "truncated")
 
@@ -175,7 +175,7 @@ class Observers:
         """What the steps have changed in all of them."""
         return State({}, State.of_parts({name: one.state() for name, one in self._parts().items()}).arrays)
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue counting from a saved state."""
         for name, one in self._parts().items():
             one.load_state(saved.part_without_values(name))
@@ -197,7 +197,7 @@ class Observers:
             self.stats.cut(env_ids)
 
 
-def observers_of(config: Node, saved: Saved, num_envs: int | None) -> dict[str, Any]:
+def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
     """The statistics and norms that `config` describes, as arguments of a buffer with this state.
 
     Each has its numbers in the state, or is not made: a size that is only claimed takes no memory.
@@ -207,7 +207,7 @@ def observers_of(config: Node, saved: Saved, num_envs: int | None) -> dict[str, 
     return {"stats": None if stats is None else _stats_of(stats, saved, num_envs), "norm": norms}
 
 
-def _stats_of(config: Node, saved: Saved, num_envs: int | None) -> EpisodeStats:
+def _stats_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> EpisodeStats:
     window = config.entry("window").integer(1, 1 << 32)
     saved.require("stats.ring", (window + 1,))
     saved.require("stats.open", (None, num_envs or 1), only_lead=False)
@@ -215,7 +215,7 @@ def _stats_of(config: Node, saved: Saved, num_envs: int | None) -> EpisodeStats:
     return EpisodeStats(num_envs, window, metrics, reasons)
 
 
-def _norm_of(config: Node, saved: Saved, number: int) -> tuple[Path, RunningNorm]:
+def _norm_of(config: Node, saved: SnapshotReader, number: int) -> tuple[Path, RunningNorm]:
     path, shape, eps, clip = config.parts(4)
     saved.require(f"norm{number}.mean", shape.shape())
     bound = clip.optional()

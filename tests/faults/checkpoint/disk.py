@@ -13,7 +13,7 @@ from typing import Any
 
 import relive as rl
 from relive.checkpoint.saving import save
-from relive.memory.files import FOLDERS, Files
+from relive.storage.files import FOLDERS, Files
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "remove", "close")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from relive.memory.saved import bytes_of
+from relive.storage.codec import bytes_of
 
 HOSTILE: list[Any] = [
     -1, 0, 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**30, 10**400, 1.5, -0.0, 1e308, True, False,

@@ -18,7 +18,7 @@ import pytest
 import relive as rl
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
-from relive.memory.files import Files
+from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
 from tests.tiers import select

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.memory.documents import CHUNK
+from relive.storage.codec import CHUNK
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import State, body, document_of, write
 from tests.faults.processes import apart

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import relive as rl
-from relive.checkpoint import check
 from relive.fields.declarations import path_of
-from relive.memory.documents import Node
+from relive.inspector.saved import check
+from relive.storage.codec import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import (
@@ -542,7 +542,7 @@ def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_machine_with_too_little_memory_is_told(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = old_checkpoint(kind, tmp_path)
-    monkeypatch.setattr("relive.memory.device.available_bytes", lambda: 100)
+    monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: 100)
     with pytest.raises(rl.IncompatibleCheckpoint, match="the buffer does not fit into the memory of this machine"):
         rl.load(tmp_path)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import pytest
 
 import relive as rl
 from relive.checkpoint.archive import Archive
-from relive.memory.files import Files
+from relive.storage.files import Files
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c
@@ -37,7 +37,7 @@ def _written_in_place(self: Archive, name: str, parts: Iterable[Any]) -> None:
 
 def _commit(self: Archive, manifest: Any) -> None:
     """The manifest, and the folders of the data after it."""
-    from relive.checkpoint.manifest import dump  # noqa: PLC0415
+    from relive.checkpoint.archive import dump  # noqa: PLC0415
 
     self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
     self.files.sync_folder("manifests")
@@ -89,10 +89,7 @@ def test_the_interrupt_check_goes_red_on_files_written_in_place_and_left_there(
 
 
 def test_the_bit_check_goes_red_without_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unchecked(self: Archive, folder: str, file: Any) -> Any:
-        yield (self.root / folder / file.name).read_bytes()
-
-    monkeypatch.setattr(Archive, "read", unchecked)
+    monkeypatch.setattr("relive.checkpoint.archive.require_checksum", _nothing)
     with pytest.raises((pytest.fail.Exception, AssertionError)):
         c.flip_bits(tmp_path, 2_000, 0)
 

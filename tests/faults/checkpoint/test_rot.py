@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.checkpoint import save
-from relive.memory.files import Files
+from relive.checkpoint.saving import save
+from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 REUSES = [kind for kind in KINDS if kind != "rollout"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relive.memory.files import Files
+from relive.storage.files import Files
 
 
 class MountedDisk:

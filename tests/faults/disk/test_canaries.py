@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import relive as rl
-from relive.memory.disk.folder import Folder
 from relive.replay.native_store import NativeStore
 from relive.replay.ring import Ring
+from relive.storage.disk import Folder
 from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.checkpoint.reopening import peek
 from relive.cli import main
-from relive.memory.disk.records import newest
+from relive.inspector.saved import peek
+from relive.storage.commits import newest
 from tests.faults.disk.writer import Layout, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select
@@ -303,7 +303,7 @@ def test_a_disk_that_fails_at_a_commit_is_told_of(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"relive.memory.files.Files.{operation}", fail)
+        patch.setattr(f"relive.storage.files.Files.{operation}", fail)
         with pytest.raises(rl.CheckpointError, match="Input/output error"):
             replay.commit()
     verify(replay, Story(layout, [0]), [(0, clock, clock)])

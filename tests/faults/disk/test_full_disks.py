@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.memory.files import Files
+from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.full import small_disk
 from tests.totals import tell

@@ -132,7 +132,7 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
     else:
         pytest.fail("ten kills, and no step to cut off")
     if boot is not None:
-        monkeypatch.setattr("relive.memory.disk.records.boot", lambda: boot)
+        monkeypatch.setattr("relive.storage.commits.boot", lambda: boot)
     whole = tmp_path / "whole"
     shutil.copytree(root, whole)
     expected = digest(rl.load(whole))

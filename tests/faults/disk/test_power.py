@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.memory.files import Files
 from relive.replay.ring import MOST_ROWS
+from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
 from tests.totals import SEED, tell, trials
@@ -62,7 +62,7 @@ class Machine:
                 machine.count()
                 super().overwrite(file, data)
 
-        monkeypatch.setattr("relive.memory.disk.folder.Files", Watched)
+        monkeypatch.setattr("relive.storage.disk.Files", Watched)
 
     def count(self) -> None:
         self.left -= 1
@@ -93,7 +93,7 @@ def _pages(old: bytes, new: bytes, chance: float, rng: random.Random) -> Iterato
 
 def number_of(replay: Any) -> int:
     """The last commit that is done."""
-    return replay._keeper._number
+    return replay._allocator._number
 
 
 def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, states: int) -> tuple[int, int]:
@@ -159,7 +159,7 @@ def check_after_power_loss(
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reopening is in a later run of the machine."""
     count = iter(range(1 << 30))
-    monkeypatch.setattr("relive.memory.disk.records.boot", lambda: f"boot{next(count)}")
+    monkeypatch.setattr("relive.storage.commits.boot", lambda: f"boot{next(count)}")
 
 
 def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:

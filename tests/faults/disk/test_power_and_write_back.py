@@ -34,11 +34,11 @@ class Traffic:
 
     def step(self) -> None:
         number = self.clock * ENVS + np.arange(ENVS)
-        number_of_commit = self.replay._keeper._number  # type: ignore[union-attr]
+        number_of_commit = self.replay._allocator._number  # type: ignore[union-attr]
         obs = number[:, None] * 1.0
         wide = np.repeat(number[:, None], WIDTH, 1)
         self.replay.add(obs, obs[:, 0], obs[:, 0], FALSE, FALSE, obs + ENVS, wide=wide, mark=number)
-        if self.replay._keeper._number != number_of_commit:  # type: ignore[union-attr]
+        if self.replay._allocator._number != number_of_commit:  # type: ignore[union-attr]
             self.since.clear()
         self.values |= {int(n): {int(n)} for n in number}
         self.clock += 1

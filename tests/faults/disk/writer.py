@@ -210,9 +210,9 @@ def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> No
 def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
     """Reopen the memory and be killed at a line of what mends it."""
     if boot is not None:
-        from relive.memory.disk import records  # noqa: PLC0415
+        from relive.storage import commits  # noqa: PLC0415
 
-        records.boot = lambda: boot
+        commits.boot = lambda: boot
     left = iter(range(line))
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relive.memory import Heap
 from relive.replay.ring import Ring
+from relive.storage import LocalAllocator
 from tests.kernels.tree_histories import HUGE, TINY, History, assert_lives, histories
 from tests.kernels.triton.interpreter import in_every_order
 from tests.tiers import select
@@ -109,7 +109,7 @@ class TestSums:
         generator = np.random.default_rng(count)
         leaves = torch.from_numpy(generator.integers(0, 30, count))
         values = torch.from_numpy(generator.random(count))
-        tree, native = TritonTree(2000, CPU), NativeTree(2000, Heap(CPU))
+        tree, native = TritonTree(2000, CPU), NativeTree(2000, LocalAllocator(CPU))
         for order in (slice(None), slice(count // 2)):
             tree.set(leaves[order], values[order])
             native.set(leaves[order], values[order])
@@ -282,7 +282,7 @@ class TestAccepting:
         leaves = torch.from_numpy(generator.integers(-1, 50, 80))
         for dtype in (torch.float32, torch.float64):
             priority = torch.from_numpy(10 ** generator.uniform(-6, 3, 80)).to(dtype)
-            tree, native = TritonTree(50, CPU), NativeTree(50, Heap(CPU))
+            tree, native = TritonTree(50, CPU), NativeTree(50, LocalAllocator(CPU))
             stale = tree.accept(leaves, priority, 0.6, 1e-6)
             numbers = [1.0]  # the largest priority so far
             bad, skipped = native.update(leaves, priority, 0.6, 1e-6, numbers)
@@ -315,7 +315,7 @@ class TestAccepting:
         assert tree.faults.tolist() == [6, 1, 0]
 
     def test_rows_are_found_by_their_ids_as_the_ring_finds_them(self) -> None:
-        ring = Ring.allocated(15, 3, 2, Heap(CPU))
+        ring = Ring.allocated(15, 3, 2, LocalAllocator(CPU))
         generator = np.random.default_rng(0)
         ring.head.copy_(torch.tensor([0, 14, 23]))
         ring.open.copy_(torch.tensor([False, True, True]))

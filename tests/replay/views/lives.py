@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import relive as rl
-from relive.memory import Memory
+from relive.storage import Memory
 from tests.reference.replay import Column
 
 K = 3

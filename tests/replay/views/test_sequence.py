@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive import kernels
-from relive.memory import Memory
+from relive.storage import Memory
 from tests.conftest import BACKENDS
 
 WIDE, K = 3, 3

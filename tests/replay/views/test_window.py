@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import relive as rl
 from relive import kernels
 from relive.errors import SchemaError
-from relive.memory import Memory
+from relive.storage import Memory
 from tests.conftest import BACKENDS
 from tests.reference import windows as reference
 from tests.replay.views.lives import Life

@@ -25,7 +25,7 @@ from relive.compat.rl_buffer.transitions import (
 )
 from relive.concurrent import Handle
 from relive.errors import explain
-from relive.memory import Memory
+from relive.storage import Memory
 
 __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.rl_buffer.stats_tracker import on_host
 from relive.compat.rl_buffer.steps import flags, placed, refuse_shared
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import is_tree
 from relive.fields.assembly import to_device
-from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.buffer import ReplayBuffer as _Replay
 
 

@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
+from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import Arrays, overwrite
 from relive.compat.stable_baselines3.layout import (
@@ -36,7 +37,6 @@ from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
 from relive.fields.checks import one_of
 from relive.fields.schema import Declaration, Field
-from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
 

@@ -15,8 +15,8 @@ from relive.datasets.hdf5.file import opened
 from relive.datasets.hdf5.robomimic import Demonstrations, is_robomimic
 from relive.errors import SchemaError, explain
 from relive.fields.checks import positive
-from relive.memory import Memory
 from relive.replay.samplers import Sampler
+from relive.storage import Memory
 
 
 def from_hdf5(

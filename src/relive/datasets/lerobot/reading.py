@@ -18,8 +18,8 @@ from relive.datasets.lerobot.frames import Frames
 from relive.datasets.lerobot.info import Info
 from relive.datasets.metadata import wrong
 from relive.fields.schema import Path as FieldPath
-from relive.memory import Memory
 from relive.replay.samplers import Sampler
+from relive.storage import Memory
 
 NAMES = {"observation": "obs", "action": "action"}
 NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}

@@ -15,9 +15,9 @@ from relive.datasets.minari.dataset import Episode, episodes_of, opened, stored_
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field, kept_dtype, leaves_of, map_leaves
-from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.storage import Memory
 
 _HOST = torch.device("cpu")
 

@@ -19,8 +19,8 @@ from relive.datasets.zarr.arrays import ZarrArray
 from relive.datasets.zarr.store import Store, opened
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Path as FieldPath
-from relive.memory import Memory
 from relive.replay.samplers import Sampler
+from relive.storage import Memory
 
 _ROWS_OF_FLAGS = 1 << 20
 FIELDS = "relive_fields"

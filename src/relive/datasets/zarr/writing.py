@@ -18,8 +18,8 @@ from relive.datasets.installed import required
 from relive.datasets.zarr.reading import FIELDS
 from relive.fields.schema import Path as FieldPath
 from relive.fields.schema import leaves_of
-from relive.memory.documents import to_json
 from relive.replay.buffer import ReplayBuffer
+from relive.storage.codec import to_json
 
 _CHUNK_BYTES = 2_000_000
 

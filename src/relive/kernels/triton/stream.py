@@ -11,7 +11,7 @@ from relive.kernels.triton.philox import CELLS, uniform_numbers
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
-    from relive.memory.saved import Saved
+    from relive.checkpoint.snapshot import SnapshotReader
 
 
 class DeviceStream(Randomness):
@@ -41,7 +41,7 @@ class DeviceStream(Randomness):
         values, arrays = super().state()
         return values, {**arrays, "philox": self.numbers}
 
-    def load_state(self, saved: Saved) -> None:
+    def load_state(self, saved: SnapshotReader) -> None:
         """Continue where a stream was, also on another device; a stream of another kind begins anew."""
         super().load_state(saved)
         if saved.form("philox") is None:
@@ -51,7 +51,7 @@ class DeviceStream(Randomness):
         is_old = saved.form("philox") == (torch.int64, (2,))
         found = saved.shaped("philox", (2 if is_old else 1 + CELLS,), torch.int64)
         if bool((found < 0).any()):
-            raise saved.at("philox", found.tolist()).wrong("a key and numbers of draws, all at least 0")
+            raise saved.at("philox", found.tolist()).error("a key and numbers of draws, all at least 0")
         self.numbers[0].copy_(found[0])
         self.numbers[1:].copy_(found[1:])
 

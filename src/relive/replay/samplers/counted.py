@@ -51,7 +51,7 @@ class Counted(Sampler):
         """The slots of the last draw, in case it is taken back."""
         self._number = 0
         self._kind = memory.ring.kind.view(-1)
-        self._counts = memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
+        self._counts = memory.allocator.allocate("sampler.drawn", self._kind.shape, torch.int64)
 
     def sample(self, count: int) -> Chosen:
         slots, weight = self._inner.choose(count)

@@ -109,15 +109,17 @@ class Prioritized(Sampler):
         self._slots = self.tree.num_leaves - 1
         self._numbers: Any = [1.0, 0]
         """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
-        room = self.storage.memory.room
-        if room.outlives:
-            self._numbers = room.allocate("sampler.numbers", (2,), torch.float64).numpy()
-            if not room.is_found:
+        allocator = self.storage.memory.allocator
+        if allocator.persistent:
+            self._numbers = allocator.allocate("sampler.numbers", (2,), torch.float64).numpy()
+            if not allocator.reopened:
                 self._largest = 1.0
         self._calls: Any = None
         """How often `sample` was called [1]; None unless `beta` asks for it."""
         if isinstance(self.beta, Linear):
-            self._calls = room.allocate("sampler.calls", (1,), torch.int64).numpy() if room.outlives else [0]
+            self._calls = (
+                allocator.allocate("sampler.calls", (1,), torch.int64).numpy() if allocator.persistent else [0]
+            )
 
     @property
     def _largest(self) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from relive.checkpoint.snapshot import SnapshotReader, nbytes_of
 from relive.errors import IncompatibleCheckpoint, explain
-from relive.memory.documents import Node
-from relive.memory.saved import Saved, nbytes_of
 from relive.replay import samplers
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers.sampler import Sampler
+from relive.storage.codec import Node
 
 _MOST_OF_SLOT = 64
 """Bytes that a sampler saves of a slot."""
@@ -66,7 +66,7 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     if isinstance(default, float):
         return node.number()
     if default is not MISSING and type(node.value) is not type(default):
-        raise node.wrong(f"a value like {default!r}")
+        raise node.error(f"a value like {default!r}")
     return node.value
 
 
@@ -87,7 +87,7 @@ STAND_INS: tuple[Sampler, ...] = (
 """Samplers of every state that ours can have, to look at the state of one that only its maker can make again."""
 
 
-def resume(sampler: Sampler, memory: RowMemory, saved: Saved, config: Node) -> None:
+def resume(sampler: Sampler, memory: RowMemory, saved: SnapshotReader, config: Node) -> None:
     """Load the saved state of a bound sampler, whose buffer `config` describes."""
     expected, slots = sampler.state(), memory.ring.kind.numel()
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
@@ -104,7 +104,7 @@ def resume(sampler: Sampler, memory: RowMemory, saved: Saved, config: Node) -> N
         if then is not None:
             sampler.rescale(*then)
     except ValueError as error:
-        raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
+        raise Node("state: sampler", str(error)).error("the state of a sampler") from None
 
 
 def _exponents(config: Any) -> tuple[float, float] | None:

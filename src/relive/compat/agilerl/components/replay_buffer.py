@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
+from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
@@ -19,7 +20,6 @@ from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.checks import positive
 from relive.locking import use_copy
-from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler
 
 _DISTINCT_BELOW = 16_384

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
+from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.apexrl.buffer.attributes import plain
 from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
@@ -27,7 +28,6 @@ from relive.compat.views import MemoryView
 from relive.errors import DataWarning, explain
 from relive.fields.checks import count, none_without
 from relive.fields.schema import Field
-from relive.memory.portable import load_packed_state, packed_state
 
 _CRITIC = "critic_observations"
 _NEXT_CRITIC = f"next_{_CRITIC}"

@@ -12,14 +12,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.memory.mapped import grown, mapped
-from relive.memory.space import available_bytes
+from relive.storage.allocator import Allocator, Memory, grow_file, mapped
 
 _DIGEST = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
@@ -27,58 +26,48 @@ _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A place without a name: files that exist only while a process has them open."""
+class SharedAddress:
+    """The address of shared memory for other processes: the open files of one that has it."""
 
-    is_shared: ClassVar = True
-
-    def open(self, owner: Any) -> SharedRoom:
-        _require_support()
-        room = SharedRoom(f"relive-{secrets.token_hex(8)}")
-        room.allocate("settings", (_DIGEST,), torch.uint8).copy_(_settings_of(owner))
-        return room
-
-    def free_bytes(self) -> int | None:
-        return available_bytes()
-
-    def __repr__(self) -> str:
-        return "Memory.shared()"
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where another process finds shared memory: the open files of one that has it."""
-
-    is_shared: ClassVar = True
     token: str
     process: int
     files: Mapping[str, int] = field(repr=False)
 
-    def open(self, owner: Any) -> SharedRoom:
+    @property
+    def memory(self) -> Memory:
+        """The memory of a buffer that uses it too."""
+        return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
+
+    def open(self, owner: Any) -> SharedAllocator:
+        """The allocator of an equal buffer in this process."""
         _require_support()
-        room = SharedRoom(self.token, self)
-        if not torch.equal(room.allocate("settings", (_DIGEST,), torch.uint8), _settings_of(owner)):
+        allocator = SharedAllocator(self.token, self)
+        if not torch.equal(allocator.allocate("settings", (_DIGEST,), torch.uint8), _settings_of(owner)):
             remedy = "Pass the handle as replay.handle() made it."
             raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
-        return room
-
-    def free_bytes(self) -> int | None:
-        return None  # it is there already
+        return allocator
 
 
-class SharedRoom:
-    """An anonymous file an array. The last process that has them open takes them along, however it ends."""
+class SharedAllocator(Allocator):
+    """An anonymous file for each array. The last process that has them open takes them along, however it ends."""
 
     device = torch.device("cpu")
     name = "shared"
-    outlives = True
-    keeper = None
+    persistent = True
 
-    def __init__(self, token: str, found: Address | None = None) -> None:
-        self.is_found = found is not None
+    def __init__(self, token: str, found: SharedAddress | None = None) -> None:
+        self.reopened = found is not None
         self._token, self._address = token, found
         self._files: dict[str, int] = {}
         weakref.finalize(self, _close, self._files, os.getpid())
+
+    @classmethod
+    def create(cls, owner: Any) -> SharedAllocator:
+        """New memory for a buffer."""
+        _require_support()
+        allocator = cls(f"relive-{secrets.token_hex(8)}")
+        allocator.allocate("settings", (_DIGEST,), torch.uint8).copy_(_settings_of(owner))
+        return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._address is not None:
@@ -86,18 +75,18 @@ class SharedRoom:
             _require_size(self._files[name], name, max(math.prod(shape) * dtype.itemsize, 1))
         else:
             self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            grown(self._files[name], shape, dtype)
+            grow_file(self._files[name], shape, dtype)
             _seals(self._files[name], _ADD_SEALS, _SEALS)
         return mapped(self._files[name], shape, dtype)
 
-    def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
+    def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
-        return kernels.process_lock(memory, not self.is_found, mend, locking.LOCK_SECONDS)
+        return kernels.process_lock(memory, not self.reopened, recover, locking.LOCK_SECONDS)
 
     @property
-    def address(self) -> Address:
-        """Where others find these files, for as long as this process has them."""
-        return Address(self._token, os.getpid(), dict(self._files))
+    def address(self) -> SharedAddress:
+        """The address of these files, for as long as this process has them."""
+        return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
 def shares_memory() -> bool:
@@ -113,7 +102,7 @@ def _require_support() -> None:
         raise SchemaError(explain("Memory.shared", expected, got, remedy))
 
 
-def _reopened(token: str, address: Address, name: str) -> int:
+def _reopened(token: str, address: SharedAddress, name: str) -> int:
     """Our own descriptor of a file that another process has open; a process number may have been given again."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
@@ -153,7 +142,7 @@ def _settings_of(owner: Any) -> torch.Tensor:
 
 
 def _described(sampler: Any) -> tuple[str, Any]:
-    """What kind of sampler it is and its plain settings; a function is another object in every process."""
+    """The class of a sampler and its plain settings; a function is another object in every process."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
     inner = {name: _described(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)

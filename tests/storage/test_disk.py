@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import relive as rl
-from relive.checkpoint.reopening import peek
 from relive.cli import main
+from relive.inspector.saved import peek
 from tests.checkpoint.traffic import KINDS, N, digest, draw, equal, make_replay, step_replay
 from tests.tiers import select
 
@@ -236,14 +236,14 @@ def test_a_path_is_asked_for(path: Any) -> None:
 
 def test_commits_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay: Any = rl.ReplayBuffer(1000, 1, 1, device=rl.Memory.disk(tmp_path, commit_every=50))
-    first = replay._keeper._number
+    first = replay._allocator._number
     for step in range(500):
         replay.add([step], [0], 0, False, False, [step + 1])
-    assert 9 <= replay._keeper._number - first <= 12
-    before = replay._keeper._number
-    monkeypatch.setattr("relive.memory.disk.room.time.monotonic", lambda: replay._keeper._due + 1)
+    assert 9 <= replay._allocator._number - first <= 12
+    before = replay._allocator._number
+    monkeypatch.setattr("relive.storage.disk.time.monotonic", lambda: replay._allocator._due + 1)
     replay.add([500], [0], 0, False, False, [501])
-    assert replay._keeper._number == before + 1
+    assert replay._allocator._number == before + 1
 
 
 def test_where_there_is_no_native_core_a_whole_disk_memory_is_not_called_broken(

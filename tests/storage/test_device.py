@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relive.memory import Memory
+from relive.storage import Memory
 
 
 def test_cuda_names_the_device_that_is_current_when_a_buffer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

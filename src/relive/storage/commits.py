@@ -1,4 +1,4 @@
-"""What a commit says: where the rings were, and everything about a buffer that is not in its arrays.
+"""Commits of disk memory: the heads of the rings, and everything about a buffer that is not in its arrays.
 
 There are two files for it, written in turn: while one is being written, the other is whole.
 """
@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
-from relive.memory.documents import (
+from relive.storage.codec import (
     CHUNK,
     MOST_BYTES,
-    Node,
+    Arrays,
+    FileArrays,
+    array_of,
     arrays_of,
+    bytes_of,
     from_json,
     list_of,
     reader_of,
@@ -26,8 +29,7 @@ from relive.memory.documents import (
     version_of,
     wrapped,
 )
-from relive.memory.files import Files, unreadable
-from relive.memory.saved import Arrays, Saved, Stored, array_of, bytes_of
+from relive.storage.files import Files, unreadable
 
 _RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
@@ -38,44 +40,37 @@ _BOOT = re.compile(r".{0,128}")
 
 
 @dataclass(frozen=True)
-class Record:
+class Commit:
     """One commit."""
 
     number: int
     boot: str
-    """Which run of the machine wrote it."""
+    """The run of the machine that wrote it."""
     is_closed: bool
-    """Nothing was written since."""
-    reach: int
+    """Written by `close()`: no row came after it."""
+    max_rows_since_commit: int
     """How many rows an environment may have got since, at most."""
-    marks: int
+    slots_checksum: int
     """The checksum of what each slot held."""
     checksum: int
     """That of all arrays that are no rows, where it is closed."""
     config: dict[str, Any]
     values: dict[str, Any]
-    arrays: Stored | Arrays
-    """Those of a file, or those to be written."""
+    arrays: FileArrays | Arrays
+    """Read from a file, or to be written."""
 
     @property
     def name(self) -> str:
         """The file that it is in."""
         return NAMES[self.number % 2]
 
-    @property
-    def saved(self) -> Saved:
-        """The state of the buffer, as the file claims it."""
-        assert isinstance(self.arrays, Stored)
-        config, values = Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values)
-        return Saved(values, self.arrays, config=config)
-
 
 def boot() -> str:
-    """Which run of this machine it is: what was stored in an earlier one may not have come to the disk."""
+    """The id of this run of the machine: pages of an earlier one may not have reached the disk."""
     return _RUN_OF_MACHINE.read_text().strip()
 
 
-def dump(record: Record, length: int = 0) -> bytes:
+def dump(record: Commit, length: int = 0) -> bytes:
     """A record as bytes: a line with a checksum, a line of JSON, and arrays.
 
     Spaces after the JSON make it as long as `length`, if they fit into a description.
@@ -85,8 +80,8 @@ def dump(record: Record, length: int = 0) -> bytes:
         "number": record.number,
         "boot": record.boot,
         "closed": record.is_closed,
-        "reach": record.reach,
-        "marks": record.marks,
+        "reach": record.max_rows_since_commit,
+        "marks": record.slots_checksum,
         "checksum": record.checksum,
         "config": record.config,
         "values": record.values,
@@ -106,13 +101,13 @@ def dump(record: Record, length: int = 0) -> bytes:
     return wrapped(b"\n".join([head, arrays]))
 
 
-def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Record:
+def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     """The record in a file of `nbytes`, whose bytes `read_at(count, offset)` gives."""
     version = version_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
     return reader_of(where, version, READERS)(where, read_at, nbytes)
 
 
-def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Record:
+def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     start = _require_whole(where, read_at, nbytes)
     head, found, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
     if not found or len(head) > MOST_BYTES:
@@ -120,14 +115,14 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
         expected = f"a line of at most {MOST_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
-    arrays = Stored(where, arrays_of(node.entry("arrays")), _filler(where, read_at, rest))
+    arrays = FileArrays(where, arrays_of(node.entry("arrays")), _filler(where, read_at, rest))
     if arrays.nbytes != nbytes - rest:
-        raise node.entry("arrays").wrong(f"arrays of {nbytes - rest} bytes")
+        raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
     config, values = node.entry("config"), node.entry("values")
     for part in (config, values):
         if not isinstance(part.value, dict):
-            raise part.wrong("an object")
-    return Record(
+            raise part.error("an object")
+    return Commit(
         node.entry("number").integer(1),
         node.entry("boot").text(_BOOT),
         node.entry("closed").flag(),
@@ -140,8 +135,8 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
     )
 
 
-READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Record]] = {1: _format_1}
-"""Who reads a record, by its format: `reader(where, read_at, nbytes)`."""
+READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Commit]] = {1: _format_1}
+"""The reader of a commit by its format: `reader(where, read_at, nbytes)`."""
 
 
 def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
@@ -166,9 +161,9 @@ def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Cal
     return fill
 
 
-def newest(root: Path) -> Record:
+def newest(root: Path) -> Commit:
     """The last commit that is whole."""
-    found: list[Record] = []
+    found: list[Commit] = []
     wrong: list[str] = []
     for name in NAMES:
         try:
@@ -183,7 +178,7 @@ def newest(root: Path) -> Record:
     return max(found, key=lambda record: record.number)
 
 
-def _parsed(files: Files, name: str) -> Record:
+def _parsed(files: Files, name: str) -> Commit:
     def read_at(count: int, offset: int) -> bytes:
         try:
             return files.contents(name, count, offset)

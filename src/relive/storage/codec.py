@@ -1,6 +1,8 @@
-"""Documents in files that anybody may have written: strict JSON behind a line with its checksum, and lists of arrays.
+"""Bytes that anybody may have written: strict JSON behind a line with its checksum, and lists of arrays.
 
-Every type, size and name is checked here, before anything is allocated or opened. Nothing here knows torch.
+One codec for manifests, commits of disk memory, the notes of shards and pickles. Every type, size and name is checked
+here, before anything is allocated or opened. An array is read only when a buffer asks for it, once its dtype and shape
+are known to be right: what nobody asks for takes no memory.
 """
 
 from __future__ import annotations
@@ -9,16 +11,21 @@ import json
 import math
 import re
 import reprlib
+import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+import torch
+
+from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.fields.conversion import clean_bools
 from relive.fields.vocabulary import NAME
+from relive.storage.allocator import available_bytes
 
 FORMAT = 1
-"""What is written; older formats are read for ever."""
+"""The format that is written; older ones are read for ever."""
 CHUNK = 1 << 22
 """A checksum covers this many bytes of a file; the last one what is left."""
 MOST_BYTES = 1 << 21
@@ -40,7 +47,7 @@ ITEM_BYTES = {
 
 
 @dataclass(frozen=True)
-class Array:
+class ArrayInfo:
     """One tensor in a file; they lie behind each other in the order of the list."""
 
     name: str
@@ -63,7 +70,7 @@ def wrapped(body: bytes) -> bytes:
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
-def list_of(arrays: Iterable[Array]) -> list[Any]:
+def list_of(arrays: Iterable[ArrayInfo]) -> list[Any]:
     """Arrays as JSON."""
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
@@ -91,7 +98,7 @@ def reader_of(where: str, version: int, readers: Mapping[int, Reader]) -> Reader
 
 
 def unwrapped(where: str, data: bytes) -> bytes:
-    """What `wrapped` was given."""
+    """The bytes that `wrapped` was given."""
     first, _, body = data.partition(b"\n")
     require_wrapping(where, first, zlib.crc32(body), len(data))
     return body
@@ -157,7 +164,7 @@ class Node:
         """Put together when it is asked for: a document may have a million values."""
         return self._at if isinstance(self._at, str) else self._at[0].where + self._at[1]
 
-    def wrong(self, expected: str) -> CorruptCheckpoint:
+    def error(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
         got = reprlib.repr(self.value)  # however deep and long it is
         return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
@@ -165,7 +172,7 @@ class Node:
     def entry(self, key: str) -> Node:
         """An entry of an object."""
         if not isinstance(self.value, dict) or key not in self.value:
-            raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).wrong(
+            raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).error(
                 f"an object with {key!r}"
             )
         return Node((self, f": {key}"), self.value[key])
@@ -173,50 +180,50 @@ class Node:
     def entries(self) -> dict[str, Node]:
         """All entries of an object whose keys are names."""
         if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
-            raise self.wrong("an object with names as keys")
+            raise self.error("an object with names as keys")
         return {key: Node((self, f": {key}"), value) for key, value in self.value.items()}
 
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:
-            raise self.wrong(f"a list of at most {most} items")
+            raise self.error(f"a list of at most {most} items")
         return [Node((self, f"[{i}]"), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
         """The items of a list that has just so many."""
         found = self.items(count)
         if len(found) != count:
-            raise self.wrong(f"a list of {count} items")
+            raise self.error(f"a list of {count} items")
         return found
 
     def integer(self, least: int = 0, most: int = _MOST) -> int:
         """A whole number within bounds."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
-            raise self.wrong(f"an integer from {least} to {most}")
+            raise self.error(f"an integer from {least} to {most}")
         return self.value
 
     def number(self) -> float:
         """A finite number."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or abs(self.value) >= 1 << 1023:
-            raise self.wrong("a finite number")
+            raise self.error("a finite number")
         return float(self.value)
 
     def flag(self) -> bool:
         """True or false."""
         if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
+            raise self.error("true or false")
         return self.value
 
     def text(self, pattern: re.Pattern[str] = NAME) -> str:
         """A string of this pattern."""
         if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
-            raise self.wrong(f"text like {pattern.pattern}")
+            raise self.error(f"text like {pattern.pattern}")
         return self.value
 
     def one_of(self, known: Mapping[str, Any] | tuple[str, ...]) -> str:
         """One of some words."""
         if not isinstance(self.value, str) or self.value not in known:
-            raise self.wrong(f"one of {', '.join(known)}")
+            raise self.error(f"one of {', '.join(known)}")
         return self.value
 
     def optional(self) -> Node | None:
@@ -228,18 +235,170 @@ class Node:
         return tuple(size.integer() for size in self.items(64))
 
 
-def arrays_of(node: Node) -> tuple[Array, ...]:
+def arrays_of(node: Node) -> tuple[ArrayInfo, ...]:
     """The arrays that `list_of` was given."""
     arrays = tuple(_array(array) for array in node.items(MOST_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
-        raise node.wrong("arrays with distinct names")
+        raise node.error("arrays with distinct names")
     return arrays
 
 
-def _array(node: Node) -> Array:
+def _array(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
-    array = Array(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
+    array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes too, also where another axis is empty.
     if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
-        raise shape.wrong(f"sizes whose product is at most {_MOST} bytes")
+        raise shape.error(f"sizes whose product is at most {_MOST} bytes")
     return array
+
+
+# Arrays
+
+_MUCH = 1 << 26
+"""Bytes of arrays that are read without a look at the free memory."""
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Arrays = dict[str, torch.Tensor]
+
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""The dtype and shape of an array."""
+
+
+class ArraySource(Protocol):
+    """Arrays by name, each of which is read when it is asked for."""
+
+    where: str
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        ...
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """The arrays whose names begin so, and their bytes."""
+        ...
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of arrays that were not read."""
+        ...
+
+    def __getitem__(self, name: str) -> torch.Tensor: ...
+
+
+class TensorArrays:
+    """Tensors that a caller has in memory, as a source."""
+
+    def __init__(self, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.where, self._tensors = where, tensors
+        self._asked: set[str] = set()
+
+        for name, x in tensors.items():
+            is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+            if not isinstance(name, str) or not is_plain:
+                got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+                raise Node(f"{where}: {name}", got).error("a dense tensor with values")
+
+    def form(self, name: str) -> Form | None:
+        x = self._tensors.get(name)
+        return None if x is None else (x.dtype, tuple(x.shape))
+
+    def names(self, prefix: str) -> dict[str, int]:
+        return {name: x.nbytes for name, x in self._tensors.items() if name.startswith(prefix)}
+
+    @property
+    def unread(self) -> list[str]:
+        return [name for name in self._tensors if name not in self._asked]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._asked.add(name)
+        tensor = (
+            self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
+        )  # the given one is the caller's
+        return clean_bools(tensor)
+
+
+class FileArrays:
+    """The arrays of one file. `fill(offset, target)` copies bytes of it whose checksum was found right."""
+
+    def __init__(self, where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> None:
+        self.where, self._fill = where, fill
+        self._arrays: dict[str, tuple[ArrayInfo, int]] = {}
+        self._found: Arrays = {}
+        offset = 0
+        for array in arrays:
+            self._arrays[array.name] = array, offset
+            offset += array.nbytes
+        self.nbytes = offset
+        free = available_bytes() if offset > _MUCH else None
+        if free is not None and offset > free:
+            remedy = "Load it where there is more memory."
+            raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", offset, remedy))
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        if name not in self._arrays:
+            return None
+        array = self._arrays[name][0]
+        return DTYPES[array.dtype], array.shape
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """The arrays whose names begin so, and their bytes."""
+        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(prefix)}
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of arrays that were not read."""
+        return [name for name in self._arrays if name not in self._found]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._found:
+            array, offset = self._arrays[name]
+            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="cpu")
+            self._fill(offset, memory_of(tensor))
+            require_flags(tensor, f"{self.where}: {name}")
+            self._found[name] = tensor
+        return self._found[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in files."""
+    return _NAMES[dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, its own memory where that is the host's and in one piece."""
+    if sys.byteorder != "little":
+        raise CheckpointError(
+            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
+        )
+    whole = tensor.detach().cpu().contiguous()
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def array_of(name: str, tensor: torch.Tensor) -> ArrayInfo:
+    """How a file describes a tensor."""
+    if not ARRAY_NAME.fullmatch(name):
+        remedy = "Rename it in the state() of the sampler."
+        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME.pattern}", repr(name), remedy))
+    return ArrayInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape))
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, to be written."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def require_flags(tensor: torch.Tensor, where: str) -> None:
+    """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
+    if tensor.dtype != torch.bool or not tensor.numel():
+        return
+    largest = int(tensor.view(torch.uint8).numpy().max())  # of numpy: a parallel operation waits for busy cores
+    if largest > 1:
+        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))

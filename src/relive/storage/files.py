@@ -186,7 +186,7 @@ class Files:
     # What only looks
 
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder."""
+        """The names in a folder."""
         with self._folder(folder) as at:
             return sorted(os.listdir(at))
 
@@ -219,7 +219,7 @@ class Files:
             os.close(file)
 
     def stamp(self, name: str) -> Stamp:
-        """What changes when a regular file is written or replaced, as far as the system tells."""
+        """A stamp that changes when a regular file is written or replaced, as far as the system tells."""
         found = self._about(name)
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -258,7 +258,7 @@ class Files:
             self.close(file)
 
     def free_bytes(self) -> int:
-        """What the disk has left for us."""
+        """The free space of the disk."""
         disk = os.statvfs(next(path for path in (self.root, *self.root.parents) if path.exists()))
         return disk.f_bavail * disk.f_frsize
 
@@ -319,7 +319,7 @@ class Files:
 
 
 def _holder(file: int) -> str:
-    """Who has the lock of a file, where the system tells."""
+    """The process that has the lock of a file, where the system tells."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

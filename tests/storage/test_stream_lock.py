@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from relive.memory import Heap
-from relive.memory.stream_lock import stream_lock
+from relive.storage import LocalAllocator
+from relive.storage.allocator import stream_lock
 
 DEVICE = torch.device("cuda:1")
 
@@ -91,5 +91,5 @@ def test_a_failure_gives_the_lock_back(streams: Streams, monkeypatch: pytest.Mon
 
 
 def test_memory_of_cuda_has_such_a_lock() -> None:
-    assert type(Heap(DEVICE).lock(lambda: None)) is type(stream_lock(DEVICE))
-    assert type(Heap(torch.device("cpu")).lock(lambda: None)) is type(threading.RLock())
+    assert type(LocalAllocator(DEVICE).lock(lambda: None)) is type(stream_lock(DEVICE))
+    assert type(LocalAllocator(torch.device("cpu")).lock(lambda: None)) is type(threading.RLock())

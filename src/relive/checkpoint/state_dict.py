@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.fields.conversion import with_own_storage
 from relive.kernels import complete
-from relive.memory.device import Memory
-from relive.memory.documents import Node
-from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
+from relive.storage import Memory
+from relive.storage.codec import DTYPES, Arrays, Node, TensorArrays, bytes_of, dtype_name, memory_of
 
 _PARTS = ("arrays", "config", "rows", "values")
 _FREE = ("device", "fields", "listeners", "sampler")
@@ -30,19 +31,19 @@ Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 """Arrays as dtypes, shapes and bytes: torch's own pickler would move their memory."""
 
 
-class Portable:
-    """What makes a buffer an ordinary object, for a class with the methods of a `Savable` and a lock `_lock`."""
+class StateDictMixin:
+    """Makes a buffer an ordinary Python object, for a class that is `savable` and has a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
     state: Callable[[], State]
-    load_state: Callable[[Saved], None]
+    load_state: Callable[[SnapshotReader], None]
     rows: Callable[[], Any]
     check: Callable[[], None]
     _checkpoints: dict[Any, Any]
     """The checkpoints that saves continue, by folder; not there before the first save."""
     _loop_over: str
-    """What a loop over the buffer may have meant, as a sentence."""
+    """A sentence that says how to loop instead."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
@@ -50,10 +51,10 @@ class Portable:
         What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
         """
         with self._lock:
-            state = self.state()
-            rows = {name: with_own_storage(x) for name, x in _columns(self).items()}
+            state = Snapshot.of(self)
+            rows = {name: with_own_storage(x) for name, x in state.columns.items()}
             arrays = {name: with_own_storage(x) for name, x in state.arrays.items()}
-            return {"rows": rows, "arrays": arrays, "values": state.values, "config": self.config()}
+            return {"rows": rows, "arrays": arrays, "values": state.values, "config": state.config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
@@ -62,27 +63,27 @@ class Portable:
         changes nothing.
         """
         with self._lock, _refused():
-            taken = _Taken.given(state)
+            taken = _given(state)
             _require_alike(self.config(), taken.config)
-            trial = taken.made(_kind(self), self.config(), sampler=getattr(self, "sampler", None))
+            trial = _made(taken, _kind(self), self.config(), sampler=getattr(self, "sampler", None))
             trial.check()
             for root, base in vars(self).get("_checkpoints", {}).items():
                 self._checkpoints[root] = base.without_rows()  # they are replaced
             with getattr(self, "_refilled", nullcontext)():
-                complete(partial(taken.fill, self))
+                complete(partial(_fill, taken, self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
-            taken = _Taken.of(self)
-            new = memo[id(self)] = taken.made(_kind(self), taken.config, **_settings(self))
+            taken = _taken(self)
+            new = memo[id(self)] = _made(taken, _kind(self), taken.config, **_settings(self))
             own = _own(self)
         return _with(new, type(self), copy.deepcopy(own, memo))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _refuse_spawning(self)
         with self._lock:
-            taken = _Taken.of(self)
-            parts = taken.config, taken.values, packed(taken.arrays), packed(taken.rows)
+            taken = _taken(self)
+            parts = taken.config, taken.values, packed(taken.arrays), packed(taken.columns)
             return _unpickled, (type(self), _kind(self), _settings(self), *parts), _own(self)
 
     def __setstate__(self, own: dict[str, Any]) -> None:
@@ -96,57 +97,47 @@ class Portable:
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
 
-class _Taken(NamedTuple):
-    """A buffer taken apart."""
-
-    config: dict[str, Any]
-    values: dict[str, Any]
-    arrays: Arrays
-    rows: Arrays
-
-    @staticmethod
-    def of(buffer: Any) -> _Taken:
-        """A buffer of this process's own memory."""
-        values, arrays = buffer.state()
-        memory = values.get("memory", {}).get("name", "own")
-        if memory in ("shared", "disk"):
-            remedy = "Pass handle() to another process, or save() it." if memory == "shared" else "Call save()."
-            expected = "a buffer in a process's own memory"
-            raise TypeError(explain(f"copy of a {type(buffer).__name__}", expected, f"{memory} memory", remedy))
-        return _Taken(buffer.config(), values, arrays, _columns(buffer))
-
-    @staticmethod
-    def given(state: Any) -> _Taken:
-        """What a caller says is a state."""
-        names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        if names != list(_PARTS) or not all(isinstance(state[name], Mapping) for name in _PARTS):
-            got = names if names != list(_PARTS) else [type(state[name]).__name__ for name in _PARTS]
-            remedy = "Pass what state_dict() of a buffer gave."
-            raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_PARTS)}", got, remedy))
-        return _Taken(state["config"], state["values"], state["arrays"], state["rows"])
-
-    def made(self, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
-        """A buffer with this state, made as `config` says."""
-        new = kind.from_config(Node("config", config), self._saved(), **changes)
-        self.fill(new)
-        return new
-
-    def fill(self, buffer: Any) -> None:
-        """Replace everything that changes in a buffer."""
-        saved = self._saved()
-        buffer.load_state(saved)
-        saved.finish(type(buffer).__name__)
-        rows = Saved(Node("rows", {}), Given("state", self.rows))
-        rows.copy_into(_columns(buffer))
-        rows.finish(f"{type(buffer).__name__}'s rows")
-
-    def _saved(self) -> Saved:
-        return Saved(Node("values", self.values), Given("state", self.arrays), config=Node("config", self.config))
+def _taken(buffer: Any) -> Snapshot:
+    """The snapshot of a buffer in this process's own memory."""
+    snapshot = Snapshot.of(buffer)
+    memory = snapshot.values.get("memory", {}).get("name", "own")
+    if memory in ("shared", "disk"):
+        remedy = "Pass handle() to another process, or save() it." if memory == "shared" else "Call save()."
+        expected = "a buffer in a process's own memory"
+        raise TypeError(explain(f"copy of a {type(buffer).__name__}", expected, f"{memory} memory", remedy))
+    return snapshot
 
 
-def _columns(buffer: Any) -> Arrays:
-    rows = buffer.rows()
-    return {} if rows is None else rows.columns
+def _given(state: Any) -> Snapshot:
+    """The snapshot that a caller says a state is."""
+    names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+    if names != list(_PARTS) or not all(isinstance(state[name], Mapping) for name in _PARTS):
+        got = names if names != list(_PARTS) else [type(state[name]).__name__ for name in _PARTS]
+        remedy = "Pass what state_dict() of a buffer gave."
+        raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_PARTS)}", got, remedy))
+    return _snapshot(*(state[name] for name in ("config", "values", "arrays", "rows")))
+
+
+def _snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")  # which rows they are is known from the state
+    return Snapshot(config, values, arrays, Rows(columns, none, none))
+
+
+def _made(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
+    """A buffer of this snapshot, made as `config` says."""
+    new = kind.from_config(Node("config", config), snapshot.reader(), **changes)
+    _fill(snapshot, new)
+    return new
+
+
+def _fill(snapshot: Snapshot, buffer: Any) -> None:
+    """Replace everything that changes in a buffer."""
+    saved = snapshot.reader()
+    buffer.load_state(saved)
+    saved.finish(type(buffer).__name__)
+    rows = SnapshotReader(Node("rows", {}), TensorArrays("state", snapshot.columns))
+    rows.copy_into(Snapshot.of(buffer).columns)
+    rows.finish(f"{type(buffer).__name__}'s rows")
 
 
 def _kind(buffer: Any) -> Any:
@@ -155,7 +146,7 @@ def _kind(buffer: Any) -> Any:
 
 
 def _settings(buffer: Any) -> dict[str, Any]:
-    """What a config cannot say of an object: a sampler of the caller's own, and pinned memory."""
+    """Settings that a config cannot describe: a sampler of the caller's own, and pinned memory."""
     found = {"sampler": buffer.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return found | ({"device": Memory.pinned()} if is_pinned else {})
@@ -163,9 +154,8 @@ def _settings(buffer: Any) -> dict[str, Any]:
 
 def _own(buffer: Any) -> dict[str, Any]:
     """The attributes that a subclass, or somebody else, has added to those of the class itself."""
-    values, arrays = buffer.state()
-    saved = Saved(Node("values", values), Given("state", arrays))
-    plain = _kind(buffer).from_config(Node("config", buffer.config()), saved, **{**_settings(buffer), "device": "meta"})
+    saved = Snapshot.of(buffer).reader()
+    plain = _kind(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
 
@@ -178,9 +168,9 @@ def _with(new: Any, kind: type, own: dict[str, Any]) -> Any:
 def _unpickled(
     kind: type, maker: Any, settings: dict[str, Any], config: dict[str, Any], values: dict[str, Any], *parts: Packed
 ) -> Any:
-    """The buffer that `Portable.__reduce_ex__` took apart."""
+    """The buffer that `StateDictMixin.__reduce_ex__` took apart."""
     arrays, rows = map(unpacked, parts)
-    new = _Taken(config, values, arrays, rows).made(maker, config, **settings)
+    new = _made(_snapshot(config, values, arrays, rows), maker, config, **settings)
     new.check()
     return _with(new, kind, {})
 
@@ -198,14 +188,14 @@ def unpacked(arrays: Packed) -> Arrays:
     return found
 
 
-def packed_state(buffer: Portable) -> dict[str, Any]:
+def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
     """The `state_dict` of a buffer, for the pickle of an object that has the buffer."""
     with buffer._lock:  # the tensors of the state are the memory itself
         state = buffer.state_dict()
         return {**state, "rows": packed(state["rows"]), "arrays": packed(state["arrays"])}
 
 
-def load_packed_state(buffer: Portable, state: Mapping[str, Any]) -> None:
+def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     """Load what `packed_state` gave."""
     buffer.load_state_dict({**state, "rows": unpacked(state["rows"]), "arrays": unpacked(state["arrays"])})
 
