@@ -80,8 +80,8 @@ def test_what_only_a_gpu_does_is_called_as_it_would_be_there(section: Any) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "section",
-    [checking.correctness, checking.priorities, checking.draws, checking.streams, checking.compiling, timing.images, timing.trees,
-     timing.replay_calls, timing.rollouts],
+    [checking.correctness, checking.priorities, checking.draws, checking.streams, checking.compiling, timing.images,
+     timing.trees, timing.replay_calls, timing.rollouts],
 )  # fmt: skip
 def test_every_other_section_runs(section: Any) -> None:
     with simulated_gpu() as place:
