@@ -125,6 +125,5 @@ class Both:
 
 def read(replay: rl.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:
     """What a view reads of given rows."""
-    slots = replay.storage.locate(torch.tensor(ids, dtype=torch.int64))
-    assert (slots >= 0).all()
-    return view.read(replay.storage, slots, replay._random)
+    batch: Any = replay.read(torch.tensor(ids, dtype=torch.int64), view)
+    return {key if isinstance(key, tuple) else (key,): batch.get(key) for key in batch.keys(True, True)}

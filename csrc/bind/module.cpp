@@ -22,7 +22,7 @@ void bind_estimators(nb::module_& m);
 void bind_flattening(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_guarded_lock(nb::module_& m);
-void bind_offsets(nb::module_& m);
+void bind_plan_reader(nb::module_& m);
 void bind_process_lock(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_sequences(nb::module_& m);
@@ -66,7 +66,7 @@ NB_MODULE(_native, m) {
     bind_flattening(m);
     bind_gather(m);
     bind_guarded_lock(m);
-    bind_offsets(m);
+    bind_plan_reader(m);
     bind_process_lock(m);
     bind_ring(m);
     bind_sequences(m);

@@ -11,8 +11,7 @@
 #include "../core/ring_checksums.hpp"
 #include "../core/ring_slots.hpp"
 #include "../core/ring_writer.hpp"
-#include "../core/row_batch.hpp"
-#include "../core/window_batch.hpp"
+#include "../core/leaf_reading.hpp"
 #include "completion.hpp"
 #include "counting.hpp"
 #include "gil.hpp"
@@ -25,20 +24,6 @@ namespace {
 
 constexpr int64_t kLooksCut = INT64_MIN, kLooksReset = INT64_MIN + 1;
 constexpr int64_t kLooksRestarted = INT64_MIN + 2, kLooksInfinite = INT64_MIN + 3;
-
-// A batch of rows with its tensors. Nothing that comes after its reservation can fail for want of memory.
-struct ReservedBatch {
-    TensorPlans plans;
-    RowBatch rows;
-    nb::list out;
-
-    ReservedBatch(const RingMemory& memory, int64_t count, int64_t n)
-        : rows(memory, count, n, plans), out(make_tensors(plans)) {
-        rows.connect(plans);
-    }
-    ReservedBatch(const ReservedBatch&) = delete;
-    ReservedBatch(ReservedBatch&&) = default;
-};
 
 class BoundRing {
 public:
@@ -154,39 +139,11 @@ public:
         return draw_slots(memory_, count, generator_in(capsule), slots) ? out : nb::none();
     }
 
-    // `transitions`, or `n_steps` if n > 0, of `count` drawn rows; None likewise.
-    nb::object sample(int64_t count, nb::handle capsule, int64_t n, double gamma) const {
-        ReservedBatch batch = reserve(count, n);
-        if (!draw_slots(memory_, count, generator_in(capsule), batch.rows.slots())) return nb::none();
-        return read_rows(batch, gamma);
-    }
-
-    // Memory for `count` rows, which `fill` reads: as `n_steps` does if n > 0, else as `transitions` does.
-    ReservedBatch reserve(int64_t count, int64_t n) const {
-        check_count(count);
-        if (n < 0) throw std::out_of_range("n: expected at least 0, got " + std::to_string(n));
-        if (n > 0) check_summed(memory_);
-        return {memory_, count, n};
-    }
-
-    nb::list fill(ReservedBatch& batch, nb::handle slots, double gamma) const {
-        const Array in = read_slots(slots);
-        if (!batch.rows.is_of(memory_)) throw std::invalid_argument("batch: expected one that this memory reserved");
-        if (in.shape[0] != batch.rows.count()) throw std::invalid_argument("slots: another number than was reserved");
-        std::copy_n(in.as<int64_t>(), in.shape[0], batch.rows.slots());
-        return read_rows(batch, gamma);
-    }
-
     // Slots and rows. A slot of -1 gives -1.
 
     // The row id that each slot holds.
     nb::object ids(nb::handle slots, nb::object out) const {
         return ask(slots, out, [&](int64_t slot) { return memory_.ring.id_of(slot); });
-    }
-
-    // The slot after each slot in its column.
-    nb::object following(nb::handle slots, nb::object out) const {
-        return ask(slots, out, [&](int64_t slot) { return memory_.ring.after(slot); });
     }
 
     // How many more transitions of the same episode follow each slot.
@@ -215,16 +172,6 @@ public:
         return hold(memory_.ring, in.as<int64_t>(), expected, in.shape[0]);
     }
 
-    // The slots of windows around each slot: up to `before` steps, the row itself, the steps after it, then -1.
-    void window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const {
-        const Array in = read_slots_or_none(slots);
-        const int64_t count = in.shape[0];
-        check_windows(before, after, count);
-        auto* found = memory_of<int64_t>(out, kInt64, count * (before + after), "out");
-        auto* starts = memory_of<uint8_t>(first, kBool, count * (before + after), "first");
-        find_windows(memory_.ring, in.as<int64_t>(), count, before, after, cross, found, starts);
-    }
-
     // Reading
 
     // Before rows of a file that may be larger than memory are read: if batches have waited for the disk lately, request
@@ -232,30 +179,6 @@ public:
     void fetch(nb::handle slots) {
         const Array in = read_slots_or_none(slots);
         request_pages(in.as<int64_t>(), in.shape[0]);
-    }
-
-    // New tensors of every leaf at each slot, then of the observations that these rows led to, then the rows' ids.
-    nb::list transitions(nb::handle slots) const { return n_steps(slots, 0, 0.0); }
-
-    // The same of n steps as one: the flags and the next observation of the last of them, the sum of their rewards, and
-    // after the ids the discount. Rewards are float32 or float64.
-    nb::list n_steps(nb::handle slots, int64_t n, double gamma) const {
-        ReservedBatch batch = reserve(read_index(slots).shape[0], n);
-        return fill(batch, slots, gamma);
-    }
-
-    // New tensors of windows (see `window` and `WindowBatch`).
-    nb::list sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried) {
-        const Array in = read_slots(slots);
-        check_windows(before, after, in.shape[0]);
-        WindowBatch batch(memory_, in.as<int64_t>(), in.shape[0], before, after, cross, carried);
-        if (memory_.ring.checksums) request_pages(batch.slots().data(), static_cast<int64_t>(batch.slots().size()));
-        TensorPlans plans;
-        batch.plan(plans);
-        nb::list out = make_tensors(plans);
-        MaybeReleased released(plans.bytes());
-        batch.read(plans);
-        return out;
     }
 
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
@@ -303,13 +226,6 @@ private:
         block.begin(steps, ids, array.shape[0]);
     }
 
-    nb::list read_rows(ReservedBatch& batch, double gamma) const {
-        batch.rows.find_ends();
-        MaybeReleased released(batch.plans.bytes());
-        batch.rows.read(gamma);
-        return batch.out;
-    }
-
     void request_pages(const int64_t* slots, int64_t count) {
         if (!requests_.expects_waits()) return;
         MaybeReleased released(kReleaseBytes);
@@ -347,20 +263,12 @@ void bind_reading(nb::class_<BoundRing>& ring) {
     ring
         .def("stored", &BoundRing::stored)
         .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
-        .def("sample", &BoundRing::sample)
-        .def("reserve", &BoundRing::reserve, nb::keep_alive<0, 1>())
-        .def("fill", &BoundRing::fill)
         .def("ids", &BoundRing::ids, nb::arg(), nb::arg().none())
-        .def("following", &BoundRing::following, nb::arg(), nb::arg().none())
         .def("ahead", &BoundRing::ahead, nb::arg(), nb::arg().none())
         .def("behind", &BoundRing::behind, nb::arg(), nb::arg().none())
         .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
         .def("holds", &BoundRing::holds)
-        .def("window", &BoundRing::window)
         .def("fetch", &BoundRing::fetch)
-        .def("transitions", &BoundRing::transitions)
-        .def("n_steps", &BoundRing::n_steps)
-        .def("sequences", &BoundRing::sequences)
         .def("stack", &BoundRing::stack);
 }
 
@@ -374,7 +282,6 @@ void bind_ring(nb::module_& m) {
     m.attr("LOOKS_INFINITE") = kLooksInfinite;
     m.attr("RING_STATE") = ring_state_names();
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
-    nb::class_<ReservedBatch>(m, "Batch");
     nb::class_<RingMemory>(m, "CoreMemory");
     nb::class_<BoundRing> ring(m, "RingMemory");
     ring

@@ -70,12 +70,6 @@ inline void check_leaf_numbers(const std::vector<int>& numbers, size_t leaves, c
     }
 }
 
-// The rewards must be numbers that can be summed.
-inline void check_summed(const RingMemory& memory) {
-    const DataType dtype = memory.leaves[static_cast<size_t>(memory.reward)].dtype;
-    if (dtype != kFloat32 && dtype != kFloat64) throw std::invalid_argument("reward: expected float32 or float64 to sum");
-}
-
 // Columns [slots, envs, …], with what they stack (see `read_leaf_of`); `observed` are those of observations. The ring knows
 // its arrays and its shape.
 inline RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state) {

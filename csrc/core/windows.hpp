@@ -47,14 +47,12 @@ struct SlotRun {
     int64_t slot, count;
 };
 
-inline std::vector<SlotRun> runs_of(const Ring& ring, const int64_t* slots, int64_t count) {
-    std::vector<SlotRun> runs;
+inline void find_runs(const Ring& ring, const int64_t* slots, int64_t count, std::vector<SlotRun>& runs) {
     for (int64_t i = 0, stop = 0; i < count; i = stop) {
         const int64_t stride = slots[i] < 0 ? 0 : ring.envs;
         for (stop = i + 1; stop < count && slots[stop] == slots[stop - 1] + stride;) ++stop;
         runs.push_back({slots[i], stop - i});
     }
-    return runs;
 }
 
 // Copy rows that lie `stride` bytes apart. Copies of a size known at compile time become one or two instructions.

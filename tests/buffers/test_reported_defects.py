@@ -73,8 +73,10 @@ def test_priorities_of_halves_do_not_overflow() -> None:
 
 
 def test_the_names_of_steps_are_not_left_out_by_a_store_that_draws_and_reads_at_once() -> None:
-    assert rl.Sequence(2).fused is not None
-    assert rl.Sequence(2, step_index=True).fused is None
+    replay = filled(8)
+    assert "step_index" not in replay.sample(3, rl.Sequence(2)).keys()
+    batch = replay.sample(3, rl.Sequence(2, step_index=True))
+    assert torch.equal(batch["step_index"][:, 0], batch["index"])
 
 
 def test_readers_refuse_what_they_do_not_know(tmp_path: Path) -> None:

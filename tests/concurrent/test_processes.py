@@ -21,6 +21,7 @@ import torch
 import relive as rl
 from relive.concurrent import Handle
 from relive.memory.shared import Address
+from relive.replay.native_store import NativeReader
 from tests.tiers import select
 
 pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
@@ -131,23 +132,19 @@ class TestCopyingBesideWriters:
                 other.add(now, np.full(2, float(t)), np.arange(2), flags, flags, then)
 
         write(0, 6)
-        store: Any = replay.storage
-        copied, read, fill = [], store.transitions, store._read_into
+        copied, read = [], NativeReader._read_unlocked
 
-        def overwritten(room: Any, slots: torch.Tensor) -> Any:
-            leaves = read(slots) if room is None else fill(room, slots)
+        def overwritten(self: Any, reserved: Any, slots: torch.Tensor) -> Any:
+            leaves = read(self, reserved, slots)
             copied.append(leaves[("action",)].tolist())
-            if len(copied) == 1:  # while the first batch is copied, half of the ring is written over
-                write(6, 3)
+            write(6, 3)  # while the batch is copied, half of the ring is written over
             return leaves
 
-        monkeypatch.setattr(replay.storage, "_read_into", overwritten)
-        monkeypatch.setattr(replay.storage, "transitions", lambda slots: overwritten(None, slots))
+        monkeypatch.setattr(NativeReader, "_read_unlocked", overwritten)
         batch = replay.sample(32)
         assert min(copied[0]) < 3, "a row that is gone now"
-        assert len(copied) == 2
-        assert batch["action"].tolist() == copied[1]
-        assert min(copied[1]) >= 3
+        assert len(copied) == 1
+        assert int(batch["action"].min()) >= 3
         newest = batch["obs"].flatten(1)[:, -1]
         assert torch.equal(newest, batch["action"])
         assert torch.equal(batch["index"], 2 * batch["action"].long() + batch["reward"].long())
@@ -155,15 +152,19 @@ class TestCopyingBesideWriters:
     def test_nobody_has_the_lock_while_rows_are_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replay = shared()
         steps(replay, 0, 4)
-        store: Any = replay.storage
-        free, read, fill = [], store.transitions, store._read_into
+        free: list[bool] = []
 
-        def watched(room: Any, slots: torch.Tensor) -> Any:
-            free.append(is_free(replay._lock))
-            return read(slots) if room is None else fill(room, slots)
+        def watch(name: str) -> None:
+            original = getattr(NativeReader, name)
 
-        monkeypatch.setattr(replay.storage, "_read_into", watched)
-        monkeypatch.setattr(replay.storage, "transitions", lambda slots: watched(None, slots))
+            def watched(*arguments: Any) -> Any:
+                free.append(is_free(replay._lock))
+                return original(*arguments)
+
+            monkeypatch.setattr(NativeReader, name, watched)
+
+        watch("read")
+        watch("_read_unlocked")
         replay.sample(8)
         replay.sample(8, rl.NStep(1, 0.9))
         replay.sample(8, out=replay.sample(8))

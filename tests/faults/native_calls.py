@@ -448,15 +448,6 @@ class RingMemory(Subject):
         def rows(lowest: int = 0) -> torch.Tensor:
             return ints(near, near.randrange(7), flat, lowest)
 
-        def n() -> int:
-            return near.choice((0, 1, 3))
-
-        def window() -> Arguments:
-            slots, before, after = rows(-1), near.randrange(3), near.randrange(1, 4)
-            shape = (len(slots), before + after)
-            out = torch.zeros(shape, dtype=torch.int64)
-            return slots, before, after, near.random() < 0.5, out, torch.zeros(shape, dtype=torch.bool)
-
         def stack() -> Arguments:
             slots, leaf = rows(-1), near.randrange(5)
             column = self.columns[leaf]
@@ -466,11 +457,6 @@ class RingMemory(Subject):
         def holds() -> Arguments:
             slots = rows()
             return slots, ints(near, len(slots), 30)
-
-        def fill() -> Arguments:
-            slots = rows()
-            ring = near.choice((self.object, RingMemory(near).written()))
-            return attempt(ring.reserve, (len(slots), n())), slots, 0.9
 
         def find_broken() -> Arguments:
             return (
@@ -491,19 +477,11 @@ class RingMemory(Subject):
             "watch_cuts": lambda: (True,),
             "stored": tuple,
             "draw": lambda: (near.randrange(40), bits(near), None),
-            "reserve": lambda: (near.randrange(9), n()),
-            "fill": fill,
             "ids": lambda: (rows(-1), None),
-            "following": lambda: (rows(-1), None),
             "ahead": lambda: (rows(-1), None),
             "behind": lambda: (rows(-1), None),
             "locate": lambda: (ints(near, near.randrange(6), 20), None),
-            "n_steps": lambda: (rows(), n(), 0.9),
             "holds": holds,
-            "sequences": lambda: (rows(), near.randrange(3), near.randrange(1, 4), near.random() < 0.5, [2]),
-            "window": window,
-            "sample": lambda: (near.randrange(40), bits(near), n(), 0.9),
-            "transitions": lambda: (rows(),),
             "stack": stack,
         }
 
@@ -533,22 +511,50 @@ class WriteBack(Subject):
         return {"write": write, "finish": tuple, "find_torn": lambda: (out,)}
 
 
-class OffsetReader(Subject):
-    name = "OffsetReader"
+class PlanReader(Subject):
+    name = "PlanReader"
 
     def __init__(self, near: Near) -> None:
         super().__init__(near)
-        ring = RingMemory(near)
-        ring.written()
-        self.flat = ring.slots * ring.envs
-        state = {**ring.state, "seals": ring.seals}
-        groups = [(0, [-1, 0, 2]), (1, [0, 1]), (2, [-3, 0])]
-        of_leaves = [1, -1, near.choice((0, -1)), -1, -1]
-        self.arguments = (ring.columns, ring.stacks, [0, 1], state, 2, 3, 4, groups, of_leaves, [2, -1],
-                          near.random() < 0.5, near.choice((0, 1, 3)), 0.9)  # fmt: skip
+        self.ring = RingMemory(near)
+        self.memory = self.ring.written().memory
+        self.flat = self.ring.slots * self.ring.envs
+        self.arguments = near.choice((self.rows, self.sequences))()
+
+    def rows(self) -> Arguments:
+        """Transitions or n steps as one, with offsets in their places or without."""
+        n = self.near.choice((0, 1, min(3, self.ring.slots)))
+        groups = [(0, False, False, None), (1, False, False, None), (2, False, False, None)]
+        groups += [(4, False, False, None)] if n else []
+        reads = [(0, 0), (1, 0), (2, 3 if n else 0), (3, 1), (4, 1), (0, 2), (1, 2)]
+        before = after = max(n - 1, 0)
+        if self.near.random() < 0.5:
+            groups += [(0, False, True, [-1, 0, 2]), (0, True, True, [0, 1]), (2, True, False, [-3, 0])]
+            reads += [(3, len(groups) - 3), (1, len(groups) - 2), (0, len(groups) - 1)]
+            before = after = min(max(n - 1, 3), self.ring.slots - 1)
+        return (self.memory, reads, groups, self.near.randrange(2), False, False, before, after, n, 0.9)
+
+    def sequences(self) -> Arguments:
+        groups = [(0, False, True, []), (2, False, False, []), (3, False, False, None)]
+        reads = [(0, 0), (1, 0), (3, 0), (4, 0), (0, 1), (1, 1), (2, 2)]
+        flags = self.near.random() < 0.5, self.near.random() < 0.5
+        return (self.memory, reads, groups, 2, *flags, self.near.randrange(3), self.near.randrange(4), 0, 0.0)
 
     def methods(self) -> dict[str, Callable[[], Arguments]]:
-        return {"read": lambda: (ints(self.near, self.near.randrange(7), self.flat),)}
+        def rows() -> torch.Tensor:
+            return ints(self.near, self.near.randrange(7), self.flat)
+
+        def fill() -> Arguments:
+            slots = rows()
+            reader = self.near.choice((self.object, _native.PlanReader(*PlanReader(self.near).arguments)))
+            return attempt(reader.reserve, (len(slots),)), slots
+
+        return {
+            "read": lambda: (rows(),),
+            "reserve": lambda: (self.near.randrange(9),),
+            "fill": fill,
+            "sample": lambda: (self.near.randrange(40), bits(self.near)),
+        }
 
 
 class SequenceIndex(Subject):
@@ -590,7 +596,7 @@ class SequenceGather(Subject):
 
 SUBJECTS: tuple[type[Subject], ...] = (
     Columns, Counters, Flattener, Gather, GuardedLock, ProcessLock, Within, PriorityTree, RingMemory, WriteBack,
-    OffsetReader, SequenceIndex, SequenceGather,
+    PlanReader, SequenceIndex, SequenceGather,
 )  # fmt: skip
 
 

@@ -48,11 +48,15 @@ class Newest(Sampler):
 VIEW = """
 from dataclasses import dataclass
 
+from relive.replay.views.transition import Transition
+
 
 @dataclass(frozen=True)
 class Delta:
-    def read(self, store, slots, random):
-        batch = store.transitions(slots)
+    def plan(self, schema):
+        return Transition().plan(schema)
+
+    def finish(self, batch, context):
         return batch | {("delta",): batch[("next_obs",)] - batch[("obs",)]}
 """
 MEMORY = """

@@ -997,8 +997,11 @@ class TestRows:
 class Failing:
     """A view that finds out late that it cannot read what was drawn."""
 
-    def read(self, storage: Any, slots: torch.Tensor, random: Any) -> Any:
-        random.uniform(3, slots.device)
+    def plan(self, schema: Any) -> Any:
+        return rl.Transition().plan(schema)
+
+    def finish(self, batch: Any, context: Any) -> Any:
+        context.random.uniform(3, context.slots.device)
         raise MemoryError("none left")
 
 

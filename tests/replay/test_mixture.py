@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.replay.views.protocol import Leaves
+from relive.replay import Leaves, ReadPlan
 
 
 def fill(value: float, rows: int = 20, **options: Any) -> rl.ReplayBuffer:
@@ -111,11 +111,14 @@ class Failing:
 
     calls: int = 0
 
-    def read(self, storage: Any, slots: torch.Tensor, random: Any) -> Leaves:
+    def plan(self, schema: Any) -> ReadPlan:
+        return rl.Transition().plan(schema)
+
+    def finish(self, batch: Leaves, context: Any) -> Leaves:
         self.calls += 1
         if self.calls == 2:
             raise OSError("broken")
-        return storage.transitions(slots)
+        return batch
 
 
 def test_a_batch_that_failed_has_not_happened() -> None:

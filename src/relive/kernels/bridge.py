@@ -59,9 +59,6 @@ class RingMemory(_Bridge):
     def ids(self, slots: torch.Tensor, _: None) -> torch.Tensor:
         return self._mapped("ids", slots)
 
-    def following(self, slots: torch.Tensor, _: None) -> torch.Tensor:
-        return self._mapped("following", slots)
-
     def ahead(self, slots: torch.Tensor, _: None) -> torch.Tensor:
         return self._mapped("ahead", slots)
 

@@ -2,8 +2,9 @@
 
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
+from relive.replay.read_plan import ReadPlan
 from relive.replay.samplers import Sampler
-from relive.replay.store import Leaves, Reading, ReplayStore
+from relive.replay.store import Leaves, ReplayStore
 from relive.replay.views import View
 
-__all__ = ["Leaves", "Mixture", "Reading", "ReplayBuffer", "ReplayStore", "Sampler", "View"]
+__all__ = ["Leaves", "Mixture", "ReadPlan", "ReplayBuffer", "ReplayStore", "Sampler", "View"]

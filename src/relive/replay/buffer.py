@@ -28,17 +28,16 @@ from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.replay.backends import store_over
-from relive.replay.drawing import TRANSITION, Drawing
+from relive.replay.drawing import Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, plan_counts
 from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
 from relive.replay.recovery import Durable
-from relive.replay.samplers import Sampler, Uniform
+from relive.replay.samplers import Sampler
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
-from relive.replay.views.protocol import fused_of
 from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
@@ -108,6 +107,7 @@ class ReplayBuffer(Portable):
         """Where the rows are: what samplers and views are given."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
         """The core counts what it writes, in the same call."""
+        self._plans_counts = bool(self._observers.columns) and not self._counts_natively
         self._random = self.storage.random(seed)
         self._given = GivenSteps(rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
@@ -117,9 +117,7 @@ class ReplayBuffer(Portable):
         self.drawing = Drawing(self.storage, self.sampler, self._random)
         self.parts = ReplayParts(self.storage, self.sampler, self._random, self._observers, self._given)
         """Everything that is saved."""
-        self._may_fuse = self.storage.fuses
         self._follows_writes = self.sampler.follows_writes
-        self._chooser = None if isinstance(self.sampler, Uniform) else self.sampler
         shared = room if room.outlives else Heap(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
@@ -307,23 +305,16 @@ class ReplayBuffer(Portable):
 
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        measured: Mapping[str, Any] = _NOTHING,
+        measured: Mapping[str, Any] = _NOTHING, count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step or a block."""
-        if self._counts_natively:
-            self._observers.measure(measured)
-            self._store(leaves, nexts, envs, steps, None)
-        elif not self._observers.columns:
-            self._store(leaves, nexts, envs, steps, None)
-        else:
+        """Write a step or a block; `count` is the change of observers that torch ops count."""
+        if self._plans_counts and count is None:
             with counting.lock:
                 count = plan_counts(self.storage.memory, self._observers, leaves, envs, steps, measured)
-                self._store(leaves, nexts, envs, steps, count)
-
-    def _store(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
-        count: Callable[[], None] | None,
-    ) -> None:  # fmt: skip
+                self._write(leaves, nexts, envs, steps, measured, count)
+            return
+        if self._counts_natively:
+            self._observers.measure(measured)
         then = self.sampler.after_write if self._follows_writes else None
         if count is not None or self._given.staged or self._inserted is not None:
             then = partial(self._follow, then, count, self._inserted)
@@ -360,16 +351,9 @@ class ReplayBuffer(Portable):
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
-        reading = TRANSITION if view is None else fused_of(view)
         if self.storage.warning is not None:
             self._issue_warning()
-        batch = None
-        if reading is not None and self._may_fuse:
-            run = self._chooser
-            with self._lock:
-                batch = self.storage.draw_and_read(batch_size, self._random, reading, run, out)
-        if batch is None:
-            batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
+        batch = self.drawing.sample(batch_size, view, out, self._lock)
         return batch if target is None else to_device(batch, target)
 
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -430,7 +414,7 @@ class ReplayBuffer(Portable):
 
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
-        return read_episodes(self.storage, self._lock)
+        return read_episodes(self.storage, self.drawing, self._lock)
 
     @property
     def columns(self) -> lazy.TensorDict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -13,16 +13,18 @@ from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, copy_into
 from relive.memory.space import require_memory
 from relive.randomness import Randomness
+from relive.replay.read_plan import INDEX, WEIGHT, Layout, ReadPlan
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.store import Leaves, Reading, ReplayStore, durable
-from relive.replay.views.protocol import View, check_view
+from relive.replay.store import Leaves, PlanReader, ReplayStore
+from relive.replay.views.protocol import ReadContext, View, require_order
 from relive.replay.views.transition import Transition
 
+Finish = Callable[[Leaves, ReadContext], Leaves]
 _TRANSITION = Transition()
-TRANSITION = _TRANSITION.fused
-"""What is read where no view is given."""
 _MANY = 1 << 20
 """Rows of a batch that are read without a look at the free memory."""
+_MOST_VIEWS = 64
+"""Views whose readers are kept."""
 
 
 class Drawing:
@@ -30,6 +32,8 @@ class Drawing:
 
     def __init__(self, store: ReplayStore, sampler: Sampler, random: Randomness) -> None:
         self._store, self._sampler, self._random = store, sampler, random
+        self._is_uniform = isinstance(sampler, Uniform)
+        self._views: dict[View | None, tuple[PlanReader, Finish | None]] = {}
 
     def snapshot(self) -> tuple[Any, Any]:
         """What draws change."""
@@ -51,65 +55,119 @@ class Drawing:
             raise
 
     def sample(
-        self, count: int, view: View | None, reading: Reading | None, out: lazy.TensorDict | None,
-        lock: AbstractContextManager[Any],
-    ) -> lazy.TensorDict:  # fmt: skip
+        self, count: int, view: View | None, out: lazy.TensorDict | None, lock: AbstractContextManager[Any]
+    ) -> lazy.TensorDict:
         """A batch, drawn and then read as the view says; one that fails was not drawn. The lock is taken here.
 
         Where other processes write, the rows of independent draws are copied without the lock, and verified after.
         """
-        store, sampler = self._store, self._sampler
-        steps = 1 if reading is None else max(1, reading.length + reading.burn_in)
-        if count * steps > _MANY:
-            row = store.memory.nbytes // store.memory.ring.kind.numel()
-            require_memory(count * steps * (2 * row + 64), "sample", "Pass a smaller batch_size or shorter sequences.")
-        if store.has_neighbours and sampler.independent and reading == TRANSITION and out is None:
-            leaves = durable(store).copy_beside_writers(count, sampler, lock)
-            if leaves is not None:
-                return assembled(leaves)
+        reader, finish = self._bound(view)
+        if reader.copies_unlocked and finish is None and out is None and self._sampler.independent:
+            batch = reader.sample_unlocked(count, self._sampler, lock)
+            if batch is not None:
+                return batch
         with lock:
-            chosen = self.checked(view)
-            if store.maybe_empty:
+            if finish is None:
+                batch = reader.sample(count, self._random) if self._is_uniform and out is None else None
+                if batch is None and not self._store.maybe_empty:
+                    batch = self._sample_reserved(count, reader, out)
+                if batch is not None:
+                    return batch
+            if self._store.maybe_empty:
                 raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
+            self._require_memory(count, reader.plan)
             with self.undone_on_failure():
-                leaves = self.drawn(count, chosen)
+                leaves = self.drawn(count, view)
                 return assembled(leaves) if out is None else copy_into(out, leaves)
 
-    def checked(self, view: View | None) -> View:
-        """The view that is meant, if these rows can be read so."""
-        chosen: View = _TRANSITION if view is None else instance("view", view, "read")
-        check_view(chosen, self._store)
-        return chosen
+    def _sample_reserved(self, count: int, reader: PlanReader, out: lazy.TensorDict | None) -> lazy.TensorDict | None:
+        """A batch whose memory is there before its rows are drawn; None where it cannot be reserved."""
+        sampler, into_out = self._sampler, out is not None and self._sampler.returns_weights
+        if out is not None and not (self._is_uniform or into_out):  # how many rows it chooses is known only afterwards
+            return None
+        reserved = reader.reserve(count, out, sampler.returns_weights)
+        if reserved is None:
+            return None
+        weight: torch.Tensor | None = None
+        if into_out:
+            slots = sampler.sample_into(count, reserved[WEIGHT])
+        else:
+            slots, weight = sampler.choose(count)
+        if len(slots) != count:  # the rest of an epoch
+            reserved = reader.reserve(len(slots), None, False)
+        return reader.fill(reserved, slots, weight, out)
 
-    def drawn(self, count: int, view: View) -> Leaves:
+    def _require_memory(self, count: int, plan: ReadPlan) -> None:
+        steps = plan.length if plan.layout is Layout.PACKED else 1
+        if count * steps > _MANY:
+            memory = self._store.memory
+            row = memory.nbytes // memory.ring.kind.numel()
+            require_memory(count * steps * (2 * row + 64), "sample", "Pass a smaller batch_size or shorter sequences.")
+
+    def drawn(self, count: int, view: View | None) -> Leaves:
         """The leaves of a batch of `count` rows."""
         slots, weight = self._sampler.choose(count)
         # Another object: what the store knows of its own draws may not be so of slots that a sampler has changed.
-        slots = slots if isinstance(self._sampler, Uniform) else slots.contiguous()[:]
-        leaves = self._read(slots, view)
+        leaves = self._read(slots if self._is_uniform else slots.contiguous()[:], view)
         if weight is not None:
-            leaves[("weight",)] = weight
+            leaves[WEIGHT] = weight
         return leaves
 
     def read(self, ids: torch.Tensor, view: View | None) -> lazy.TensorDict:
         """The batch of the rows of these ids, all of which must be stored."""
-        chosen, slots = self.checked(view), self._store.locate(ids)
+        self._bound(view)
+        slots = self._store.locate(ids)
         if len(slots) and int(slots.min()) < 0:  # half the time of (slots < 0).any()
             gone = int(ids[slots < 0][0])
             raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
-        with self.undone_on_failure():
-            return assembled(self._read(slots, chosen))
+        return self.read_slots(slots, view)
 
-    def _read(self, slots: torch.Tensor, view: View) -> Leaves:
-        leaves = view.read(self._store, slots, self._random)
-        if ("index",) not in leaves:
-            leaves[("index",)] = self._store.ids(slots)
+    def read_slots(self, slots: torch.Tensor, view: View | None = None) -> lazy.TensorDict:
+        """The batch of the rows at these slots."""
+        with self.undone_on_failure():
+            return assembled(self._read(slots, view))
+
+    def _read(self, slots: torch.Tensor, view: View | None) -> Leaves:
+        reader, finish = self._bound(view)
+        leaves = reader.read(slots)
+        if finish is None:
+            return leaves
+        leaves = finish(leaves, ReadContext(slots, self._random, reader.plan, self._store))
+        if INDEX not in leaves:
+            leaves[INDEX] = self._store.ids(slots)
         return leaves
+
+    def _bound(self, view: View | None) -> tuple[PlanReader, Finish | None]:
+        """The reader of a view's plan, and what the view does with a batch; made once for equal views."""
+        try:
+            return self._views[view]
+        except KeyError:
+            bound = self._views[view] = self._bind(view)
+            return bound
+        except TypeError:  # it has no hash
+            return self._bind(view)
+
+    def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
+        chosen: Any = _TRANSITION if view is None else _checked(view)
+        plan: ReadPlan = chosen.plan(self._store.schema).within(self._store.memory.ring.slots)
+        if not plan.is_transition:
+            require_order(self._store, view)
+        if len(self._views) >= _MOST_VIEWS:
+            self._views.clear()
+        return self._store.reader(plan), getattr(chosen, "finish", None)
 
 
 def assembled(leaves: Leaves) -> lazy.TensorDict:
     """The batch of these leaves."""
     return assemble(leaves, leaves[("index",)].shape)
+
+
+def _checked(view: Any) -> View:
+    """A view, if it is one."""
+    if hasattr(view, "read") and not hasattr(view, "plan"):
+        remedy = "Return a ReadPlan from plan(schema), and compute in finish(batch, context): see docs/extending.md."
+        raise SchemaError(explain("view", "a view with a method plan", f"{view!r}, which reads by itself", remedy))
+    return instance("view", view, "plan")
 
 
 def instance(where: str, thing: Any, method: str) -> Any:

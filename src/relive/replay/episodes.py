@@ -11,7 +11,7 @@ import torch
 
 from relive import lazy
 from relive.fields.assembly import import_tensordict
-from relive.replay.drawing import assembled
+from relive.replay.drawing import Drawing
 from relive.replay.store import ReplayStore
 
 
@@ -30,7 +30,7 @@ class Ordered(NamedTuple):
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
 
 
-def read_episodes(store: ReplayStore, lock: AbstractContextManager[Any]) -> Iterator[lazy.TensorDict]:
+def read_episodes(store: ReplayStore, drawing: Drawing, lock: AbstractContextManager[Any]) -> Iterator[lazy.TensorDict]:
     """The transitions of each episode; each is read when it comes up, without rows that were overwritten by then."""
     import_tensordict()
     with lock:
@@ -39,7 +39,7 @@ def read_episodes(store: ReplayStore, lock: AbstractContextManager[Any]) -> Iter
     def still_stored(ids: torch.Tensor) -> lazy.TensorDict:
         with lock:
             slots = store.locate(ids)
-            return assembled(store.transitions(slots[slots >= 0]))
+            return drawing.read_slots(slots[slots >= 0])
 
     return filter(len, map(still_stored, pieces))
 

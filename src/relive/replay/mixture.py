@@ -111,7 +111,7 @@ class Mixture:
                     continue
                 with buffer._lock:
                     before.append((buffer, buffer.drawing.snapshot()))
-                    part = buffer.drawing.drawn(count, buffer.drawing.checked(view))
+                    part = buffer.drawing.drawn(count, view)
                 index = part["index",]
                 part["index",] = index * len(self.buffers) + source
                 steps = part.get(("step_index",))

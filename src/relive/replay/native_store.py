@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain
-from relive.fields.assembly import assembler
+from relive.fields.assembly import assemble, assembler
 from relive.fields.invariants import require
 from relive.fields.schema import Stacked, caller_shape
 from relive.kernels.priority import NativeTree
 from relive.randomness import Randomness
-from relive.replay import composed
 from relive.replay.chains import Chains
 from relive.replay.invariants import check_kernels
-from relive.replay.native_offsets import OffsetReader, sums_natively
-from relive.replay.offset_plan import OffsetPlan
-from relive.replay.offset_reading import windowed
+from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, ReadPlan
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
 from relive.replay.row_store import RowStore, never_issued
-from relive.replay.store import Leaves, Reading, Touched
+from relive.replay.store import Leaves, PlanReader, Touched
 
 if TYPE_CHECKING:
     from relive.replay.samplers import Sampler
@@ -42,31 +38,13 @@ class NativeStore(RowStore):
         self._reads_files = memory.seals is not None
         self._is_alone = not memory.room.outlives
         """Nobody else writes this memory, and none of its pages are asked for."""
-        self.fuses = self._is_alone
-        self.has_neighbours = memory.room.outlives and not self._reads_files
-        """Other processes may write here, and would wait while rows are copied; see `copy_beside_writers`."""
-        agents = memory.schema.leaf_indices["reward"]
-        self._sums_steps = len(agents) == 1 and memory.leaves[agents[0]].dtype in _SUMMED and not memory.keeps_next
-        self._name_batches()
-        self._offset_readers: WeakKeyDictionary[OffsetPlan, OffsetReader] = WeakKeyDictionary()
+        self.is_shared = memory.room.outlives and not self._reads_files
+        """Other processes may write here, and would wait while rows are copied."""
         self.warning: str | None = None
         self._few: torch.Tensor | None = None
         """The slots of all transitions, where they are few; kept until something is written."""
         self._tree: NativeTree | None = None
         self._rows_left = memory.ring.rows_left()
-
-    def _name_batches(self) -> None:
-        memory, paths = self.memory, self.schema.paths
-        self._transition_paths = (*paths, *memory.next_paths, ("index",))
-        self._n_step_paths = (*self._transition_paths, ("discount",))
-        steps = [path for i, path in enumerate(paths) if i not in memory.carried]
-        starts = [paths[i] for i in memory.carried]
-        self._sequence_paths = (*steps, *memory.next_paths, *composed.MARKS, *starts, ("index",))
-        self._assemble = {
-            (of_steps, weighted): assembler((*names, ("weight",)) if weighted else names)
-            for of_steps, names in ((False, self._transition_paths), (True, self._n_step_paths))
-            for weighted in (False, True)
-        }
 
     # Writing
 
@@ -142,59 +120,9 @@ class NativeStore(RowStore):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def draw_and_read(
-        self,
-        count: int,
-        random: Randomness,
-        reading: Reading,
-        sampler: Sampler | None = None,
-        out: lazy.TensorDict | None = None,
-    ) -> lazy.TensorDict | None:
-        n, gamma, length, _, _ = reading
-        if length or out is not None:
-            return None
-        if n:
-            if not self._sums_steps:
-                return None
-            n = min(n, self.memory.ring.slots)
-        if not self._is_alone:
-            return None
-        if sampler is None:
-            leaves = self._core.sample(count, random.capsule, n, gamma)
-            return None if leaves is None else self._assemble[n > 0, False](leaves, torch.Size((count,)))
-        if self.maybe_empty:
-            return None
-        room = self._core.reserve(count, n)
-        slots, weight = sampler.choose(count)
-        if len(slots) != count:  # the rest of an epoch
-            room = self._core.reserve(len(slots), n)
-        leaves = self._core.fill(room, slots, gamma)
-        if weight is not None:
-            leaves.append(weight)
-        return self._assemble[n > 0, weight is not None](leaves, slots.shape)
-
-    def copy_beside_writers(self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]) -> Leaves | None:
-        """Transitions that `sampler` draws under the lock, copied without it; None if one was overwritten meanwhile."""
-        room = self._core.reserve(count, 0)
-        with lock:
-            if self.maybe_empty:
-                return None
-            slots, weight = sampler.choose(count)
-            ids = self.ids(slots)  # now: what a slot holds a moment later may be half of a row
-        leaves = self._read_into(room, slots)
-        with lock:
-            if not self._core.holds(slots, ids):
-                return None
-            # Others may write these while they are copied.
-            mutable = self.memory.mutable
-            leaves |= composed.named(self.memory, self.take(slots, mutable), mutable) if mutable else {}
-        leaves[("index",)] = ids
-        if weight is not None:
-            leaves[("weight",)] = weight
-        return leaves
-
-    def _read_into(self, room: Any, slots: torch.Tensor) -> Leaves:
-        return dict(zip(self._transition_paths, self._core.fill(room, slots, 0.0), strict=True))
+    def hold(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
+        """Whether every slot still holds the row of this id, and it can be drawn."""
+        return self._core.holds(slots, ids)
 
     def tree(self) -> NativeTree:
         if self._tree is None:
@@ -206,49 +134,18 @@ class NativeStore(RowStore):
 
     # Reading
 
-    def transitions(self, slots: torch.Tensor) -> Leaves:
-        if self._reads_files:
-            self._core.fetch(slots)
-        # Without strict=: a keyword costs as much as the pairs.
-        return dict(zip(self._transition_paths, self._core.transitions(slots)))  # noqa: B905
-
-    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
-        if not self._sums_steps:
-            return composed.n_steps(self, slots, n, gamma)
-        self._fetch(slots)
-        leaves = self._core.n_steps(slots, min(n, self.memory.ring.slots), gamma)
-        return dict(zip(self._n_step_paths, leaves, strict=True))
-
-    def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        leaves = self._core.sequences(slots, before, after, cross, self.memory.carried)
-        return dict(zip(self._sequence_paths, leaves, strict=True))
-
-    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
-        found = self._offset_readers.get(plan)
-        if found is None:
-            if not sums_natively(self.memory, plan):
-                return windowed(self, slots, plan)
-            found = self._offset_readers[plan] = OffsetReader(self.memory, plan)
-        return found.read(slots)
-
-    def windows(
-        self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        windows = slots.new_empty((len(slots), before + after))
-        first = torch.empty_like(windows, dtype=torch.bool)
-        self._core.window(slots, before, after, cross, windows, first)
-        return windows, first
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        # The core sums single and double precision.
+        summed = (self.memory.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
+        if all(dtype in (torch.float32, torch.float64) for dtype in summed):
+            return NativeReader(self, self._core.memory, plan)
+        return super().reader(plan)
 
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
         self._fetch(slots)
         return super().take(slots, leaves, padded=padded)
-
-    def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
-        if self.keeps_next:
-            return self._take_kept_next(slots, padded)
-        return self.take(self._core.following(slots, None), self.memory.observed, padded=padded)
 
     def _fetch(self, slots: torch.Tensor) -> None:
         """Rows of a file are about to be read, which may not be in memory."""
@@ -325,7 +222,75 @@ class NativeStore(RowStore):
         self._core.write_behind(file, offset, nbytes)
 
 
-_SUMMED = (torch.float32, torch.float64)
+class NativeReader(PlanReader):
+    """Reads batches of one plan in one call of the C++ core."""
+
+    def __init__(self, store: NativeStore, core_memory: Any, plan: ReadPlan) -> None:
+        self.plan, self._store = plan, store
+        self.copies_unlocked = store.is_shared and plan.is_transition
+        is_packed = plan.layout is Layout.PACKED
+        groups = [
+            (
+                int(anchor),
+                of_observations,
+                mask is not None,
+                None if offsets is None else list(() if is_packed else offsets),
+            )
+            for anchor, offsets, mask, of_observations in plan.groups
+        ]
+        self._core: Any = kernels.native().PlanReader(
+            core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
+            plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
+        )  # fmt: skip
+        self._assemble = assembler(plan.paths)
+        self._assemble_weighted = assembler((*plan.paths, WEIGHT))
+
+    def read(self, slots: torch.Tensor) -> Leaves:
+        # Without strict=: a keyword costs as much as the pairs.
+        return dict(zip(self.plan.paths, self._core.read(slots)))  # noqa: B905
+
+    def sample(self, count: int, random: Randomness) -> lazy.TensorDict | None:
+        leaves = self._core.sample(count, random.capsule)
+        return None if leaves is None else self._assemble(leaves, torch.Size((count,)))
+
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Any:
+        return self._core.reserve(count) if out is None else None
+
+    def fill(
+        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
+    ) -> lazy.TensorDict:
+        leaves = self._core.fill(reserved, slots)
+        if weight is None:
+            return self._assemble(leaves, slots.shape)
+        leaves.append(weight)
+        return self._assemble_weighted(leaves, slots.shape)
+
+    def sample_unlocked(
+        self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
+    ) -> lazy.TensorDict | None:
+        store, reserved = self._store, self._core.reserve(count)
+        with lock:
+            if store.maybe_empty:
+                return None
+            slots, weight = sampler.choose(count)
+            ids = store.ids(slots)  # now: what a slot holds a moment later may be half of a row
+        leaves = self._read_unlocked(reserved, slots)
+        with lock:
+            if not store.hold(slots, ids):
+                return None
+            # Others may write these while they are copied.
+            mutable = store.memory.mutable
+            if mutable:
+                leaves |= zip((store.schema.paths[i] for i in mutable), store.take(slots, mutable), strict=True)
+        leaves[INDEX] = ids
+        if weight is not None:
+            leaves[WEIGHT] = weight
+        return assemble(leaves, slots.shape)
+
+    def _read_unlocked(self, reserved: Any, slots: torch.Tensor) -> Leaves:
+        return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
+
+
 _DOUBTS: dict[int, Any] = {}
 if kernels.native() is not None:
     _DOUBTS |= {

@@ -194,17 +194,17 @@ class Ring:
         return place - last[place, slots % self.num_envs]
 
     def run(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The flat slots of rows and the `count` rows after each [count + 1, B], and which of the first `count` [count,
-        B] are no steps of its episode."""
+        """Flat slots of rows and of the `count` rows after each [count + 1, B]; which of all but the last are no
+        transitions [count, B]."""
         offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         run = (ids + offsets) % self.size
-        return run, (self.kind_at(run[:-1]) != TRANSITION).cummax(0).values
+        return run, self.kind_at(run[:-1]) != TRANSITION
 
     def windows(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
         """Flat slots [B, before + after]: up to `before` steps before each row, itself, steps after it, then -1."""
         if not before and not cross:
-            run, is_over = self.run(ids, min(after, self.slots))
-            found = run[:-1].masked_fill_(is_over, -1).t()
+            run, is_no_step = self.run(ids, min(after, self.slots))
+            found = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(found, (0, after - self.slots), value=-1) if after > self.slots else found.contiguous()
         apart = 3 if cross else 1  # at most two rows between episodes are no steps: a reset and a cut
         back, ahead = (min(apart * steps, self.slots - 1) for steps in (before, after - 1))

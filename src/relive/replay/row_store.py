@@ -11,7 +11,10 @@ from relive.errors import explain
 from relive.kernels.reader import Reader, reader
 from relive.randomness import Randomness
 from relive.replay.frames import rebuilt
+from relive.replay.read_plan import ReadPlan
 from relive.replay.row_memory import RowMemory
+from relive.replay.store import PlanReader
+from relive.replay.torch_reader import TorchReader
 
 
 class RowStore:
@@ -28,6 +31,9 @@ class RowStore:
     def observe(self, counters: Any) -> bool:
         return False
 
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        return TorchReader(self, plan)
+
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
@@ -39,9 +45,18 @@ class RowStore:
         read = dict(zip(whole, found, strict=True))
         return [read[i] if i in read else self._stack(slots, i) for i in which]
 
-    def _take_kept_next(self, slots: torch.Tensor, padded: bool) -> list[torch.Tensor]:
-        """`take_next` where next observations have tensors of their own."""
-        return self._taken(self.memory.next_leaves, tuple(range(len(self.memory.observed))), slots, padded)
+    def take_stored_next(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
+        """Leaves of next observations that have tensors of their own."""
+        which = tuple(self.memory.observed.index(leaf) for leaf in leaves)
+        return self._taken(self.memory.next_leaves, which, slots, padded=False)
+
+    def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots and those of the observations that they led to [2, B], if rows are in order; the rows' ids."""
+        at = slots.unsqueeze(0) if self.keeps_next else torch.stack([slots, self.memory.ring.after(slots)])
+        return at, self.ids(slots)
+
+    def ids(self, slots: torch.Tensor) -> torch.Tensor:
+        return self.memory.ring.id_of(slots)
 
     def _taken(
         self, source: tuple[torch.Tensor, ...], which: tuple[int, ...], slots: torch.Tensor, padded: bool

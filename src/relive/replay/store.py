@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -19,7 +19,7 @@ from relive.kernels.priority import PriorityTree
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
-    from relive.replay.offset_plan import OffsetPlan
+    from relive.replay.read_plan import ReadPlan
     from relive.replay.row_memory import RowMemory
     from relive.replay.samplers import Sampler
 
@@ -30,17 +30,33 @@ Touched = tuple[torch.Tensor, torch.Tensor | None]
 """Slots, and which of them really changed (None: all)."""
 
 
-class Reading(NamedTuple):
-    """What a store can read in the same call that draws the rows: see `View.fused`."""
+class PlanReader:
+    """Reads batches of one plan from one store. Only `read` is needed; other methods say None where they cannot."""
 
-    n: int = 0
-    """So many steps as one, discounted by `gamma`."""
-    gamma: float = 0.0
-    length: int = 0
-    """Sequences of so many steps, after up to `burn_in` ones before them; with neither, transitions."""
-    burn_in: int = 0
-    cross: bool = False
-    """Sequences go on into the next episode."""
+    plan: ReadPlan
+    copies_unlocked = False
+    """It has `sample_unlocked`: other processes write here, and would wait while rows are copied."""
+
+    def read(self, slots: torch.Tensor) -> Leaves:
+        """The batch of the rows at these slots, in fresh tensors."""
+        raise NotImplementedError
+
+    def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
+        """A batch of rows that are drawn uniformly, in one call."""
+
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Any:
+        """Memory for a batch, that of `out` if it is given: what `fill` takes."""
+
+    def fill(
+        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
+    ) -> lazy.TensorDict:
+        """The batch of the rows at these slots in reserved memory; cannot fail."""
+        raise NotImplementedError
+
+    def sample_unlocked(
+        self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
+    ) -> lazy.TensorDict | None:
+        """A batch that `sampler` draws under the lock, copied without it; None if a row was overwritten meanwhile."""
 
 
 class ReplayStore(Protocol):
@@ -59,10 +75,6 @@ class ReplayStore(Protocol):
 
     warning: str | None
     """A message about steps that look like a mistake, which was not issued yet; None without one."""
-    fuses: bool
-    """It has `draw_and_read`."""
-    has_neighbours: bool
-    """Other processes may write here, and would wait while rows are copied: see `DurableStore.copy_beside_writers`."""
 
     # Writing
 
@@ -120,26 +132,11 @@ class ReplayStore(Protocol):
         ...
 
     def random(self, seed: int | None) -> Randomness:
-        """A stream of draws from this store: what `draw` and `draw_and_read` are given."""
+        """A stream of draws from this store: what `draw` is given."""
         ...
 
     def draw(self, count: int, random: Any) -> torch.Tensor:
         """Slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
-        ...
-
-    def draw_and_read(
-        self,
-        count: int,
-        random: Any,
-        reading: Reading,
-        sampler: Sampler | None = None,
-        out: lazy.TensorDict | None = None,
-    ) -> lazy.TensorDict | None:
-        """A batch in one go, of rows that are drawn uniformly or by `sampler`: nothing fails once rows are drawn.
-
-        It is read into the tensors of `out`, if there is one. None where this store cannot, or has no rows; then
-        nothing was drawn.
-        """
         ...
 
     def tree(self) -> PriorityTree:
@@ -152,36 +149,14 @@ class ReplayStore(Protocol):
 
     # Reading
 
-    def transitions(self, slots: torch.Tensor) -> Leaves:
-        """Every leaf of the rows, the observations that they led to, and their ids, in fresh tensors."""
-        ...
-
-    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
-        """`transitions` of up to n steps as one, with "discount"; see `NStep`."""
-        ...
-
-    def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        """Every leaf [B, before + after, …] around each row, with its marks; see `Sequence`."""
-        ...
-
-    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
-        """`transitions`, or `n_steps`, with the fields of the plan at their offsets, and their masks; see `Window`."""
-        ...
-
-    def windows(
-        self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots [B, before + after] of the steps around each row, then -1, and which of them start an episode."""
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        """A reader of batches of this plan; making one takes longer than reading a batch."""
         ...
 
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
         """All leaves at slots, in the schema's order, or the leaves `leaves`; `padded`: a slot may be -1."""
-        ...
-
-    def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
-        """The leaves of the observations that the rows at slots led to."""
         ...
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
@@ -241,10 +216,6 @@ class DurableStore(ReplayStore, Protocol):
 
     def mend(self) -> None:
         """A process died that had the lock: make a ring again of what it left."""
-        ...
-
-    def copy_beside_writers(self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]) -> Leaves | None:
-        """Transitions that `sampler` draws under the lock, copied without it; None if one was overwritten meanwhile."""
         ...
 
     def torn_rows(self) -> torch.Tensor:

@@ -8,22 +8,18 @@ from typing import Any
 
 import torch
 
-from relive.fields.conversion import as_numpy_if_cpu, bits_of
+from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
-from relive.replay import composed
 from relive.replay.chains import Chains, Counter, of_stored
 from relive.replay.invariants import check_kernels
-from relive.replay.offset_plan import OffsetPlan
-from relive.replay.offset_reading import windowed
 from relive.replay.queues import Queues
 from relive.replay.ring import MOST_IDS, MOST_ROWS, NO_ID, TRANSITION
 from relive.replay.row_memory import RowMemory
 from relive.replay.row_store import RowStore, never_issued
-from relive.replay.store import Leaves, Touched
+from relive.replay.store import Touched
 from relive.replay.torch_write_back import rewriting
 from relive.replay.torch_writer import TorchWriter, Written
 
@@ -34,8 +30,6 @@ class TorchStore(RowStore):
     Tables of all slots are kept where computing their entries for a batch would be several launches. Each is made when
     it is first needed, and then kept up by writes.
     """
-
-    fuses = has_neighbours = False
 
     def __init__(self, memory: RowMemory) -> None:
         super().__init__(memory)
@@ -162,9 +156,6 @@ class TorchStore(RowStore):
         self._drawn = None if version is None else (slots, drawn, version)
         return slots
 
-    def draw_and_read(self, *_: Any, **__: Any) -> None:
-        """Not in one go."""
-
     def tree(self) -> PriorityTree:
         if self._tree is None:
             self._tree = priority_tree(self.memory.ring.size + 1, self.device, self.memory.room)
@@ -182,38 +173,13 @@ class TorchStore(RowStore):
 
     # Reading
 
-    def transitions(self, slots: torch.Tensor) -> Leaves:
+    def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.keeps_next:
-            return composed.transitions(self, slots)
+            return super().next_and_ids(slots)
         rows = self._known(slots)
         if rows is None:
             rows = self._known_rows().index_select(1, slots)
-        return composed.joined(self, slots, rows[:2].view(-1), {}) | {("index",): rows[2]}
-
-    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
-        return composed.n_steps(self, slots, n, gamma)
-
-    def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        return composed.sequences(self, slots, before, after, cross)
-
-    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
-        return windowed(self, slots, plan)
-
-    def windows(
-        self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        windows = self.memory.ring.windows(self.ids(slots), before, after, cross)
-        return windows, self.memory.ring.first.view(-1)[windows] & (windows >= 0)  # -1 is the last slot, too
-
-    def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
-        if self.keeps_next:
-            return self._take_kept_next(slots, padded)
-        found = self.take(self.memory.ring.after(slots), self.memory.observed)
-        if padded:
-            is_none = slots < 0
-            for leaf in found:
-                bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch fills no uint16
-        return found
+        return rows[:2], rows[2]
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
         return self.memory.ring.ahead(slots)

@@ -1,21 +1,34 @@
-"""Batches that Triton's kernels read, whole: transitions, n-step returns and sequences."""
+"""Read plans by Triton's kernels: rows and n-step returns in one launch, sequences in two."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from relive import lazy
+from relive.fields.assembly import assemble, checked_targets
 from relive.fields.schema import Field, Path, Stacked, caller_shape
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
 from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings, as_words
-from relive.replay.composed import ENDS, MARKS
+from relive.replay.read_plan import (
+    DISCOUNT,
+    INDEX,
+    IS_FIRST,
+    MASK,
+    STEP_INDEX,
+    TRAIN,
+    WEIGHT,
+    Anchor,
+    Layout,
+    ReadPlan,
+)
 from relive.replay.row_memory import RowMemory
-from relive.replay.store import Leaves, Reading
+from relive.replay.store import Leaves, PlanReader
 
 Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of every leaf of a batch, in its order."""
+
+_PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
 
 
 def rings_of(memory: RowMemory) -> Rings:
@@ -40,91 +53,84 @@ def _frames(field: Field) -> Frames:
     return Frames(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
 
 
-class TritonReader:
-    """The batches of one memory, read into tensors that are there already."""
+def has_kernels(plan: ReadPlan) -> bool:
+    """Whether kernels read a plan: offsets in their places are torch ops' work."""
+    is_packed = plan.layout is Layout.PACKED
+    return plan.length <= MOST_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 
-    def __init__(self, memory: RowMemory) -> None:
-        self._memory, self._schema, self._rings = memory, memory.schema, rings_of(memory)
-        self._leaves, self._next_leaves = leaves_of(memory)
-        self._agents = memory.schema.leaf_indices["reward"]
-        self._readers: dict[str, tuple[tuple[Path, ...], RowReader]] = {}
 
-    def reads(self, reading: Reading) -> bool:
-        """Whether there are kernels for a batch."""
-        steps = reading.n or reading.length + reading.burn_in
-        return not steps or (steps <= MOST_STEPS and not self._memory.keeps_next)
+class TritonReader(PlanReader):
+    """Reads batches of one plan into tensors that are there already."""
 
-    def forms(self, reading: Reading, count: int) -> Forms:
-        """What a batch of so many rows consists of."""
-        memory, schema = self._memory, self._schema
-        length = reading.length + reading.burn_in
-        lead = (count, length) if length else (count,)
-        once = memory.carried if length else ()
-        items = [(caller_shape(field), field.dtype) for field in schema.fields]
-        forms = {path: ((*lead, *items[i][0]), items[i][1]) for i, path in enumerate(schema.paths) if i not in once}
-        nexts = zip(memory.next_paths, memory.observed, strict=True)
-        forms |= {path: ((*lead, *items[i][0]), items[i][1]) for path, i in nexts}
-        if length:
-            forms |= dict.fromkeys(MARKS, (lead, torch.bool))
-            forms |= {schema.paths[i]: ((count, *items[i][0]), items[i][1]) for i in once}
-        forms[("index",)] = (count,), torch.int64
-        if reading.n:
-            forms[("discount",)] = (count,), torch.float32
+    def __init__(self, memory: RowMemory, plan: ReadPlan) -> None:
+        self.plan, self._memory, self._rings = plan, memory, rings_of(memory)
+        leaves, nexts = leaves_of(memory)
+        copied = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
+        summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
+        self._copied, self._summed = ([read.path for read in reads] for reads in (copied, summed))
+        sources = [
+            Source(nexts[memory.observed.index(read.leaf)], OWN.value)
+            if nexts and read.group.anchor is Anchor.NEXT
+            else Source(leaves[read.leaf], _PLACES[read.group.anchor].value)
+            for read in copied
+        ]
+        rewards = [(memory.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
+        self._reader = RowReader(self._rings, sources, rewards)
+
+    def _forms(self, count: int) -> Forms:
+        """The leaves of a batch of so many rows."""
+        fields, steps = self._memory.schema.fields, (count, self.plan.length)
+        forms: Forms = {}
+        for path, leaf, group in self.plan.reads:
+            lead = (count,) if group.offsets is None else steps
+            forms[path] = (*lead, *caller_shape(fields[leaf])), fields[leaf].dtype
+        forms[INDEX] = (count,), torch.int64
+        marks = {DISCOUNT: ((count,), torch.float32), STEP_INDEX: (steps, torch.int64)}
+        forms |= {path: marks.get(path, (steps, torch.bool)) for path in self.plan.paths if path not in forms}
         return forms
 
-    def fresh(self, slots: torch.Tensor, reading: Reading) -> Leaves:
-        """The batch of rows at slots, in tensors of its own."""
-        leaves = self.empty(reading, len(slots))
-        self.read(slots, reading, leaves)
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Leaves:
+        forms, device = self._forms(count), self._memory.device
+        if out is None:
+            return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
+        if weighs:
+            forms[WEIGHT] = (count,), torch.float32
+        return dict(zip(forms, checked_targets(out, forms, device), strict=True))
+
+    def fill(
+        self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
+    ) -> lazy.TensorDict:
+        """Fill reserved tensors, whose addresses stay, as a captured graph needs it."""
+        self._fill(reserved, slots)
+        if out is not None:
+            return out
+        if weight is not None:
+            reserved[WEIGHT] = weight
+        return assemble(reserved, slots.shape)
+
+    def read(self, slots: torch.Tensor) -> Leaves:
+        leaves = self.reserve(len(slots), None, False)
+        self._fill(leaves, slots)
         return leaves
 
-    def empty(self, reading: Reading, count: int) -> Leaves:
-        """Memory for a batch."""
-        forms, device = self.forms(reading, count), self._memory.device
-        return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
-
-    def read(self, slots: torch.Tensor, reading: Reading, out: Leaves) -> None:
-        """Fill the leaves of a batch, which have the forms that were asked for."""
-        if reading.length:
-            return self._read_sequences(slots, reading, out)
-        kind = "n_step" if reading.n else "transition"
-        paths, reader = self._reader(kind)
-        words = [as_words(out[path]) for path in paths]
-        if not reading.n:
-            reader.read(slots, words, out[("index",)])
-            return None
-        sums = [out[self._schema.paths[i]].view(-1) for i in self._agents]
-        n, discount = min(reading.n, self._rings.slots), out[("discount",)]
-        reader.read(slots, words, out[("index",)], n=n, gamma=reading.gamma, sums=sums, discount=discount)
-        return None
-
-    def _read_sequences(self, slots: torch.Tensor, reading: Reading, out: Leaves) -> None:
-        mask, train, is_first = (out[mark].view(torch.uint8) for mark in MARKS)
-        length = reading.burn_in + reading.length
-        windows = Windows(slots.new_empty((len(slots), length)), mask, train, is_first, out[("index",)])
-        find_windows(self._rings, slots, reading.burn_in, reading.length, reading.cross, windows)
-        paths, reader = self._reader("sequence")
-        reader.read(windows.slots, [as_words(out[path]) for path in paths], length=length)
-
-    def _reader(self, kind: str) -> tuple[tuple[Path, ...], RowReader]:
-        if kind not in self._readers:
-            self._readers[kind] = self._made(kind)
-        return self._readers[kind]
-
-    def _made(self, kind: str) -> tuple[tuple[Path, ...], RowReader]:
-        """The paths of the leaves that are copied for this kind of batch, and their reader."""
-        memory, schema = self._memory, self._schema
-        summed: Sequence[int] = self._agents if kind == "n_step" else ()
-        places = {i: OWN.value for i in range(len(self._leaves)) if i not in summed}
-        if kind == "n_step":
-            places |= {schema.leaf_indices[name][0]: LAST.value for name in ENDS}
-        if kind == "sequence":
-            places |= dict.fromkeys(memory.carried, START.value)
-        sources = [Source(self._leaves[i], place) for i, place in places.items()]
-        if memory.keeps_next:
-            sources += [Source(leaf, OWN.value) for leaf in self._next_leaves]
+    def _fill(self, out: Leaves, slots: torch.Tensor) -> None:
+        words, plan = [as_words(out[path]) for path in self._copied], self.plan
+        if plan.layout is Layout.PACKED:
+            windows = self._find_windows(out, slots)
+            self._reader.read(windows, words, length=plan.length)
+        elif plan.n:
+            sums = [out[path].view(-1) for path in self._summed]
+            self._reader.read(slots, words, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
         else:
-            sources += [Source(self._leaves[i], NEXT.value) for i in memory.observed]
-        rewards = [(memory.leaves[i].view(-1), self._leaves[i].form) for i in summed]
-        paths = (*(schema.paths[i] for i in places), *memory.next_paths)
-        return paths, RowReader(self._rings, sources, rewards)
+            self._reader.read(slots, words, out[INDEX])
+
+    def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
+        """The slots of packed sequences; fills their marks."""
+        (before, after), steps = self.plan.reach, slots.new_empty((len(slots), self.plan.length))
+        mask, train, is_first = (out[mark].view(torch.uint8) for mark in (MASK, TRAIN, IS_FIRST))
+        windows = Windows(steps, mask, train, is_first, out[INDEX])
+        find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)
+        if STEP_INDEX in out:
+            ids = self._memory.ring.id_of(steps.view(-1)).view(steps.shape)
+            out[STEP_INDEX].copy_(torch.where(steps < 0, -1, ids))
+        return steps

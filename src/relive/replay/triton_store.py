@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from relive import lazy
-from relive.fields.assembly import assemble, checked_targets
 from relive.fields.invariants import require_all
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
@@ -16,16 +14,13 @@ from relive.kernels.triton.draw import RowDrawer, group_totals
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.write import GROUPS, StepWriter
-from relive.replay import composed
+from relive.replay.read_plan import ReadPlan
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers.prioritized import is_capturing
-from relive.replay.store import Leaves, Reading, Touched
+from relive.replay.store import PlanReader, Touched
 from relive.replay.torch_store import TorchStore
-from relive.replay.triton_reader import TritonReader, leaves_of, rings_of
-
-if TYPE_CHECKING:
-    from relive.replay.samplers import Sampler
+from relive.replay.triton_reader import TritonReader, has_kernels, leaves_of, rings_of
 
 
 class TritonStore(TorchStore):
@@ -36,8 +31,6 @@ class TritonStore(TorchStore):
     stores with the same seed; among Triton's they are the same on every device.
     """
 
-    fuses = True
-
     def __init__(self, memory: RowMemory) -> None:
         super().__init__(memory)
         self._waits = self.counter.is_on = False
@@ -47,13 +40,14 @@ class TritonStore(TorchStore):
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
         """A write was captured in a CUDA graph: rows may come without the host's knowledge."""
-        self._batches = TritonReader(memory)
         leaves, nexts = leaves_of(memory)
         others = [i for i in range(len(leaves)) if i not in memory.observed]
         self._groups = memory.observed, others
         """The leaves of observations, and the other ones."""
         obs, rest = ([leaves[i] for i in which] for which in self._groups)
-        terminated, truncated = (others.index(self.schema.leaf_indices[name][0]) for name in composed.ENDS)
+        terminated, truncated = (
+            others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
+        )
         self._writer = StepWriter(
             rings, obs, nexts, rest, self._totals, (memory.broken, memory.unknown_envs), flags=(terminated, truncated),
             next_step=memory.next_step,
@@ -123,51 +117,10 @@ class TritonStore(TorchStore):
             self._tree = TritonTree(self.memory.ring.kind.numel() + 1, self.device)
         return self._tree
 
-    def draw_and_read(
-        self, count: int, random: Any, reading: Reading, sampler: Sampler | None = None,
-        out: lazy.TensorDict | None = None,
-    ) -> lazy.TensorDict | None:  # fmt: skip
-        if self.maybe_empty or not self._batches.reads(reading):
-            return None
-        if out is not None:
-            return self._draw_into(count, random, reading, sampler, out)
-        leaves = self._batches.empty(reading, count)
-        slots, weight = (self.draw(count, random), None) if sampler is None else sampler.choose(count)
-        if len(slots) != count:  # the rest of an epoch
-            leaves = self._batches.empty(reading, len(slots))
-        self._batches.read(slots, reading, leaves)
-        if weight is not None:
-            leaves[("weight",)] = weight
-        return assemble(leaves, slots.shape)
-
-    def _draw_into(
-        self, count: int, random: Any, reading: Reading, sampler: Sampler | None, out: lazy.TensorDict
-    ) -> lazy.TensorDict | None:
-        """The same into tensors whose addresses stay, as a captured graph needs it."""
-        if sampler is not None and not sampler.returns_weights:  # how many rows it chooses is known only afterwards
-            return None
-        forms = self._batches.forms(reading, count)
-        if sampler is not None:
-            forms[("weight",)] = (count,), torch.float32
-        leaves = dict(zip(forms, checked_targets(out, forms, self.device), strict=True))
-        slots = self.draw(count, random) if sampler is None else sampler.sample_into(count, leaves[("weight",)])
-        self._batches.read(slots, reading, leaves)
-        return out
-
     # Reading
 
-    def transitions(self, slots: torch.Tensor) -> Leaves:
-        return self._batches.fresh(slots, Reading())
-
-    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
-        reading = Reading(n, gamma)
-        return self._batches.fresh(slots, reading) if self._batches.reads(reading) else super().n_steps(slots, n, gamma)
-
-    def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        reading = Reading(length=after, burn_in=before, cross=cross)
-        if not self._batches.reads(reading):
-            return super().sequences(slots, before, after, cross)
-        return self._batches.fresh(slots, reading)
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        return TritonReader(self.memory, plan) if has_kernels(plan) else super().reader(plan)
 
     # Naming
 

@@ -18,12 +18,6 @@ NO_ROW = -1
 """What "step_index" holds where a sequence has no step."""
 
 
-def step_index(store: ReplayStore, windows: torch.Tensor) -> torch.Tensor:
-    """The ids of the steps at windows [B, L] of slots, -1 where there is no step."""
-    ids = store.ids(windows.reshape(-1)).view(windows.shape)
-    return torch.where(windows < 0, NO_ROW, ids)
-
-
 class NamedRows(NamedTuple):
     """Where the named rows are."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay.views.protocol import Leaves
+from relive.replay import Leaves, ReadPlan
 
 
 def fill(rows: int, capacity: int = 100, **options: Any) -> rl.ReplayBuffer:
@@ -55,7 +55,10 @@ def test_an_overwritten_row_takes_its_count_along(backend: str) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    def read(self, storage: Any, slots: torch.Tensor, random: Any) -> Leaves:
+    def plan(self, schema: Any) -> ReadPlan:
+        return rl.Transition().plan(schema)
+
+    def finish(self, batch: Leaves, context: Any) -> Leaves:
         raise OSError("broken")
 
 

@@ -128,7 +128,10 @@ def shown_sequence(replay: rl.ReplayBuffer, length: int) -> tuple[list[int], boo
 
 
 class Broken:
-    def read(self, store: Any, slots: torch.Tensor, random: Any) -> Any:
+    def plan(self, schema: Any) -> Any:
+        return rl.Transition().plan(schema)
+
+    def finish(self, batch: Any, context: Any) -> Any:
         raise OSError("broken")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -12,13 +12,13 @@ from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import assemble
 from relive.fields.conversion import convert, path_name
-from relive.fields.schema import Field, Path, require_share
+from relive.fields.schema import Path, Schema, require_share
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.torch_ops import wide
-from relive.randomness import Randomness
-from relive.replay.composed import flat_steps_of, in_windows
-from relive.replay.store import Leaves, ReplayStore
-from relive.replay.views.protocol import require_order
+from relive.replay.read_plan import MASK, ReadPlan, next_path
+from relive.replay.store import Leaves
+from relive.replay.torch_reader import reduce
+from relive.replay.views.protocol import ReadContext, View
 from relive.replay.views.transition import Transition
 
 Relabel = Callable[[torch.Tensor, torch.Tensor, "lazy.TensorDict"], tuple[torch.Tensor, torch.Tensor]]
@@ -29,14 +29,6 @@ It is given every step that is read, also padding and those that keep their goal
 
 
 _TRANSITION = Transition()
-
-
-class Steps(Protocol):
-    """A view that can be built from steps somebody else has changed."""
-
-    def windows(self, store: ReplayStore, slots: torch.Tensor) -> torch.Tensor: ...
-
-    def reduce(self, store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
 @suggests_init_keywords
@@ -62,7 +54,7 @@ class Hindsight:
     fn: Relabel
     ratio: float = 0.8
     strategy: Literal["future", "final", "episode"] = "future"
-    view: Steps = _TRANSITION
+    view: View = _TRANSITION
 
     def __post_init__(self) -> None:
         require_share("Hindsight.ratio", self.ratio)
@@ -70,76 +62,73 @@ class Hindsight:
             remedy = "Pass one of them."
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))
 
-    def check(self, store: ReplayStore) -> None:
-        """Refuse a buffer whose rows are in no order, and leaves that are no goals."""
-        require_order(store, self)
-        goal, achieved = (_field(store, _leaf(store, name)) for name in (self.goal, self.achieved))
+    def plan(self, schema: Schema) -> ReadPlan:
+        goal, achieved = (schema.fields[schema.paths.index(_leaf(schema, name))] for name in (self.goal, self.achieved))
         if goal != achieved:
             remedy = "Declare goal and achieved goal alike."
             raise SchemaError(explain("Hindsight", f"an achieved goal like {goal}", achieved, remedy))
+        inner = self.view.plan(schema)
+        if inner.cross_episodes:
+            remedy = "Pass cross_episodes=False: goals belong to one episode."
+            raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
+        return inner.unreduced(schema)
 
-    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
-        goal, achieved = _leaf(store, self.goal), _leaf(store, self.achieved)
-        windows = self.view.windows(store, slots)
-        steps = flat_steps_of(store, windows)
-        chosen = random.uniform(len(slots), slots.device) < self.ratio
-        wanted = self._goals(store, slots, achieved, random)
-        changed = (chosen.unsqueeze(1) & (windows >= 0)).flatten()
-        goals = wanted if windows.shape[1] == 1 else wanted.repeat_interleave(windows.shape[1], 0)
-        self._relabel(store, steps, changed, goals, goal, achieved)
-        return self.view.reduce(store, slots, windows, in_windows(steps, windows.shape))
+    def finish(self, batch: Leaves, context: ReadContext) -> Leaves:
+        """Relabel the steps of some rows, and make of all steps what the inner view reads."""
+        plan = context.plan
+        assert plan.reduced is not None
+        changed = context.random.uniform(len(context.slots), context.slots.device) < self.ratio
+        goals, steps = self._goals(context), {read.path: batch[read.path] for read in plan.reads}
+        if plan.is_transition:
+            self._relabel(context.schema, steps, changed, goals)
+            return reduce(batch | steps, plan.reduced)
+        mask = batch[MASK]
+        flat = {path: leaf.flatten(0, 1) for path, leaf in steps.items()}
+        changed, goals = (changed.unsqueeze(1) & mask).flatten(), goals.repeat_interleave(mask.shape[1], 0)
+        before = dict(flat)
+        self._relabel(context.schema, flat, changed, goals)
+        batch |= {path: leaf.unflatten(0, mask.shape) for path, leaf in flat.items() if leaf is not before[path]}
+        return reduce(batch, plan.reduced)
 
-    def _goals(self, store: ReplayStore, slots: torch.Tensor, achieved: Path, random: Randomness) -> torch.Tensor:
+    def _goals(self, context: ReadContext) -> torch.Tensor:
         """The achieved goal after one step of each row's episode [B, …]."""
-        ahead = store.ahead(slots)
+        ahead = context.ahead()
         if self.strategy == "future":
-            offset = random.below(ahead + 1, len(slots))
+            offset = context.random.below(ahead + 1, len(ahead))
         elif self.strategy == "final":
             offset = ahead
         else:
-            preceding = store.preceding(slots)
-            offset = random.below(ahead + preceding + 1, len(slots)) - preceding
-        leaf = store.schema.paths.index(achieved)
-        return store.take(store.later(slots, offset + 1), (leaf,))[0]
+            preceding = context.preceding()
+            offset = context.random.below(ahead + preceding + 1, len(ahead)) - preceding
+        return context.column(_leaf(context.schema, self.achieved), context.later(offset + 1))
 
-    def _relabel(
-        self,
-        store: ReplayStore,
-        steps: Leaves,
-        changed: torch.Tensor,
-        goals: torch.Tensor,
-        goal: Path,
-        achieved: Path,
-    ) -> None:
+    def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
         """Give the steps [M, …] that are `changed` their new goal, and what reward and end come of it."""
+        goal, achieved = _leaf(schema, self.goal), _leaf(schema, self.achieved)
         wide_changed = wide(changed, goals)
-        for path in (goal, ("next_obs", *goal[1:])):
+        for path in (goal, next_path(goal)):
             steps[path] = torch.where(wide_changed, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
-        results = self.fn(steps[("next_obs", *achieved[1:])], steps[goal], rows)
+        results = self.fn(steps[next_path(achieved)], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
             remedy = "Return a tuple of both."
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))
         for name, result in zip(("reward", "terminated"), results, strict=True):
-            leaves = store.schema.flatten(name, result, f"Hindsight.fn: {name}")
-            for i, leaf in zip(store.schema.leaf_indices[name], leaves, strict=True):
-                path, field = store.schema.paths[i], store.schema.fields[i]
+            leaves = schema.flatten(name, result, f"Hindsight.fn: {name}")
+            for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
+                path, field = schema.paths[i], schema.fields[i]
                 if leaf is steps[path]:  # as it was
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
-                new = convert(where, field, leaf, (len(changed),), store.device, unit="rows")
+                new = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
                 steps[path] = torch.where(wide(changed, new), new, steps[path])
 
 
-def _field(store: ReplayStore, path: Path) -> Field:
-    return store.schema.fields[store.schema.paths.index(path)]
-
-
-def _leaf(store: ReplayStore, name: str | Path) -> Path:
+def _leaf(schema: Schema, name: str | Path) -> Path:
     path = (
         ("obs", name) if isinstance(name, str) and name != "obs" else (name,) if isinstance(name, str) else tuple(name)
     )
-    known = [store.schema.paths[i] for i in store.memory.observed]
+    known = [schema.paths[i] for i in schema.leaf_indices["obs"]]
     if path not in known:
         names = ", ".join(".".join(p) for p in known)
         raise SchemaError(

@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.fields.schema import Path, Schema
 from relive.randomness import Randomness
-from relive.replay.store import Leaves, Reading, ReplayStore
+from relive.replay.read_plan import ReadPlan
+
+if TYPE_CHECKING:
+    from relive.replay.store import ReplayStore
 
 
 class View(Protocol):
     """The description of a batch: a small frozen object.
 
-    A view may also have an attribute `fused`, a `Reading` that gives the same batch: a store may read it in the call
-    that draws the rows. And a method `check(store)`, which refuses a buffer that cannot be read so.
+    A view may also have a method `finish(batch, context)`, which returns the leaves [B, …] of the batch that a caller
+    gets. It is given those of the plan, by path, and a `ReadContext`.
     """
 
-    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness, /) -> Leaves:
-        """The leaves [B, …] of a batch for the drawn flat slots [B]; "index" may be left to the buffer."""
+    def plan(self, schema: Schema, /) -> ReadPlan:
+        """What is read around each row, asked once per buffer; a SchemaError says what these fields do not allow."""
         ...
 
 
-def fused_of(view: Any) -> Reading | None:
-    """What a store may read in place of a view; None where the view does not say."""
-    return None if isinstance(view, type) else getattr(view, "fused", None)
+@dataclass(frozen=True)
+class ReadContext:
+    """What a view may ask while it finishes a batch."""
+
+    slots: torch.Tensor
+    """Flat slots of the drawn rows [B]."""
+    random: Randomness
+    plan: ReadPlan
+    """What was read."""
+    _store: ReplayStore
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of the buffer."""
+        return self._store.schema
+
+    def preceding(self) -> torch.Tensor:
+        """How many transitions of the same episode precede each drawn row [B]."""
+        return self._store.preceding(self.slots)
+
+    def ahead(self) -> torch.Tensor:
+        """How many transitions of the same episode follow each drawn row [B]."""
+        return self._store.ahead(self.slots)
+
+    def later(self, steps: torch.Tensor) -> torch.Tensor:
+        """The slots of the rows so many steps after the drawn ones."""
+        return self._store.later(self.slots, steps)
+
+    def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
+        """One leaf at slots [B, …]."""
+        return self._store.take(slots, (self.schema.paths.index(path),))[0]
 
 
-def check_view(view: Any, store: ReplayStore) -> None:
-    """Raise if a view refuses these rows."""
-    if hasattr(view, "check"):
-        view.check(store)
-
-
-def require_order(store: ReplayStore, view: object) -> None:
-    """Views of more than one step need rows in time order."""
+def require_order(store: ReplayStore, what: object) -> None:
+    """Views of more than one step, and samplers of episodes, need rows in time order."""
     if store.keeps_next:
         remedy = 'Use the default next_obs="shared".'
-        name = type(view).__name__
+        name = type(what).__name__
         raise SchemaError(explain(name, "rows in time order", 'a buffer with next_obs="stored"', remedy))

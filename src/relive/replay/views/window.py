@@ -5,22 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
-import torch
-
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import bits_of
 from relive.fields.schema import Field, Path, Schema, leaves_of
-from relive.kernels.torch_ops import wide
-from relive.randomness import Randomness
-from relive.replay.offset_plan import Counted, OffsetGroup, OffsetPlan
-from relive.replay.offset_reading import Reach, nearest, reach_of
-from relive.replay.store import Leaves, ReplayStore
+from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
 from relive.replay.views.n_step import NStep
-from relive.replay.views.protocol import require_order
 from relive.replay.views.transition import Transition
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
@@ -114,59 +105,16 @@ class Window:
         more |= {} if self.pad == "repeat" else {"pad": self.pad}
         return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | more).items())})"
 
-    def check(self, store: ReplayStore) -> None:
-        """Refuse a buffer whose rows are in no order, and fields that it does not have."""
-        require_order(store, self)
-        plan_of(store.schema, self)
-
-    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
-        return store.windowed(slots, plan_of(store.schema, self))
-
-    def windows(self, store: ReplayStore, slots: torch.Tensor) -> torch.Tensor:
-        """The steps around each row that any offset may need: [B, L] flat slots, -1 where there is none."""
-        self.check(store)
-        plan = plan_of(store.schema, self)
-        before, after = plan.reach(store.memory.ring.slots)
-        reach, steps = reach_of(store, slots, plan), torch.arange(-before, after + 1, device=slots.device)
-        inside = (steps >= -reach.preceding.unsqueeze(1)) & (steps <= reach.ahead.unsqueeze(1))
-        return torch.where(inside, store.later(slots.unsqueeze(1), steps), -1)
-
-    def reduce(self, store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
-        """A batch from its steps [B, L, …]; a step may have been made an end since, and then is the last one."""
-        plan = plan_of(store.schema, self)
-        before, _ = plan.reach(store.memory.ring.slots)
-        width, mask = max(plan.n, 1), windows >= 0
-        terminated = (steps[("terminated",)] & mask)[:, before:].long()
-        goes_on = mask[:, before:] & (terminated.cumsum(1) - terminated == 0)
-        ahead = goes_on.sum(1) - 1
-        reach = Reach(mask[:, :before].sum(1), ahead, ahead.clamp(max=plan.n - 1) if plan.n else None)
-        around = {path: leaf[:, before : before + width] for path, leaf in steps.items()}
-        batch = self.view.reduce(store, slots, windows[:, before : before + width], around)
-        return batch | _named_steps(plan, reach, steps, before)
-
-
-def _named_steps(plan: OffsetPlan, reach: Reach, steps: Leaves, before: int) -> Leaves:
-    """The leaves at their offsets and their masks, out of steps [B, L, …] from `before` steps before the row on."""
-    found, inside = nearest(plan, reach)
-    sizes = [len(group.offsets) for group in plan.groups]
-    rows = torch.arange(len(found), device=found.device).unsqueeze(1)
-    batch: Leaves = {}
-    masks: Leaves = {}
-    for group, step, mask in zip(plan.groups, found.split(sizes, 1), inside.split(sizes, 1), strict=True):
-        final = (step > reach.ahead.unsqueeze(1)).flatten()
-        for path in (plan.schema.paths[i] for i in group.leaves):
-            led_to = ("next_obs", *path[1:])
-            at = torch.minimum(step, reach.ahead.unsqueeze(1)) + before
-            leaf = bits_of(steps[path])[rows, at]
-            if group.counted != Counted.STEPS:
-                after, flat = bits_of(steps[led_to])[rows, at].flatten(0, 1), leaf.flatten(0, 1)
-                leaf = torch.where(wide(final, flat), after, flat).unflatten(0, step.shape)
-            if plan.zeros:
-                flat = leaf.flatten(0, 1)
-                leaf = flat.masked_fill(wide(~mask.flatten(), flat), 0).unflatten(0, step.shape)
-            batch[led_to if group.is_next else path] = leaf.view(steps[path].dtype)
-        masks[group.mask] = mask.contiguous()
-    return batch | masks
+    def plan(self, schema: Schema) -> ReadPlan:
+        windows: dict[Path, Group] = {}
+        for path, offsets in self.offsets:
+            group = Group(
+                Anchor.NEXT if path[0] == "next_obs" else Anchor.ROW, offsets, (f"{path[0]}_mask", *path[1:]),
+                of_observations=path[0] in ("obs", "next_obs"),
+            )  # fmt: skip
+            windows |= dict.fromkeys(_leaves_named(schema, path, group), group)
+        n, gamma = (self.view.n, float(self.view.gamma)) if isinstance(self.view, NStep) else (0, 0.0)
+        return row_plan(schema, n, gamma, windows, Layout.ZEROS if self.pad == "zero" else Layout.NEAREST)
 
 
 # What a caller names
@@ -237,31 +185,19 @@ def _frame(where: str, seconds: Any, fps: float) -> int:
 # What a buffer has of it
 
 
-@lru_cache(maxsize=128)
-def plan_of(schema: Schema, window: Window) -> OffsetPlan:
-    """Which leaves a window reads at which offsets; raises where a field is not there."""
-    groups = tuple(_group(schema, path, offsets) for path, offsets in window.offsets)
-    n_step = window.view if isinstance(window.view, NStep) else None
-    n, gamma = (n_step.n, float(n_step.gamma)) if n_step is not None else (0, 0.0)
-    return OffsetPlan(schema, groups, window.pad == "zero", n, gamma)
-
-
-def _group(schema: Schema, path: Path, offsets: tuple[int, ...]) -> OffsetGroup:
+def _leaves_named(schema: Schema, path: Path, group: Group) -> list[Path]:
+    """The paths in a batch of the leaves that `path` names; raises where the field is not there."""
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.require(name)
     stored = (name, *path[1:])
-    leaves = tuple(i for i in schema.leaf_indices[name] if schema.paths[i][: len(stored)] == stored)
+    leaves = [leaf for leaf, _ in leaves_of((name,), schema.trees[name]) if leaf[: len(stored)] == stored]
     if not leaves:
         tree = schema.trees[name]
         inside = ", ".join(".".join(each[1:]) for each, _ in leaves_of((name,), tree)) or "no names inside"
         remedy = f"Pass {path[0]}=offsets." if isinstance(tree, Field) else "Name one of them."
         raise SchemaError(explain(_text(path), f"a part of {path[0]} ({inside})", ".".join(path[1:]), remedy))
-    group = OffsetGroup(path, offsets, _COUNTED.get(path[0], Counted.STEPS), leaves)
-    if group.mask[0] in schema.names:
+    if group.mask is not None and group.mask[0] in schema.names:
         remedy = "Rename the field, or leave its window out."
         expected = f"the name {group.mask[0]} for the mask of {path[0]}"
         raise SchemaError(explain(_text(path), expected, "a declared field of this name", remedy))
-    return group
-
-
-_COUNTED = {"obs": Counted.OBSERVATIONS, "next_obs": Counted.NEXT_OBSERVATIONS}
+    return [(path[0], *leaf[1:]) for leaf in leaves]

@@ -1,0 +1,202 @@
+"""What a view reads around each drawn row: the one language between views and backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from relive.fields.mutable import is_carried
+from relive.fields.schema import Path, Schema
+
+INDEX: Path = ("index",)
+WEIGHT: Path = ("weight",)
+DISCOUNT: Path = ("discount",)
+MASK: Path = ("mask",)
+TRAIN: Path = ("train",)
+IS_FIRST: Path = ("is_first",)
+STEP_INDEX: Path = ("step_index",)
+
+
+class Anchor(IntEnum):
+    """Where offsets count from; the native core has the same numbers."""
+
+    ROW = 0
+    """The drawn row."""
+    LAST = 1
+    """The last of up to n steps from the drawn row on: the end of its episode or the newest row may come first."""
+    NEXT = 2
+    """The observation that the last step led to."""
+    FIRST = 3
+    """The first step of a packed sequence."""
+    SUM = 4
+    """All steps from the drawn row to the last one, as their discounted sum."""
+
+
+class Layout(IntEnum):
+    """Where a batch has offsets outside the episode, or not stored; the native core has the same numbers."""
+
+    NEAREST = 0
+    """In their places: the nearest step is repeated."""
+    ZEROS = 1
+    """In their places: zeros."""
+    PACKED = 2
+    """After all real steps, as zeros."""
+
+
+class Group(NamedTuple):
+    """A place that leaves are read at: an anchor, and offsets from it on."""
+
+    anchor: Anchor
+    offsets: Sequence[int] | None = None
+    """None: one item per row [B, …]. Otherwise [B, len(offsets), …]; a range if the layout is packed."""
+    mask: Path | None = None
+    """The path in the batch of which offsets are real [B, len(offsets)]."""
+    of_observations: bool = False
+    """Offsets count observations, of which an episode has one more than steps."""
+
+
+class LeafRead(NamedTuple):
+    """One leaf of a batch."""
+
+    path: Path
+    leaf: int
+    """The leaf of the schema; of a next observation, that of the observation."""
+    group: Group
+
+
+ROW, LAST, NEXT, FIRST, SUM = map(Group, Anchor)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """The leaves of a batch, each at the places of its group.
+
+    A batch also has "index" [B], the ids of the drawn rows, the masks of its groups, and "discount" if n > 0. Packed
+    sequences have "train", the steps from the drawn row on, and "is_first", the steps that start an episode.
+    """
+
+    reads: tuple[LeafRead, ...]
+    n: int = 0
+    """Number of steps that are summed; 0 reads single steps."""
+    gamma: float = 0.0
+    layout: Layout = Layout.NEAREST
+    cross_episodes: bool = False
+    """Packed sequences go on into the next episode."""
+    step_index: bool = False
+    """Packed sequences have "step_index" [B, L], the ids of their steps, and -1 where there is none."""
+    reduced: ReadPlan | None = None
+    """The plan that these are the unreduced steps of."""
+    most_steps: int = 2**63
+    """No offset that is read in its place needs more steps before or after a row."""
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of all leaves, in the order of their first one."""
+        return tuple(dict.fromkeys(read.group for read in self.reads))
+
+    @cached_property
+    def masked(self) -> tuple[Group, ...]:
+        """The groups whose masks are in the batch."""
+        return tuple(group for group in self.groups if group.mask is not None)
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths of a batch in the order that every backend gives them."""
+        discount = (DISCOUNT,) if self.n else ()
+        masks = tuple(group.mask for group in self.masked if group.mask is not None)
+        marks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
+        steps = (STEP_INDEX,) if self.step_index else ()
+        return *(read.path for read in self.reads), INDEX, *discount, *masks, *marks, *steps
+
+    @cached_property
+    def is_transition(self) -> bool:
+        """Whether single steps are read and nothing around them."""
+        return not self.n and not any(group.offsets is not None for group in self.groups)
+
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """How many steps before and after a row any offset may need."""
+        last = max(self.n, 1) - 1
+        before, after = 0, last
+        for group in self.groups:
+            if group.offsets is not None and self.layout is Layout.PACKED:
+                before, after = -group.offsets[0], group.offsets[-1]  # a range, which may be long
+            elif group.offsets is not None:
+                is_next = group.anchor is Anchor.NEXT
+                before = max(before, -min(group.offsets) - is_next)
+                after = max(after, max(group.offsets) + (last if is_next else -group.of_observations))
+        if self.layout is Layout.PACKED:
+            return before, after
+        return min(before, self.most_steps), min(after, self.most_steps)
+
+    @property
+    def length(self) -> int:
+        """The number of steps that any offset may need."""
+        return sum(self.reach) + 1
+
+    def unreduced(self, schema: Schema) -> ReadPlan:
+        """Every field of all steps that this plan needs, for a view that changes them and calls `reduce`.
+
+        Packed, without those of single steps, which have no axis of steps.
+        """
+        if self.is_transition:
+            return replace(row_plan(schema), reduced=self)
+        before, after = self.reach
+        steps, nexts = _sequence(before, after + 1)
+        reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths)]
+        reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
+        return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
+
+    def within(self, slots: int) -> ReadPlan:
+        """The same batches of a ring of so many slots, which holds no longer episodes."""
+        if self.reduced is None:
+            return replace(self, n=min(self.n, slots), most_steps=slots - 1)
+        reduced = self.reduced.within(slots)
+        if self.is_transition:
+            return replace(self, reduced=reduced)
+        before, after = reduced.reach
+        steps, nexts = _sequence(before, after + 1)
+        reads = (read._replace(group=nexts if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
+        return replace(self, reads=tuple(reads), reduced=reduced)
+
+
+def row_plan(
+    schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, Group] | None = None,
+    layout: Layout = Layout.NEAREST,
+) -> ReadPlan:  # fmt: skip
+    """Every field of each row and the next observation, of one step or of n steps as one; `windows` replace places."""
+    places = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
+    found = {path: (i, places.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
+    found |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
+    named = windows or {}
+    return ReadPlan(
+        tuple(LeafRead(path, leaf, named.get(path, group)) for path, (leaf, group) in found.items()), n, gamma, layout
+    )
+
+
+def sequence_plan(
+    schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
+) -> ReadPlan:
+    """Packed sequences of up to `burn_in` steps before each row, and `length` steps from it on."""
+    steps, nexts = _sequence(burn_in, length)
+    carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
+    reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in carried]
+    reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
+    reads += [LeafRead(schema.paths[i], i, FIRST) for i in carried]
+    return ReadPlan(
+        tuple(reads), layout=Layout.PACKED, cross_episodes=bool(cross_episodes), step_index=bool(step_index)
+    )
+
+
+def _sequence(burn_in: int, length: int) -> tuple[Group, Group]:
+    """The steps of a sequence, and the observations that they led to."""
+    offsets = range(-burn_in, length)
+    return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
+
+
+def next_path(path: Path) -> Path:
+    """The path of an observation's leaf in the next observation."""
+    return ("next_obs", *path[1:])
