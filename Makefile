@@ -73,7 +73,7 @@ bench: .venv/bench
 	$(BIN)/python -m benchmarks $(if $(DEVICE),--device $(DEVICE),--quick)
 
 # Checks and measures everything on your GPU in under ten minutes; writes relive-gpu-report.md and .json to send back.
-gpu-report: .venv/installed
+gpu-report: .venv/package
 	$(BIN)/python -m relive.gpu_report
 
 # Everything at full effort, on an idle machine: results that are kept, and the page and pictures made of them.

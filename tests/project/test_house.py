@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "relive"
 ROOMS = (
     "errors", "lazy", "locking", "randomness", "fields", "kernels", "storage", "checkpoint", "estimators", "statistics",
     "rollout", "replay", "distillation", "concurrent", "distributed", "datasets", "inspector",
-    "compat", "cli",
+    "compat", "cli", "gpu_report",
 )  # fmt: skip
 LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""

@@ -9,7 +9,7 @@ from relive.fields.assembly import assemble, checked_targets
 from relive.fields.schema import Field, Path, Stacked, caller_shape
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
-from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings, as_words
+from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings
 from relive.replay.read_plan import (
     DISCOUNT,
     INDEX,
@@ -114,15 +114,15 @@ class TritonReader(PlanReader):
         return leaves
 
     def _fill(self, out: Leaves, slots: torch.Tensor) -> None:
-        words, plan = [as_words(out[path]) for path in self._copied], self.plan
+        copied, plan = [out[path] for path in self._copied], self.plan
         if plan.layout is Layout.PACKED:
             windows = self._find_windows(out, slots)
-            self._reader.read(windows, words, length=plan.length)
+            self._reader.read(windows, copied, length=plan.length)
         elif plan.n:
             sums = [out[path].view(-1) for path in self._summed]
-            self._reader.read(slots, words, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
+            self._reader.read(slots, copied, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
         else:
-            self._reader.read(slots, words, out[INDEX])
+            self._reader.read(slots, copied, out[INDEX])
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
         """The slots of packed sequences; fills their marks."""

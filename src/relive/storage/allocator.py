@@ -122,7 +122,7 @@ class Memory:
 
     @staticmethod
     def pinned() -> Memory:
-        """Host memory that an accelerator copies from asynchronously."""
+        """Host memory that an accelerator can read directly. Batches are ordinary memory: see `out=` of `sample`."""
         if not torch.accelerator.is_available():
             raise SchemaError(explain("Memory.pinned", "an accelerator", "a machine without one", 'Pass device="cpu".'))
         return Memory(torch.device("cpu"), is_pinned=True)

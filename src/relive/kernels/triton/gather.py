@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from relive.kernels.triton.read import OWN, RowReader, Source
-from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings, as_words
+from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings
 
 
 class TritonGather:
@@ -39,7 +39,7 @@ class TritonGather:
     def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
         if stop > start and self._some:
             rows = index[start:stop].contiguous()
-            self._reader.read(rows, [as_words(out[i]) for i in self._some])  # an index of -1 gives zeros
+            self._reader.read(rows, [out[i] for i in self._some])  # an index of -1 gives zeros
 
 
 def _rings_of(column: torch.Tensor) -> Rings:

@@ -20,6 +20,7 @@ from relive.kernels.triton.words import INTERPRETED, Frames, Leaf, as_words
 OPTIONS = {"enable_fp_fusion": False}
 SIZES = (
     "slots", "num_envs", "size", "alive", "writers", "steps", "rows", "count", "num_leaves", "root", "levels", "start",
+    "length", "n", "before", "after",
 )  # fmt: skip
 """Integers of kernels, for `do_not_specialize`: another size compiles nothing."""
 

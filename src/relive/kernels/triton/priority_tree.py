@@ -39,7 +39,8 @@ class TritonTree:
         self._sums = torch.zeros(2, self._size, dtype=torch.float64, device=device)
         """In the usual scale and in the faint one."""
         self._least = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
-        self._dirty = torch.zeros(-(-num_leaves // kernels.SUBTREE.value), dtype=torch.uint8, device=device)
+        self._subtrees = -(-num_leaves // kernels.SUBTREE.value)
+        self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
         """Which subtrees have leaves that changed."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
         """Of each leaf, the last place where a running update has it; else 0."""
@@ -78,14 +79,15 @@ class TritonTree:
 
     def mark(self, touched: torch.Tensor, changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float) -> None:
         """Give changed leaves the mass of the largest priority, or zero where by its `kind` a slot is no transition."""
-        if not len(touched):
+        count = len(touched)
+        if not count:
             return
-        block, programs = blocks(len(touched), kernels.BLOCK)
+        block, programs = blocks(count, kernels.BLOCK)
         key = "mark", alpha, eps, block, kind.data_ptr()
         mark = self._launches.get(key) or self._bind(
             key, kernels.mark_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
         )
-        mark(kind, (programs, 1, 1), touched, changed, len(touched))
+        mark(kind, (programs, 1, 1), touched, changed, count)
         self._renew()
 
     def _update(
@@ -126,7 +128,7 @@ class TritonTree:
             ("renew", by_least), kernels.renew_kernel, (self._leaves, sums, least, self._dirty, *sizes),
             LEVELS=min(self._levels, kernels.LOWER), LEAST=by_least,
         )  # fmt: skip
-        renew(sums, (len(self._dirty), 1, 1))
+        renew(sums, (self._subtrees, 1, 1))
         if self._levels > kernels.LOWER:
             top = self._launches.get(("top", by_least)) or self._bind(
                 ("top", by_least), kernels.renew_top_kernel, (sums, least, *sizes, self._levels), LEAST=by_least,

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import launch
+from relive.kernels.triton.launching import SIZES, Launch
 from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
@@ -120,11 +120,11 @@ def _discount(taken, n, gamma):
     return factor.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def read_kernel(
-    slots_given, sources, outs, rewards, sums, ids, discounts, kind, first, head, is_open,
-    slots, num_envs, size, rows, n, gamma: tl.float64,
-    FORMS: tl.constexpr, PLACES: tl.constexpr, PIECES: tl.constexpr, REWARDS: tl.constexpr, LENGTH: tl.constexpr,
+    outs, slots_given, sums, ids, discounts, rows: tl.int64, length: tl.int64, n: tl.int32, gamma: tl.float64,
+    sources, rewards, kind, first, head, is_open, slots: tl.int64, num_envs: tl.int64, size: tl.int64,
+    FORMS: tl.constexpr, PLACES: tl.constexpr, PIECES: tl.constexpr, REWARDS: tl.constexpr,
     HAS_IDS: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Read all leaves of `rows` rows. The second axis of the grid has a piece of a wide leaf each, from 1 on."""
@@ -148,8 +148,8 @@ def read_kernel(
         item = place
         where = valid
         if PLACES[i] == START:
-            item = place // LENGTH
-            where = valid & (place % LENGTH == 0)
+            item = place // length
+            where = valid & (place % length == 0)
         start = (piece - PIECES[i]) * CHUNK
         if (start >= 0) & (start < FORMS[i][0]):
             stop = tl.minimum(start + CHUNK, FORMS[i][0])
@@ -185,7 +185,7 @@ class RowReader:
         self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = ()
     ) -> None:
         """`rewards` are tensors of floats, each as one list, and their forms: they are summed over n steps."""
-        self._rings, self._chunk = rings, CHUNK
+        self._rings, self._launches = rings, dict[tuple[bool, int, int], Launch]()
         self._words = tuple(source.leaf.words for source in sources)
         self._forms = tuple(source.leaf.form for source in sources)
         self._places = tuple(source.place for source in sources)
@@ -201,17 +201,32 @@ class RowReader:
         self, slots: torch.Tensor, outs: Sequence[torch.Tensor], ids: torch.Tensor | None = None, *, length: int = 1,
         n: int = 0, gamma: float = 0.0, sums: Sequence[torch.Tensor] = (), discount: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Fill words `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
-        rings = self._rings
-        block, programs = blocks(slots.numel(), _rows(self._pieces))
-        launch(read_kernel, slots, programs, self._pieces)(
-            slots, self._words, tuple(outs), self._rewards or (rings.head,), tuple(sums) or (rings.head,),
-            slots if ids is None else ids, slots if discount is None else discount,
-            rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rings.size, slots.numel(),
-            n, float(gamma), FORMS=self._forms, PLACES=self._places, PIECES=self._starts,
-            REWARDS=self._reward_forms if n else (), LENGTH=length, HAS_IDS=ids is not None,
-            N=triton.next_power_of_2(n) if n else 0, CHUNK=self._chunk, BLOCK=block, **OPTIONS,
+        """Fill `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
+        rings, rows = self._rings, slots.numel()
+        block, programs = blocks(rows, _rows(self._pieces))
+        key = ids is not None, _power_of_two(n), block
+        launch = self._launches.get(key) or self._bind(key)
+        launch(
+            slots, (programs, self._pieces, 1), tuple(outs), slots, tuple(sums) or (rings.head,),
+            slots if ids is None else ids, slots if discount is None else discount, rows, length, n, float(gamma),
         )  # fmt: skip
+
+    def _bind(self, key: tuple[bool, int, int]) -> Launch:
+        rings, (has_ids, steps, block) = self._rings, key
+        own = self._words, self._rewards or (rings.head,), rings.kind, rings.first, rings.head, rings.open
+        constants = {
+            "FORMS": self._forms, "PLACES": self._places, "PIECES": self._starts,
+            "REWARDS": self._reward_forms if steps else (), "HAS_IDS": has_ids, "N": steps, "CHUNK": CHUNK,
+            "BLOCK": block, **OPTIONS,
+        }  # fmt: skip
+        launch = Launch(read_kernel, (*own, rings.slots, rings.num_envs, rings.size), constants, (self._words,))
+        self._launches[key] = launch
+        return launch
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n; 0 of 0."""
+    return 1 << (n - 1).bit_length() if n else 0
 
 
 _RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
@@ -219,18 +234,18 @@ _RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
 
 def _variant(
     name: str, leaves: Sequence[tuple[str, Form, int]], rewards: Sequence[str] = (), n: int = 0, length: int = 1,
-    sizes: str = "i32", pieces: Sequence[int] | None = None,
+    pieces: Sequence[int] | None = None,
 ) -> Variant:  # fmt: skip
     words = tuple(word for word, _, _ in leaves)
     numbers = tuple(f"*{number}" for number in rewards) or ("*i64",)
-    types = {"slots_given": "*i64", "sources": words, "outs": words, "rewards": numbers, "sums": numbers}
-    types |= {"ids": "*i64", "discounts": "*fp32", **_RINGS}
+    types = {"outs": words, "slots_given": "*i64", "sums": numbers, "ids": "*i64", "discounts": "*fp32"}
+    types |= {"sources": words, "rewards": numbers, **_RINGS}
     aligned = tuple(types)
-    types |= {**dict.fromkeys(("slots", "num_envs", "size", "rows", "n"), sizes), "gamma": "fp64"}
+    types |= {**dict.fromkeys(("rows", "length", "slots", "num_envs", "size"), "i64"), "n": "i32", "gamma": "fp64"}
     constants = {
         "FORMS": tuple(form for _, form, _ in leaves), "PLACES": tuple(place for _, _, place in leaves),
         "PIECES": tuple(pieces or [0] * len(leaves)), "REWARDS": tuple((1, 1, 1, 1, False) for _ in rewards),
-        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": _rows(1 + max(pieces or [0])),
+        "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": _rows(1 + max(pieces or [0])),
     }  # fmt: skip
     return Variant(read_kernel, name, types, constants, OPTIONS, aligned)
 
@@ -241,7 +256,7 @@ _REST = [("*i32", (12, 16, 1, 1, False), 0), ("*u8", _ONE, 1), ("*u8", _ONE, 1)]
 _STACK = ("*u8", (7_056, 128, 4, 1, False))
 
 VARIANTS = (
-    _variant("transitions of 48 floats", [(*_ROBOT, 0), *_REST, ("*i32", _ONE, 0), (*_ROBOT, 2)], sizes="i64"),
+    _variant("transitions of 48 floats", [(*_ROBOT, 0), *_REST, ("*i32", _ONE, 0), (*_ROBOT, 2)]),
     _variant("3 steps", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2)], ["fp32"], n=4),
     _variant("5 steps, three rewards", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2)], ["fp64", "fp16", "bf16"], n=8),
     _variant("sequences of 16", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2), ("*i16", (256, 128, 1, 1, False), 3)], length=16),

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import launch
+from relive.kernels.triton.launching import SIZES, launch
 from relive.kernels.triton.slots import FINAL, TRANSITION
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import Rings, blocks
@@ -52,9 +52,10 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
     return slot, is_step, tl.cumsum(is_step.to(tl.int32), axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def windows_kernel(
-    drawn, windows, mask, train, is_first, ids, kind, first, head, is_open, slots, num_envs, rows, before, after,
+    drawn, windows, mask, train, is_first, ids, kind, first, head, is_open,
+    slots: tl.int64, num_envs: tl.int64, rows: tl.int64, before: tl.int32, after: tl.int32,
     CROSS: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Up to `before` steps before each row, the row, the steps after it, then -1."""
@@ -139,8 +140,8 @@ _TYPES = {"drawn": "*i64", "windows": "*i64", "mask": "*u8", "train": "*u8", "is
 _TYPES |= {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
 
 
-def _variant(name: str, sizes: str, before: int, after: int, cross: bool = False) -> Variant:
-    types = _TYPES | dict.fromkeys(("slots", "num_envs", "rows", "before", "after"), sizes)
+def _variant(name: str, before: int, after: int, cross: bool = False) -> Variant:
+    types = _TYPES | dict.fromkeys(("slots", "num_envs", "rows"), "i64") | {"before": "i32", "after": "i32"}
     tiles = _tiles(before, after, cross)
     return Variant(
         windows_kernel, name, types, {**tiles, "CROSS": cross, "BLOCK": _rows(tiles)}, _options(tiles), tuple(_TYPES)
@@ -148,8 +149,8 @@ def _variant(name: str, sizes: str, before: int, after: int, cross: bool = False
 
 
 VARIANTS = (
-    _variant("16 steps", "i32", 0, 16),
-    _variant("16 steps, 8 of burn-in, int64", "i64", 8, 16),
-    _variant("16 steps, 8 of burn-in, crossing", "i32", 8, 16, cross=True),
-    _variant("1,024 steps, crossing", "i32", 0, 1024, cross=True),
+    _variant("16 steps", 0, 16),
+    _variant("16 steps, 8 of burn-in", 8, 16),
+    _variant("16 steps, 8 of burn-in, crossing", 8, 16, cross=True),
+    _variant("1,024 steps, crossing", 0, 1024, cross=True),
 )

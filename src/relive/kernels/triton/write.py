@@ -44,9 +44,15 @@ def given_words(base, item, column, frame, where, FORM: tl.constexpr):
 
 
 @triton.jit
+def _no_tile(item, FORM: tl.constexpr):
+    """Zeros, int32 [E, C]; Triton 3.4 makes none of a constant's parts by itself."""
+    return (item[:, None] * 0 + tl.arange(0, FORM[1])[None, :] * 0).to(tl.int32)
+
+
+@triton.jit
 def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: tl.constexpr):
     """Whether the given observations are, in any bit, not the ones that the pending rows hold: int32 [E]."""
-    differs = tl.zeros((pending.shape[0], FORM[1]), tl.int32)
+    differs = _no_tile(pending, FORM)
     for start in range(0, FORM[0], FORM[1]):
         column = start + tl.arange(0, FORM[1])
         inside = valid[:, None] & (column < FORM[0])[None, :]
@@ -66,7 +72,7 @@ def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: t
 @triton.jit
 def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr):
     """How many of the steps have stacks that single frames cannot rebuild."""
-    unpadded = tl.zeros((item.shape[0], FORM[1]), tl.int32)
+    unpadded = _no_tile(item, FORM)
     unfollowed = unpadded
     for start in range(0, FORM[0], FORM[1]):
         column = start + tl.arange(0, FORM[1])

@@ -24,7 +24,7 @@ def kinds() -> dict[str, type]:
     return {name: kind for name, kind in exported.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
-def config_of(sampler: Sampler) -> dict[str, Any] | None:
+def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     """A sampler as JSON: its name and its settings, null for a function. None for one that only its maker can make."""
     name = type(sampler).__name__
     if kinds().get(name) is not type(sampler):
@@ -32,7 +32,7 @@ def config_of(sampler: Sampler) -> dict[str, Any] | None:
     settings: dict[str, Any] = {"name": name}
     for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `kinds`)
         value = getattr(sampler, field.name)
-        setting = config_of(value) if isinstance(value, Sampler) else value
+        setting = config_of(value) if isinstance(value, Sampler | samplers.Linear) else value
         if setting is None and value is not None:
             return None
         settings[field.name] = None if callable(setting) else setting
