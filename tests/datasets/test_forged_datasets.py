@@ -20,7 +20,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_zarr
-from relive.datasets.lerobot.info import own_file
+from relive.datasets.lerobot import own_file
 from tests.datasets.test_hostile_files import HOSTILE, SECRET
 
 h5py = pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from relive.datasets.blocks import BLOCK_BYTES, STEP
-from relive.datasets.filling import declared_of, extra_of
-from relive.datasets.metadata import part_of_budget, require_similar_size, wrong
+from relive.datasets.filling import BLOCK_BYTES, STEP, declared_of, extra_of
+from relive.datasets.untrusted import part_of_budget, require_similar_size, wrong
 from relive.errors import SchemaError, explain
 from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
 from relive.fields.vocabulary import NAME

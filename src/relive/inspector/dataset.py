@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.datasets.minari.dataset import Episode, episodes_of
+from relive.datasets.minari import Episode, episodes_of
 from relive.errors import SchemaError
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Path, leaves_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
-from relive.datasets.minari.dataset import dataset_folder, opened
+from relive.datasets.minari import dataset_folder, opened
 from relive.inspector.cards import html_card, text_card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure

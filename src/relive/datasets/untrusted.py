@@ -1,4 +1,4 @@
-"""Files that anybody may have written: their JSON, and errors that name them."""
+"""Files that anybody may have written: limits of memory, their JSON, and errors that name them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import json
 import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from relive.errors import SchemaError, explain
+
+
+def required(module: str, extra: str, title: str | None = None) -> Any:
+    """The module; raises an ImportError that names the extra of relive to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        remedy = f'Run pip install ".[{extra}]" in a clone of relive.'
+        expected = f"{title or module} to be installed"
+        raise ImportError(explain("relive.datasets", expected, error, remedy)) from error
+
 
 MOST_BYTES = 1 << 21
 """No document is longer: parsed JSON takes up to 24 times as much memory."""

@@ -1,0 +1,790 @@
+"""LeRobot datasets (v3): read block by block into any buffer, and written from a replay buffer."""
+
+from __future__ import annotations
+
+import io
+import json
+import reprlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+
+from relive.datasets.columns import Column, Columns, Encoders, Plan, chosen_columns, chosen_encoders
+from relive.datasets.filling import FinalObs, Stretch, appearing, fill, require_steps, sliced, split, written
+from relive.datasets.untrusted import MOST_BYTES, budget, damage_named, parsed, part_of_budget, required, sizes, wrong
+from relive.errors import SchemaError, explain
+from relive.fields.schema import Path as FieldPath
+from relive.fields.schema import leaves_of
+from relive.memory import Memory
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Sampler
+
+_LONGEST_HEADER = 1 << 16
+_DICTIONARY_PAGE = 2
+_WIDTHS = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
+"""Bytes of a number and of its levels while a list of it is read."""
+
+
+def batches(where: str, path: Path, names: list[str] | None, count: int, nbytes: int) -> Iterator[Any]:
+    """Batches of at most `count` rows of the columns `names` (None: of all).
+
+    Rows may share their values, so that a short file has rows without end, or one row of a billion numbers. The
+    batches are shorter if each of their rows could be as long as the longest page.
+
+    Args:
+        where: the file, for messages.
+        path: the file.
+        names: the columns.
+        count: the most rows of a batch.
+        nbytes: how many bytes the dataset has on the disk, which say how much memory a batch may take.
+    """
+    parquet = required("pyarrow.parquet", "lerobot")
+    with damage_named(where, "a parquet file that can be read"), path.open("rb") as body:
+        file = parquet.ParquetFile(body)
+        known = file.schema_arrow.names
+        chosen: Sequence[str] = known if names is None else names
+        missing = [name for name in chosen if name not in known]
+        if missing:
+            raise wrong(where, f"the column {missing[0]!r}", ", ".join(known))
+        longest = 1
+        for column in range(len(file.schema)):
+            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in chosen):
+                longest = max(longest, _longest_value(where, file, body, column, nbytes))
+        count = max(1, min(count, part_of_budget(nbytes) // 2 // longest))
+        yield from file.iter_batches(count, columns=list(chosen), use_threads=False)
+
+
+def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
+    """The most bytes that one value of a column can have; raises if its pages or its lists are too long."""
+    about, longest = file.schema.column(column), 1
+    for number in range(file.metadata.num_row_groups):
+        chunk = file.metadata.row_group(number).column(column)
+        pages = list(_pages(body, chunk))
+        largest = max((page.nbytes for page in pages), default=0)
+        values = sum(page.values for page in pages if not page.is_dictionary)
+        if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
+            raise wrong(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+        longest = max(longest, _WIDTHS.get(about.physical_type, largest))
+        # All numbers of a row group may be in the list of its first row.
+        for needed, most in (
+            (largest, part_of_budget(nbytes) // 2),
+            (longest * values if about.max_repetition_level else 0, budget(nbytes)),
+        ):
+            if needed > most:
+                raise wrong(f"{where}: {about.path}", f"pages and lists of at most {most:,} bytes", f"{needed:,}")
+    return longest
+
+
+class _Page(NamedTuple):
+    is_dictionary: bool
+    nbytes: int
+    """Its size when it is decompressed."""
+    values: int
+
+
+def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
+    """The headers of a column's pages in a row group."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
+        at = chunk.dictionary_page_offset
+    stop = at + chunk.total_compressed_size
+    while at < stop:
+        body.seek(at)
+        header, length = _Thrift(body.read(_LONGEST_HEADER)).struct()
+        values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
+        is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
+        if min(nbytes, size, values) < 0:
+            raise ValueError(f"a page of {size} bytes with {values} values")
+        yield _Page(is_dictionary, nbytes, values)
+        at += length + size
+
+
+class _Thrift:
+    """A struct in Thrift's compact protocol, as dicts of numbers by the numbers of their fields."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body, self._at = body, 0
+
+    def struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
+        """The fields of a struct, and where it ends."""
+        if depth > 8:
+            raise ValueError("structs inside each other")
+        fields: dict[int, Any] = {}
+        field = 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self._number()
+            fields[field] = self._value(head & 15, depth)
+        return fields, self._at
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # true, false: the kind is the value
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._number()
+        if kind in (7, 8):  # a float64, or bytes after their length: nothing that is needed
+            length = 8 if kind == 7 else self._unsigned()
+            self._at += length
+            return None
+        if kind == 12:
+            return self.struct(depth + 1)[0]
+        raise ValueError(f"a value of the kind {kind}")
+
+    def _byte(self) -> int:
+        self._at += 1
+        return self._body[self._at - 1]
+
+    def _unsigned(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return number
+
+    def _number(self) -> int:
+        number = self._unsigned()
+        return number >> 1 ^ -(number & 1)
+
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
+    """The pixels of a PNG or JPEG; its size is compared with `shape` before it is decoded."""
+    pillow = required("PIL.Image", "lerobot", "Pillow")
+    if body is None:  # LeRobot would open the path beside it
+        raise wrong(where, "the bytes of an image", "a path to a file outside")
+    with (
+        damage_named(where, "a PNG or JPEG"),
+        pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
+    ):
+        found = (picture.height, picture.width, picture.mode)
+        if found != (*shape[:2], _MODES.get(shape[2])):
+            raise wrong(where, f"an image of {shape} pixels and channels", found)
+        return np.asarray(picture).reshape(shape)
+
+
+class Video:
+    """The frames of an .mp4, read in the order of their times."""
+
+    def __init__(self, where: str, path: Path, shape: tuple[int, ...], fps: float) -> None:
+        self._where, self._path, self._shape, self._fps = where, path, shape, fps
+        self._frames: Iterator[tuple[float, Any]] = iter(())
+        self._last: tuple[float, Any] | None = None
+
+    def frame(self, time: float) -> np.ndarray:
+        """The frame at a time in seconds; raises if there is none within half of a frame."""
+        if self._last is None or time < self._last[0] - 0.5 / self._fps:
+            self._frames = self._decoded()
+            self._last = next(self._frames, None)
+        while self._last is not None and time > self._last[0] + 0.5 / self._fps:
+            self._last = next(self._frames, None)
+        if self._last is None or time < self._last[0] - 0.5 / self._fps:
+            remedy = "Download the dataset again."
+            raise SchemaError(explain(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy))
+        return self._last[1].to_ndarray(format="rgb24")
+
+    def _decoded(self) -> Iterator[tuple[float, Any]]:
+        av = required("av", "lerobot", "PyAV")
+        # Of a file object, as an .mp4 and nothing else, FFmpeg opens no further file.
+        with (
+            damage_named(self._where, "a video that can be read"),
+            self._path.open("rb") as file,
+            av.open(file, format="mp4") as container,
+        ):
+            stream = next(iter(container.streams.video), None)
+            found = None if stream is None else (stream.height, stream.width)
+            if stream is None or found is None or found != self._shape[:2] or self._shape[2] != 3:
+                raise wrong(self._where, f"frames of {self._shape} pixels and channels", found)
+            # The bitstream has a size of its own, which the container may not tell; coded sizes are rounded up.
+            stream.codec_context.options = {"max_pixels": str((found[0] + 255) * (found[1] + 255))}
+            for frame in container.decode(stream):
+                if (frame.height, frame.width) != self._shape[:2]:
+                    raise wrong(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                yield float(frame.time or 0.0), frame
+
+
+_NUMBERS = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
+)  # fmt: skip
+_ROWS_AT_ONCE = 1 << 12
+_ROW_BYTES = 500
+"""The memory that a row of a small table takes in Python."""
+
+
+class Feature(NamedTuple):
+    """One column of a dataset."""
+
+    kind: str
+    """ "image", "video", "string", or the dtype of numbers."""
+    shape: tuple[int, ...]
+    """The shape in one frame; height, width and channels of a picture."""
+
+    @property
+    def column(self) -> Column:
+        """What one step has in this column."""
+        if self.kind == "string":
+            return Column((), np.dtype(object), "")
+        return Column(self.shape, np.dtype(np.uint8 if self.is_picture else self.kind))
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is an image or a frame of a video."""
+        return self.kind in ("image", "video")
+
+
+class Info:
+    """The documents in the folder `meta`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.name = root, root.name
+        where = f"{self.name}: meta/info.json"
+        with (
+            damage_named(where, "the description of a LeRobot dataset"),
+            own_file(root, "meta/info.json").open("rb") as file,
+        ):
+            body = file.read(MOST_BYTES + 1)
+        about = parsed(where, body)
+        version = about.get("codebase_version")
+        if not isinstance(version, str) or not version.startswith("v3."):
+            remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
+            raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
+        features = about.get("features")
+        if not isinstance(features, dict) or "episode_index" not in features:
+            raise wrong(where, "features with 'episode_index'", reprlib.repr(features))
+        self.features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
+        fps = about.get("fps")
+        if type(fps) not in (int, float) or not 0 < fps < 1e6:  # type: ignore[operator]
+            raise wrong(where, "fps, a positive number", reprlib.repr(fps))
+        self.fps = float(fps)  # type: ignore[arg-type]
+        self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        """How many bytes the dataset has on the disk."""
+
+    @property
+    def data_files(self) -> dict[str, Path]:
+        """The files of all frames by their names, in order."""
+        found = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("data/*/*.parquet"))
+        if not found:
+            remedy = "Download the whole dataset."
+            raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
+        return {name: own_file(self.root, name) for name in found}
+
+    def tasks(self) -> dict[int, str]:
+        """The text of each task by its index; empty if the dataset has none."""
+        if not (self.root / "meta/tasks.parquet").exists():
+            return {}
+        where = f"{self.name}: meta/tasks.parquet"
+        with damage_named(where, "a parquet file that can be read"):
+            names = required("pyarrow.parquet", "lerobot").read_schema(own_file(self.root, "meta/tasks.parquet")).names
+        texts = [name for name in names if name != "task_index"]
+        if "task_index" not in names or len(texts) != 1:
+            raise wrong(where, "the column 'task_index' and one of texts", ", ".join(names))
+        found: dict[int, str] = {}
+        for index, text in self.table("meta/tasks.parquet", ["task_index", texts[0]]):
+            if type(index) is not int or not isinstance(text, str):
+                raise wrong(where, "a number and a text per task", reprlib.repr((index, text)))
+            found[index] = text
+        return found
+
+    def table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
+        where, most, total = f"{self.name}: {file}", part_of_budget(self.nbytes), 0
+        for batch in batches(where, own_file(self.root, file), names, _ROWS_AT_ONCE, self.nbytes):
+            columns = [batch.column(name).to_pylist() for name in names]
+            total += batch.nbytes + _ROW_BYTES * batch.num_rows
+            if total > most:
+                raise wrong(where, f"rows of at most {most:,} bytes", "more")
+            yield from zip(*columns, strict=True)
+
+
+def own_file(root: Path, name: str) -> Path:
+    """The path of a dataset's file; raises if a link leads out of the dataset."""
+    path, home = (root / name).resolve(), root.resolve()
+    # The cache of the Hugging Face hub keeps snapshots as links to its blobs.
+    blobs = root.absolute().parent.parent.resolve() / "blobs"
+    is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
+    if not path.is_relative_to(home) and not is_cached:
+        raise wrong(f"{root.name}: {name}", "a file of the dataset itself", "a link out of it")
+    return path
+
+
+def _feature(where: str, about: Any) -> Feature:
+    if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
+        raise wrong(where, "a feature with a dtype", reprlib.repr(about))
+    kind, shape = about["dtype"], sizes(f"{where}: shape", about.get("shape"), 1)
+    if kind in ("image", "video"):
+        if len(shape) != 3:
+            raise wrong(f"{where}: shape", "height, width and channels", shape)
+        names = about.get("names")
+        if isinstance(names, list) and names and names[0] in ("channel", "channels"):
+            shape = (*shape[1:], shape[0])
+        return Feature(kind, shape)
+    if kind not in (*_NUMBERS, "string"):
+        raise wrong(where, f"one of the dtypes image, video, string, {', '.join(_NUMBERS)}", reprlib.repr(kind))
+    # LeRobot keeps one number per frame without an axis; names say that it is a vector of length 1.
+    return Feature(kind, () if shape == (1,) and not about.get("names") else shape)
+
+
+class Place(NamedTuple):
+    """Where the frames of an episode are in a video."""
+
+    file: str
+    start: float
+    """The time of the episode's first frame."""
+
+
+class Frames:
+    """Reads rows in the order of a dataset."""
+
+    def __init__(self, info: Info) -> None:
+        self._info = info
+        self._tasks: dict[int, str] | None = None
+        self._places: dict[str, dict[int, Place]] = {}
+        self._videos: dict[str, tuple[str, Video]] = {}
+
+    def rows(self, names: Iterable[str], count: int) -> Iterator[dict[str, Any]]:
+        """Up to `count` rows at a time: numbers [K, …] or texts by column, always with "episode_index"."""
+        wanted = list(names)
+        stored = {name for name in wanted if name != "task" and self._info.features[name].kind != "video"}
+        stored |= {"episode_index"} | ({"task_index"} if "task" in wanted else set())
+        if any(name != "task" and self._info.features[name].kind == "video" for name in wanted):
+            stored |= {"timestamp"}
+        for file, path in self._info.data_files.items():
+            where = f"{self._info.name}: {file}"
+            for batch in batches(where, path, sorted(stored), count, self._info.nbytes):
+                found = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
+                for name in wanted:
+                    if name == "task":
+                        found[name] = self._task_texts(found["task_index"])
+                    elif self._info.features[name].kind == "video":
+                        found[name] = self._video(name, found["episode_index"], found["timestamp"])
+                yield found
+
+    def finals(self, file: str, names: list[str]) -> Callable[[int], dict[str, Any]] | None:
+        """The rows of a file with one row per episode, by the episode's number, asked for in order; None without it."""
+        if not (self._info.root / file).exists():
+            return None
+        where = f"{self._info.name}: {file}"
+        rows = enumerate(batches(where, own_file(self._info.root, file), sorted(names), 1, self._info.nbytes))
+
+        def row(number: int) -> dict[str, Any]:
+            for found, batch in rows:
+                if found == number:
+                    return {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in names}
+            raise wrong(where, f"a row for episode {number}", "fewer rows")
+
+        return row
+
+    def _column(self, where: str, name: str, values: Any) -> Any:
+        feature = self._info.features.get(name)
+        if feature is None:
+            raise wrong(where, "a feature of meta/info.json", "no such feature")
+        if feature.kind == "image":
+            return _images(where, values, feature.shape)
+        if feature.kind == "string":
+            texts = values.to_pylist()
+            if not all(isinstance(text, str) for text in texts):
+                raise wrong(where, "texts", values.type)
+            return texts
+        return _numbers(where, values, feature)
+
+    def _task_texts(self, indices: np.ndarray) -> list[str]:
+        if self._tasks is None:
+            self._tasks = self._info.tasks()
+        try:
+            return [self._tasks[int(index)] for index in indices]
+        except KeyError as error:
+            raise wrong(f"{self._info.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+
+    def _video(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
+        feature = self._info.features[name]
+        frames = np.empty((len(episodes), *feature.shape), np.uint8)
+        if name not in self._places:
+            self._places[name] = _places(self._info, name)
+        for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
+            place = self._places[name].get(episode)
+            if place is None:
+                raise wrong(f"{self._info.name}: meta/episodes", f"the episode {episode}", "no such episode")
+            file, video = self._videos.get(name, ("", None))
+            if video is None or file != place.file:
+                where = f"{self._info.name}: {place.file}"
+                video = Video(where, own_file(self._info.root, place.file), feature.shape, self._info.fps)
+                self._videos[name] = place.file, video
+            frames[row] = video.frame(place.start + time)
+        return frames
+
+
+def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
+    """Numbers [K, …] of a column, which may be nested lists."""
+    types, compute = required("pyarrow.types", "lerobot"), required("pyarrow.compute", "lerobot")
+    count, flat = len(values), getattr(values, "storage", values)  # the storage of an extension type
+    while True:
+        if flat.null_count:
+            raise wrong(where, "a value in every row", "rows without a value")
+        if not (types.is_list(flat.type) or types.is_large_list(flat.type) or types.is_fixed_size_list(flat.type)):
+            break
+        lengths = compute.unique(compute.list_value_length(flat))
+        if len(lengths) > 1:
+            raise wrong(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
+        flat = flat.flatten()
+    found = flat.to_numpy(zero_copy_only=False)
+    if found.dtype != np.dtype(feature.kind) or found.size != count * int(np.prod(feature.shape)):
+        expected = f"{feature.kind} of shape {feature.shape} in every row"
+        raise wrong(where, expected, f"{values.type} with {found.size} numbers in {count} rows")
+    return found.reshape(count, *feature.shape)
+
+
+def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    types = required("pyarrow.types", "lerobot")
+    values = getattr(values, "storage", values)
+    if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
+        raise wrong(where, "images as bytes", values.type)
+    bodies = values.field("bytes").to_pylist()
+    return np.stack([image(where, body, shape) for body in bodies])
+
+
+def _places(info: Info, name: str) -> dict[int, Place]:
+    """Where each episode is in the videos of a camera."""
+    found: dict[int, Place] = {}
+    keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
+    for path in sorted(info.root.glob("meta/episodes/*/*.parquet")):
+        where = f"{info.name}: {path.relative_to(info.root).as_posix()}"
+        for episode, chunk, file, start in info.table(path.relative_to(info.root).as_posix(), keys):
+            if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
+                raise wrong(where, "whole numbers", (episode, chunk, file))
+            if not isinstance(start, float) or not 0 <= start < 1e12:
+                raise wrong(where, "a time in seconds", start)
+            found[episode] = Place(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
+    return found
+
+
+NAMES = {"observation": "obs", "action": "action"}
+NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
+FINAL_OBS = "meta/final_obs.parquet"
+"""The final observation of each episode, where `to_lerobot` wrote the dataset."""
+_COUNTED = ("index", "episode_index", "frame_index", "timestamp", "task")
+"""Columns that are left out unless the caller names them: the order of rows says what they count, and task_index is the
+number of the task."""
+_ROWS_OF_FLAGS = 1 << 16
+
+
+def from_lerobot(
+    path: str | PathLike[str],
+    buffer: Any = None,
+    *,
+    columns: Columns | None = None,
+    encode: Encoders | None = None,
+    final_obs: FinalObs = "repeat",
+    sampler: Sampler | None = None,
+    device: torch.device | str | Memory = "cpu",
+    seed: int | None = None,
+) -> Any:
+    """Read a LeRobot dataset (v3), block by block, into a buffer; returns the buffer.
+
+    The feature `observation.images.top` is the part ("images", "top") of the observation, `action` the action,
+    `next.reward` the reward, `next.done` terminated and `next.truncated` truncated; all others, like `task_index`, are
+    extra fields. `index`, `episode_index`, `frame_index` and `timestamp` are left out unless `columns` names them, or
+    the buffer has extra fields of these names. A dataset without rewards gives 0; an episode that does not end with
+    `next.done` is truncated at its last step, unless the dataset has `next.truncated`.
+
+    Images are [height, width, channels] of uint8. So are the frames of videos, which are lossy: they are not the pixels
+    that the camera saw, and decoders may differ in their last bits.
+
+    The format has no final observations. A last step stores its own observation as the next one unless `final_obs` says
+    otherwise: imitation needs every action, and never looks at the next observation.
+
+    Args:
+        path: the folder of the dataset, which has `meta/info.json`.
+        buffer: the buffer to fill: a ReplayBuffer, a RolloutBuffer with num_envs=None or a DistillationBuffer. None
+            makes a ReplayBuffer with space for all steps, in which float64 becomes float32.
+        columns: the fields of features that are not the usual ones: `{"observation.images": None}` leaves out all
+            cameras, `{"next.success": "success"}` renames a feature.
+        encode: for each feature of texts, a function that turns a text into numbers; each text is encoded once. "task"
+            is the text of the task: `{"task": embed}` makes it the extra field "task".
+        final_obs: "repeat" stores a truncated last step with its own observation as the next one, from which a learner
+            then bootstraps; "drop" leaves it out. None is "drop" with a `DataWarning`.
+        sampler: the sampler of the new buffer.
+        device: the device or memory of the new buffer.
+        seed: the seed of the new buffer.
+    """
+    required("pyarrow", "lerobot")
+    chosen, encoders = chosen_columns(columns), chosen_encoders(encode)
+    info = Info(Path(path))
+    frames = Frames(info)
+    found = _columns(info, frames, encoders)
+    plan = Plan("from_lerobot", info.name, info.nbytes, found, _usual_path, chosen, encoders, buffer, ".")
+    steps, ends = _counted(info, frames, plan)
+    if buffer is None:
+        buffer = plan.made(steps + ends, sampler, device, seed)
+    blocks = split(info.name, _stretches(frames, plan), _finals(frames, plan))
+    return fill("from_lerobot", buffer, blocks, steps, final_obs)
+
+
+def _usual_path(column: str) -> FieldPath | None:
+    if column in _COUNTED:
+        return None
+    first, *rest = column.split(".")
+    if first == "next" and rest and f"next.{rest[0]}" in NEXT:
+        return (NEXT[f"next.{rest[0]}"], *rest[1:])
+    return (NAMES.get(first, first), *rest)
+
+
+def _columns(info: Info, frames: Frames, encode: Encoders) -> dict[str, Column]:
+    found = {name: feature.column for name, feature in info.features.items()}
+    if "task_index" in found:
+        found["task"] = Column((), np.dtype(object), "")
+    for name in encode.keys() & found.keys():  # the first text tells how long an encoded one is
+        for rows in frames.rows([name], 1):
+            found[name] = Column((), found[name].dtype, rows[name][0])
+            break
+    return found
+
+
+def _counted(info: Info, frames: Frames, plan: Plan) -> tuple[int, int]:
+    """How many steps a dataset has, and how many of them end an episode."""
+    steps, ends, last, was_end, flags = 0, 0, None, True, plan.flags
+    for rows in frames.rows(flags, _ROWS_OF_FLAGS):
+        episode = rows["episode_index"]
+        is_end = np.any([rows[name] != 0 for name in flags], 0) if flags else np.zeros(len(episode), bool)
+        # An episode ends where its number changes, or where a flag says so; both together are one end.
+        changes = np.diff(episode, prepend=episode[0] if last is None else last) != 0
+        before = np.concatenate([[was_end], is_end[:-1]])
+        ends += int(is_end.sum()) + int((changes & ~before).sum())
+        steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
+    if not steps:
+        raise wrong(info.name, "at least 1 frame", 0)
+    return steps, ends + (not was_end)
+
+
+def _stretches(frames: Frames, plan: Plan) -> Iterator[Stretch]:
+    for rows in frames.rows(plan.paths, plan.rows_at_once):
+        yield Stretch(plan.trees({column: rows[column] for column in plan.paths}), rows["episode_index"])
+
+
+def _finals(frames: Frames, plan: Plan) -> Callable[[int], Any] | None:
+    """The final observation of an episode by its number, where `to_lerobot` wrote the dataset."""
+    following = frames.finals(FINAL_OBS, plan.columns_of("obs"))
+    return following and (lambda number: plan.trees(following(number))["obs"])
+
+
+def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    """Whether numbers of this form are written as images: [height, width, 3] of uint8."""
+    return dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+
+
+def feature_of(name: str, rows: np.ndarray) -> dict[str, Any]:
+    """What `meta/info.json` says of a column."""
+    shape, dtype = rows.shape[1:], rows.dtype
+    if is_image(shape, dtype):
+        return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
+    if dtype.kind not in "biuf" or len(shape) > 5:
+        remedy = "Write the buffer with to_hdf5 or to_zarr."
+        raise SchemaError(explain(name, "real numbers with at most 5 axes", f"{dtype} of shape {shape}", remedy))
+    return {"dtype": str(dtype), "shape": list(shape or (1,)), "names": ["0"] if shape == (1,) else None}
+
+
+def column_of(rows: np.ndarray) -> Any:
+    """Rows [K, …] as an Arrow array: numbers, lists of them, or images as lossless PNG."""
+    pyarrow, inner = required("pyarrow", "lerobot"), rows.shape[1:]
+    if is_image(inner, rows.dtype):
+        bodies = pyarrow.array([_png(row) for row in rows], pyarrow.binary())
+        paths = pyarrow.nulls(len(rows), pyarrow.string())
+        return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
+    values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
+    if inner == (1,):  # as LeRobot keeps one number per frame
+        return values
+    if len(inner) == 1:
+        return pyarrow.FixedSizeListArray.from_arrays(values, inner[0])
+    for size in reversed(inner):
+        offsets = np.arange(0, len(values) + 1, size, dtype=np.int32)
+        values = pyarrow.ListArray.from_arrays(pyarrow.array(offsets), values)
+    return values
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    body = io.BytesIO()
+    required("PIL.Image", "lerobot", "Pillow").fromarray(pixels).save(body, "PNG", compress_level=1)
+    return body.getvalue()
+
+
+class Moments:
+    """The statistics of a column that LeRobot's policies normalise by; of images, of each channel between 0 and 1."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._squares = 0, 0.0, 0.0
+        self._least, self._most = np.inf, -np.inf
+
+    def update(self, rows: np.ndarray) -> None:
+        """Take in rows [K, …]."""
+        numbers = np.asarray(rows, np.float64)
+        if is_image(rows.shape[1:], rows.dtype):
+            numbers = numbers.reshape(-1, 3)[:, :, None, None] / 255
+        numbers = numbers if numbers.ndim > 1 else numbers[:, None]
+        self._count += len(numbers)
+        self._sum, self._squares = self._sum + numbers.sum(0), self._squares + np.square(numbers).sum(0)
+        self._least, self._most = np.minimum(self._least, numbers.min(0)), np.maximum(self._most, numbers.max(0))
+
+    def as_json(self) -> dict[str, Any]:
+        """What `meta/stats.json` says of the column."""
+        mean = self._sum / self._count
+        deviation = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0))
+        found = {"min": self._least, "max": self._most, "mean": mean, "std": deviation}
+        return {name: np.asarray(each).tolist() for name, each in found.items()} | {"count": [self._count]}
+
+
+_FILE_BYTES = 100_000_000
+_GROUP_VALUES = 1 << 22
+"""The most numbers of a column in a row group, from which a reader knows how long its lists can be."""
+_FEATURES = {field: feature for feature, field in (NAMES | NEXT).items()}
+_COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+
+_PANDAS = {
+    "index_columns": ["__index_level_0__"],
+    "column_indexes": [],
+    "columns": [
+        {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, field, kind, numpy in (
+            ("task_index", "task_index", "int64", "int64"),
+            (None, "__index_level_0__", "unicode", "object"),
+        )
+    ],
+    "pandas_version": "2.0.0",
+}
+"""What makes the texts the index of a pandas table."""
+
+
+def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, tasks: str | Sequence[str] = "") -> None:
+    """Write the episodes of a replay buffer as a LeRobot dataset (v3), which `from_lerobot` reads back bit for bit.
+
+    The part "x" of the observation is the feature `observation.x`, an observation without parts `observation.state`;
+    `next.reward`, `next.done` (terminated), `next.truncated` and extra fields have features too. Pictures [height,
+    width, 3] of uint8 are lossless PNG images. Final observations are in a file of their own, `meta/final_obs.parquet`,
+    which LeRobot ignores. The dataset appears when it is whole.
+
+    Args:
+        replay: a replay buffer in time order, with at least one step.
+        path: the folder, which must not exist.
+        fps: steps per second, which say the time of each frame.
+        tasks: the text of the task; or a text for each number of the extra field "task_index".
+    """
+    required("pyarrow", "lerobot")
+    require_steps("to_lerobot", replay)
+    with appearing("to_lerobot", path) as unfinished:
+        _Dataset(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
+
+
+class _Dataset:
+    """A dataset in the making."""
+
+    def __init__(self, root: Path, fps: float, tasks: list[str]) -> None:
+        self._root, self._fps, self._tasks = root, fps, tasks
+        self._features: dict[str, Any] = {}
+        self._moments: dict[str, Moments] = defaultdict(Moments)
+        self._episodes: list[dict[str, Any]] = []
+        self._frames, self._file = 0, -1
+        self._file_bytes = _FILE_BYTES
+        self._writer: Any = None
+
+    def write(self, replay: ReplayBuffer) -> None:
+        final = _File(self._root / FINAL_OBS)
+        for episode in written(replay):
+            next_obs = episode.pop("next_obs")
+            self._write_episode(dict(_feature_columns(episode)))
+            final.write(dict(_feature_columns({"obs": sliced(next_obs, slice(-1, None))})))
+        final.close()
+        self._writer.close()
+        self._write_metadata()
+
+    def _write_episode(self, columns: dict[str, np.ndarray]) -> None:
+        count, number = (
+            len(columns["action"]) if "action" in columns else len(columns["next.done"]),
+            len(self._episodes),
+        )
+        index = np.arange(count)
+        columns |= {
+            "timestamp": (index / self._fps).astype(np.float32),
+            "frame_index": index,
+            "episode_index": np.full(count, number),
+            "index": index + self._frames,
+        }
+        columns.setdefault("task_index", np.zeros(count, np.int64))
+        named = np.unique(columns["task_index"]).tolist()
+        if not all(0 <= task < len(self._tasks) for task in named):
+            remedy = "Pass a text for each number of the extra field 'task_index'."
+            raise SchemaError(explain("to_lerobot: tasks", f"a text for {named}", f"{len(self._tasks)} texts", remedy))
+        self._features = self._features or {name: feature_of(name, rows) for name, rows in columns.items()}
+        for name, rows in columns.items():
+            self._moments[name].update(rows)
+        if self._file_bytes >= _FILE_BYTES:
+            self._next_file()
+        self._file_bytes += self._writer.write(columns)
+        place = {"data/chunk_index": self._file // 1000, "data/file_index": self._file % 1000}
+        place |= {"dataset_from_index": self._frames, "dataset_to_index": self._frames + count}
+        place |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        texts = [self._tasks[task] for task in named]
+        self._episodes.append({"episode_index": number, "tasks": texts, "length": count, **place})
+        self._frames += count
+
+    def _next_file(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._file, self._file_bytes = self._file + 1, 0
+        name = f"chunk-{self._file // 1000:03d}/file-{self._file % 1000:03d}.parquet"
+        self._writer = _File(self._root / "data" / name)
+
+    def _write_metadata(self) -> None:
+        pyarrow, meta = required("pyarrow", "lerobot"), self._root / "meta"
+        parquet = required("pyarrow.parquet", "lerobot")
+        tasks = pyarrow.table({"task_index": np.arange(len(self._tasks)), "__index_level_0__": self._tasks})
+        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(_PANDAS)})  # LeRobot looks tasks up by their text
+        parquet.write_table(tasks, meta / "tasks.parquet")
+        (meta / "episodes/chunk-000").mkdir(parents=True)
+        parquet.write_table(pyarrow.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
+        stats = {name: moments.as_json() for name, moments in self._moments.items()}
+        (meta / "stats.json").write_text(json.dumps(stats), "utf-8")
+        info = {
+            "codebase_version": "v3.0", "robot_type": None, "fps": self._fps, "chunks_size": 1000,
+            "data_files_size_in_mb": 100, "video_files_size_in_mb": 200, "total_tasks": len(self._tasks),
+            "total_episodes": len(self._episodes), "total_frames": self._frames,
+            "splits": {"train": f"0:{len(self._episodes)}"}, "video_path": None, "features": self._features,
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        }  # fmt: skip
+        (meta / "info.json").write_text(json.dumps(info, indent=4), "utf-8")
+
+
+class _File:
+    """A parquet file that grows by row groups."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._writer = path, None
+
+    def write(self, columns: dict[str, np.ndarray]) -> int:
+        """Append rows; returns how many bytes they have in memory."""
+        table = required("pyarrow", "lerobot").table({name: column_of(rows) for name, rows in columns.items()})
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = required("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
+        most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
+        self._writer.write_table(table, max(1, _GROUP_VALUES // most))
+        return table.nbytes
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[union-attr]
+
+
+def _feature_columns(tree: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, part in tree.items():
+        for parts, leaf in leaves_of((_FEATURES.get(name, name),), part):
+            feature = "observation.state" if parts == ("observation",) else ".".join(parts)
+            if name in _COUNTERS or any("." in part or "/" in part for part in parts[1:]) or "/" in name:
+                remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
+                raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
+            yield feature, leaf
