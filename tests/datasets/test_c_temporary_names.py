@@ -81,10 +81,10 @@ def test_a_writer_that_is_interrupted_leaves_nothing(
     before = tree(folder)
 
     def broken_off(replay: Any) -> Any:
-        yield next(filling.written(replay))
+        yield next(filling.episode_arrays(replay))
         raise error
 
-    monkeypatch.setattr(WRITERS[name][1], "written", broken_off)
+    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", broken_off)
     with pytest.raises(type(error)):
         WRITERS[name][0](replay, folder / name)
     assert tree(folder) == before
@@ -110,7 +110,7 @@ def test_of_two_writers_to_one_path_one_wins_whole(
 
     def together(replay: Any) -> Any:
         both.wait(60)
-        yield from filling.written(replay)
+        yield from filling.episode_arrays(replay)
         both.wait(60)
 
     def write() -> None:
@@ -119,7 +119,7 @@ def test_of_two_writers_to_one_path_one_wins_whole(
         except FileExistsError as error:
             raised.append(error)
 
-    monkeypatch.setattr(WRITERS[name][1], "written", together)
+    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", together)
     threads = [threading.Thread(target=write) for _ in range(2)]
     for thread in threads:
         thread.start()

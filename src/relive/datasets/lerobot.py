@@ -14,9 +14,27 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Column, Columns, Encoders, Plan, chosen_columns, chosen_encoders
-from relive.datasets.filling import FinalObs, Stretch, appearing, fill, require_steps, sliced, split, written
-from relive.datasets.untrusted import MOST_BYTES, budget, damage_named, parsed, part_of_budget, required, sizes, wrong
+from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, Encoders, check_columns, check_encoders
+from relive.datasets.filling import (
+    FileRows,
+    FinalObs,
+    episode_arrays,
+    fill,
+    require_steps,
+    slice_leaves,
+    split_episodes,
+    write_atomically,
+)
+from relive.datasets.untrusted import (
+    MAX_JSON_BYTES,
+    damage,
+    decode_budget,
+    import_extra,
+    memory_budget,
+    parse_json,
+    parse_sizes,
+    wrap_errors,
+)
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Path as FieldPath
 from relive.fields.schema import leaves_of
@@ -43,19 +61,19 @@ def batches(where: str, path: Path, names: list[str] | None, count: int, nbytes:
         count: the most rows of a batch.
         nbytes: how many bytes the dataset has on the disk, which say how much memory a batch may take.
     """
-    parquet = required("pyarrow.parquet", "lerobot")
-    with damage_named(where, "a parquet file that can be read"), path.open("rb") as body:
+    parquet = import_extra("pyarrow.parquet", "lerobot")
+    with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
         file = parquet.ParquetFile(body)
         known = file.schema_arrow.names
         chosen: Sequence[str] = known if names is None else names
         missing = [name for name in chosen if name not in known]
         if missing:
-            raise wrong(where, f"the column {missing[0]!r}", ", ".join(known))
+            raise damage(where, f"the column {missing[0]!r}", ", ".join(known))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in chosen):
                 longest = max(longest, _longest_value(where, file, body, column, nbytes))
-        count = max(1, min(count, part_of_budget(nbytes) // 2 // longest))
+        count = max(1, min(count, decode_budget(nbytes) // 2 // longest))
         yield from file.iter_batches(count, columns=list(chosen), use_threads=False)
 
 
@@ -68,15 +86,15 @@ def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: i
         largest = max((page.nbytes for page in pages), default=0)
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise wrong(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+            raise damage(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
         longest = max(longest, _WIDTHS.get(about.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
         for needed, most in (
-            (largest, part_of_budget(nbytes) // 2),
-            (longest * values if about.max_repetition_level else 0, budget(nbytes)),
+            (largest, decode_budget(nbytes) // 2),
+            (longest * values if about.max_repetition_level else 0, memory_budget(nbytes)),
         ):
             if needed > most:
-                raise wrong(f"{where}: {about.path}", f"pages and lists of at most {most:,} bytes", f"{needed:,}")
+                raise damage(f"{where}: {about.path}", f"pages and lists of at most {most:,} bytes", f"{needed:,}")
     return longest
 
 
@@ -159,16 +177,16 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 def image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
     """The pixels of a PNG or JPEG; its size is compared with `shape` before it is decoded."""
-    pillow = required("PIL.Image", "lerobot", "Pillow")
+    pillow = import_extra("PIL.Image", "lerobot", "Pillow")
     if body is None:  # LeRobot would open the path beside it
-        raise wrong(where, "the bytes of an image", "a path to a file outside")
+        raise damage(where, "the bytes of an image", "a path to a file outside")
     with (
-        damage_named(where, "a PNG or JPEG"),
+        wrap_errors(where, "a PNG or JPEG"),
         pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
     ):
         found = (picture.height, picture.width, picture.mode)
         if found != (*shape[:2], _MODES.get(shape[2])):
-            raise wrong(where, f"an image of {shape} pixels and channels", found)
+            raise damage(where, f"an image of {shape} pixels and channels", found)
         return np.asarray(picture).reshape(shape)
 
 
@@ -183,7 +201,7 @@ class Video:
     def frame(self, time: float) -> np.ndarray:
         """The frame at a time in seconds; raises if there is none within half of a frame."""
         if self._last is None or time < self._last[0] - 0.5 / self._fps:
-            self._frames = self._decoded()
+            self._frames = self._decode()
             self._last = next(self._frames, None)
         while self._last is not None and time > self._last[0] + 0.5 / self._fps:
             self._last = next(self._frames, None)
@@ -192,23 +210,23 @@ class Video:
             raise SchemaError(explain(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy))
         return self._last[1].to_ndarray(format="rgb24")
 
-    def _decoded(self) -> Iterator[tuple[float, Any]]:
-        av = required("av", "lerobot", "PyAV")
+    def _decode(self) -> Iterator[tuple[float, Any]]:
+        av = import_extra("av", "lerobot", "PyAV")
         # Of a file object, as an .mp4 and nothing else, FFmpeg opens no further file.
         with (
-            damage_named(self._where, "a video that can be read"),
+            wrap_errors(self._where, "a video that can be read"),
             self._path.open("rb") as file,
             av.open(file, format="mp4") as container,
         ):
             stream = next(iter(container.streams.video), None)
             found = None if stream is None else (stream.height, stream.width)
             if stream is None or found is None or found != self._shape[:2] or self._shape[2] != 3:
-                raise wrong(self._where, f"frames of {self._shape} pixels and channels", found)
+                raise damage(self._where, f"frames of {self._shape} pixels and channels", found)
             # The bitstream has a size of its own, which the container may not tell; coded sizes are rounded up.
             stream.codec_context.options = {"max_pixels": str((found[0] + 255) * (found[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
-                    raise wrong(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                    raise damage(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
                 yield float(frame.time or 0.0), frame
 
 
@@ -229,11 +247,11 @@ class Feature(NamedTuple):
     """The shape in one frame; height, width and channels of a picture."""
 
     @property
-    def column(self) -> Column:
-        """What one step has in this column."""
+    def column(self) -> ColumnSpec:
+        """Shape and dtype of one step in this column."""
         if self.kind == "string":
-            return Column((), np.dtype(object), "")
-        return Column(self.shape, np.dtype(np.uint8 if self.is_picture else self.kind))
+            return ColumnSpec((), np.dtype(object), "")
+        return ColumnSpec(self.shape, np.dtype(np.uint8 if self.is_picture else self.kind))
 
     @property
     def is_picture(self) -> bool:
@@ -241,32 +259,32 @@ class Feature(NamedTuple):
         return self.kind in ("image", "video")
 
 
-class Info:
-    """The documents in the folder `meta`."""
+class DatasetInfo:
+    """The features, files and tasks of a dataset, from the folder `meta`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.name = root, root.name
         where = f"{self.name}: meta/info.json"
         with (
-            damage_named(where, "the description of a LeRobot dataset"),
-            own_file(root, "meta/info.json").open("rb") as file,
+            wrap_errors(where, "the description of a LeRobot dataset"),
+            file_inside(root, "meta/info.json").open("rb") as file,
         ):
-            body = file.read(MOST_BYTES + 1)
-        about = parsed(where, body)
+            body = file.read(MAX_JSON_BYTES + 1)
+        about = parse_json(where, body)
         version = about.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
             raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
         features = about.get("features")
         if not isinstance(features, dict) or "episode_index" not in features:
-            raise wrong(where, "features with 'episode_index'", reprlib.repr(features))
+            raise damage(where, "features with 'episode_index'", reprlib.repr(features))
         self.features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
         fps = about.get("fps")
         if type(fps) not in (int, float) or not 0 < fps < 1e6:  # type: ignore[operator]
-            raise wrong(where, "fps, a positive number", reprlib.repr(fps))
+            raise damage(where, "fps, a positive number", reprlib.repr(fps))
         self.fps = float(fps)  # type: ignore[arg-type]
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        """How many bytes the dataset has on the disk."""
+        """The number of bytes of the dataset on the disk."""
 
     @property
     def data_files(self) -> dict[str, Path]:
@@ -275,79 +293,83 @@ class Info:
         if not found:
             remedy = "Download the whole dataset."
             raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
-        return {name: own_file(self.root, name) for name in found}
+        return {name: file_inside(self.root, name) for name in found}
 
     def tasks(self) -> dict[int, str]:
         """The text of each task by its index; empty if the dataset has none."""
         if not (self.root / "meta/tasks.parquet").exists():
             return {}
         where = f"{self.name}: meta/tasks.parquet"
-        with damage_named(where, "a parquet file that can be read"):
-            names = required("pyarrow.parquet", "lerobot").read_schema(own_file(self.root, "meta/tasks.parquet")).names
+        with wrap_errors(where, "a parquet file that can be read"):
+            names = (
+                import_extra("pyarrow.parquet", "lerobot")
+                .read_schema(file_inside(self.root, "meta/tasks.parquet"))
+                .names
+            )
         texts = [name for name in names if name != "task_index"]
         if "task_index" not in names or len(texts) != 1:
-            raise wrong(where, "the column 'task_index' and one of texts", ", ".join(names))
+            raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
         found: dict[int, str] = {}
         for index, text in self.table("meta/tasks.parquet", ["task_index", texts[0]]):
             if type(index) is not int or not isinstance(text, str):
-                raise wrong(where, "a number and a text per task", reprlib.repr((index, text)))
+                raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
             found[index] = text
         return found
 
     def table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
-        where, most, total = f"{self.name}: {file}", part_of_budget(self.nbytes), 0
-        for batch in batches(where, own_file(self.root, file), names, _ROWS_AT_ONCE, self.nbytes):
+        where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        for batch in batches(where, file_inside(self.root, file), names, _ROWS_AT_ONCE, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
             total += batch.nbytes + _ROW_BYTES * batch.num_rows
             if total > most:
-                raise wrong(where, f"rows of at most {most:,} bytes", "more")
+                raise damage(where, f"rows of at most {most:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
 
-def own_file(root: Path, name: str) -> Path:
+def file_inside(root: Path, name: str) -> Path:
     """The path of a dataset's file; raises if a link leads out of the dataset."""
     path, home = (root / name).resolve(), root.resolve()
     # The cache of the Hugging Face hub keeps snapshots as links to its blobs.
     blobs = root.absolute().parent.parent.resolve() / "blobs"
     is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
     if not path.is_relative_to(home) and not is_cached:
-        raise wrong(f"{root.name}: {name}", "a file of the dataset itself", "a link out of it")
+        raise damage(f"{root.name}: {name}", "a file of the dataset itself", "a link out of it")
     return path
 
 
 def _feature(where: str, about: Any) -> Feature:
     if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
-        raise wrong(where, "a feature with a dtype", reprlib.repr(about))
-    kind, shape = about["dtype"], sizes(f"{where}: shape", about.get("shape"), 1)
+        raise damage(where, "a feature with a dtype", reprlib.repr(about))
+    kind, shape = about["dtype"], parse_sizes(f"{where}: shape", about.get("shape"), 1)
     if kind in ("image", "video"):
         if len(shape) != 3:
-            raise wrong(f"{where}: shape", "height, width and channels", shape)
+            raise damage(f"{where}: shape", "height, width and channels", shape)
         names = about.get("names")
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         return Feature(kind, shape)
     if kind not in (*_NUMBERS, "string"):
-        raise wrong(where, f"one of the dtypes image, video, string, {', '.join(_NUMBERS)}", reprlib.repr(kind))
+        raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBERS)}", reprlib.repr(kind))
     # LeRobot keeps one number per frame without an axis; names say that it is a vector of length 1.
     return Feature(kind, () if shape == (1,) and not about.get("names") else shape)
 
 
-class Place(NamedTuple):
-    """Where the frames of an episode are in a video."""
+class VideoPosition(NamedTuple):
+    """Video file of an episode, and the time at which it starts there."""
 
     file: str
     start: float
-    """The time of the episode's first frame."""
+    """The time of the episode's first frame, in seconds."""
 
 
-class Frames:
+class FrameReader:
     """Reads rows in the order of a dataset."""
 
-    def __init__(self, info: Info) -> None:
+    def __init__(self, info: DatasetInfo) -> None:
         self._info = info
         self._tasks: dict[int, str] | None = None
-        self._places: dict[str, dict[int, Place]] = {}
+        self._positions: dict[str, dict[int, VideoPosition]] = {}
         self._videos: dict[str, tuple[str, Video]] = {}
 
     def rows(self, names: Iterable[str], count: int) -> Iterator[dict[str, Any]]:
@@ -369,30 +391,33 @@ class Frames:
                 yield found
 
     def finals(self, file: str, names: list[str]) -> Callable[[int], dict[str, Any]] | None:
-        """The rows of a file with one row per episode, by the episode's number, asked for in order; None without it."""
+        """A function that gives the row of an episode in a file with one row per episode; None without the file.
+
+        Episodes must be asked for in order.
+        """
         if not (self._info.root / file).exists():
             return None
         where = f"{self._info.name}: {file}"
-        rows = enumerate(batches(where, own_file(self._info.root, file), sorted(names), 1, self._info.nbytes))
+        rows = enumerate(batches(where, file_inside(self._info.root, file), sorted(names), 1, self._info.nbytes))
 
         def row(number: int) -> dict[str, Any]:
             for found, batch in rows:
                 if found == number:
                     return {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in names}
-            raise wrong(where, f"a row for episode {number}", "fewer rows")
+            raise damage(where, f"a row for episode {number}", "fewer rows")
 
         return row
 
     def _column(self, where: str, name: str, values: Any) -> Any:
         feature = self._info.features.get(name)
         if feature is None:
-            raise wrong(where, "a feature of meta/info.json", "no such feature")
+            raise damage(where, "a feature of meta/info.json", "no such feature")
         if feature.kind == "image":
             return _images(where, values, feature.shape)
         if feature.kind == "string":
             texts = values.to_pylist()
             if not all(isinstance(text, str) for text in texts):
-                raise wrong(where, "texts", values.type)
+                raise damage(where, "texts", values.type)
             return texts
         return _numbers(where, values, feature)
 
@@ -402,21 +427,21 @@ class Frames:
         try:
             return [self._tasks[int(index)] for index in indices]
         except KeyError as error:
-            raise wrong(f"{self._info.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+            raise damage(f"{self._info.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
     def _video(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
         feature = self._info.features[name]
         frames = np.empty((len(episodes), *feature.shape), np.uint8)
-        if name not in self._places:
-            self._places[name] = _places(self._info, name)
+        if name not in self._positions:
+            self._positions[name] = _video_positions(self._info, name)
         for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
-            place = self._places[name].get(episode)
+            place = self._positions[name].get(episode)
             if place is None:
-                raise wrong(f"{self._info.name}: meta/episodes", f"the episode {episode}", "no such episode")
+                raise damage(f"{self._info.name}: meta/episodes", f"the episode {episode}", "no such episode")
             file, video = self._videos.get(name, ("", None))
             if video is None or file != place.file:
                 where = f"{self._info.name}: {place.file}"
-                video = Video(where, own_file(self._info.root, place.file), feature.shape, self._info.fps)
+                video = Video(where, file_inside(self._info.root, place.file), feature.shape, self._info.fps)
                 self._videos[name] = place.file, video
             frames[row] = video.frame(place.start + time)
         return frames
@@ -424,53 +449,53 @@ class Frames:
 
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     """Numbers [K, …] of a column, which may be nested lists."""
-    types, compute = required("pyarrow.types", "lerobot"), required("pyarrow.compute", "lerobot")
+    types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
     count, flat = len(values), getattr(values, "storage", values)  # the storage of an extension type
     while True:
         if flat.null_count:
-            raise wrong(where, "a value in every row", "rows without a value")
+            raise damage(where, "a value in every row", "rows without a value")
         if not (types.is_list(flat.type) or types.is_large_list(flat.type) or types.is_fixed_size_list(flat.type)):
             break
         lengths = compute.unique(compute.list_value_length(flat))
         if len(lengths) > 1:
-            raise wrong(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
+            raise damage(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
         flat = flat.flatten()
     found = flat.to_numpy(zero_copy_only=False)
     if found.dtype != np.dtype(feature.kind) or found.size != count * int(np.prod(feature.shape)):
         expected = f"{feature.kind} of shape {feature.shape} in every row"
-        raise wrong(where, expected, f"{values.type} with {found.size} numbers in {count} rows")
+        raise damage(where, expected, f"{values.type} with {found.size} numbers in {count} rows")
     return found.reshape(count, *feature.shape)
 
 
 def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    types = required("pyarrow.types", "lerobot")
+    types = import_extra("pyarrow.types", "lerobot")
     values = getattr(values, "storage", values)
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
-        raise wrong(where, "images as bytes", values.type)
+        raise damage(where, "images as bytes", values.type)
     bodies = values.field("bytes").to_pylist()
     return np.stack([image(where, body, shape) for body in bodies])
 
 
-def _places(info: Info, name: str) -> dict[int, Place]:
-    """Where each episode is in the videos of a camera."""
-    found: dict[int, Place] = {}
+def _video_positions(info: DatasetInfo, name: str) -> dict[int, VideoPosition]:
+    """The position of each episode in the videos of a camera."""
+    found: dict[int, VideoPosition] = {}
     keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
     for path in sorted(info.root.glob("meta/episodes/*/*.parquet")):
         where = f"{info.name}: {path.relative_to(info.root).as_posix()}"
         for episode, chunk, file, start in info.table(path.relative_to(info.root).as_posix(), keys):
             if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
-                raise wrong(where, "whole numbers", (episode, chunk, file))
+                raise damage(where, "whole numbers", (episode, chunk, file))
             if not isinstance(start, float) or not 0 <= start < 1e12:
-                raise wrong(where, "a time in seconds", start)
-            found[episode] = Place(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
+                raise damage(where, "a time in seconds", start)
+            found[episode] = VideoPosition(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
     return found
 
 
-NAMES = {"observation": "obs", "action": "action"}
-NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
-FINAL_OBS = "meta/final_obs.parquet"
+_NAMES = {"observation": "obs", "action": "action"}
+_NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
+_FINAL_OBS = "meta/final_obs.parquet"
 """The final observation of each episode, where `to_lerobot` wrote the dataset."""
-_COUNTED = ("index", "episode_index", "frame_index", "timestamp", "task")
+_LEFT_OUT = ("index", "episode_index", "frame_index", "timestamp", "task")
 """Columns that are left out unless the caller names them: the order of rows says what they count, and task_index is the
 number of the task."""
 _ROWS_OF_FLAGS = 1 << 16
@@ -515,41 +540,41 @@ def from_lerobot(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    required("pyarrow", "lerobot")
-    chosen, encoders = chosen_columns(columns), chosen_encoders(encode)
-    info = Info(Path(path))
-    frames = Frames(info)
-    found = _columns(info, frames, encoders)
-    plan = Plan("from_lerobot", info.name, info.nbytes, found, _usual_path, chosen, encoders, buffer, ".")
-    steps, ends = _counted(info, frames, plan)
+    import_extra("pyarrow", "lerobot")
+    chosen, encoders = check_columns(columns), check_encoders(encode)
+    info = DatasetInfo(Path(path))
+    frames = FrameReader(info)
+    specs = _column_specs(info, frames, encoders)
+    plan = ColumnPlan("from_lerobot", info.name, info.nbytes, specs, _usual_path, chosen, encoders, buffer, ".")
+    steps, ends = _count(info, frames, plan)
     if buffer is None:
-        buffer = plan.made(steps + ends, sampler, device, seed)
-    blocks = split(info.name, _stretches(frames, plan), _finals(frames, plan))
+        buffer = plan.make_buffer(steps + ends, sampler, device, seed)
+    blocks = split_episodes(info.name, _read_rows(frames, plan), _final_obs(frames, plan))
     return fill("from_lerobot", buffer, blocks, steps, final_obs)
 
 
 def _usual_path(column: str) -> FieldPath | None:
-    if column in _COUNTED:
+    if column in _LEFT_OUT:
         return None
     first, *rest = column.split(".")
-    if first == "next" and rest and f"next.{rest[0]}" in NEXT:
-        return (NEXT[f"next.{rest[0]}"], *rest[1:])
-    return (NAMES.get(first, first), *rest)
+    if first == "next" and rest and f"next.{rest[0]}" in _NEXT:
+        return (_NEXT[f"next.{rest[0]}"], *rest[1:])
+    return (_NAMES.get(first, first), *rest)
 
 
-def _columns(info: Info, frames: Frames, encode: Encoders) -> dict[str, Column]:
-    found = {name: feature.column for name, feature in info.features.items()}
-    if "task_index" in found:
-        found["task"] = Column((), np.dtype(object), "")
-    for name in encode.keys() & found.keys():  # the first text tells how long an encoded one is
+def _column_specs(info: DatasetInfo, frames: FrameReader, encode: Encoders) -> dict[str, ColumnSpec]:
+    specs = {name: feature.column for name, feature in info.features.items()}
+    if "task_index" in specs:
+        specs["task"] = ColumnSpec((), np.dtype(object), "")
+    for name in encode.keys() & specs.keys():  # the first text tells the shape of an encoded one
         for rows in frames.rows([name], 1):
-            found[name] = Column((), found[name].dtype, rows[name][0])
+            specs[name] = ColumnSpec((), specs[name].dtype, rows[name][0])
             break
-    return found
+    return specs
 
 
-def _counted(info: Info, frames: Frames, plan: Plan) -> tuple[int, int]:
-    """How many steps a dataset has, and how many of them end an episode."""
+def _count(info: DatasetInfo, frames: FrameReader, plan: ColumnPlan) -> tuple[int, int]:
+    """The number of steps of a dataset, and of steps that end an episode."""
     steps, ends, last, was_end, flags = 0, 0, None, True, plan.flags
     for rows in frames.rows(flags, _ROWS_OF_FLAGS):
         episode = rows["episode_index"]
@@ -560,19 +585,19 @@ def _counted(info: Info, frames: Frames, plan: Plan) -> tuple[int, int]:
         ends += int(is_end.sum()) + int((changes & ~before).sum())
         steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
     if not steps:
-        raise wrong(info.name, "at least 1 frame", 0)
+        raise damage(info.name, "at least 1 frame", 0)
     return steps, ends + (not was_end)
 
 
-def _stretches(frames: Frames, plan: Plan) -> Iterator[Stretch]:
-    for rows in frames.rows(plan.paths, plan.rows_at_once):
-        yield Stretch(plan.trees({column: rows[column] for column in plan.paths}), rows["episode_index"])
+def _read_rows(frames: FrameReader, plan: ColumnPlan) -> Iterator[FileRows]:
+    for rows in frames.rows(plan.paths, plan.rows_per_block):
+        yield FileRows(plan.to_fields({column: rows[column] for column in plan.paths}), rows["episode_index"])
 
 
-def _finals(frames: Frames, plan: Plan) -> Callable[[int], Any] | None:
-    """The final observation of an episode by its number, where `to_lerobot` wrote the dataset."""
-    following = frames.finals(FINAL_OBS, plan.columns_of("obs"))
-    return following and (lambda number: plan.trees(following(number))["obs"])
+def _final_obs(frames: FrameReader, plan: ColumnPlan) -> Callable[[int], Any] | None:
+    """A function that reads an episode's final observation by its number; None if the dataset has none."""
+    following = frames.finals(_FINAL_OBS, plan.columns_of("obs"))
+    return following and (lambda number: plan.to_fields(following(number))["obs"])
 
 
 def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
@@ -580,8 +605,8 @@ def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
     return dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
-def feature_of(name: str, rows: np.ndarray) -> dict[str, Any]:
-    """What `meta/info.json` says of a column."""
+def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
+    """The entry of a column in `meta/info.json`."""
     shape, dtype = rows.shape[1:], rows.dtype
     if is_image(shape, dtype):
         return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
@@ -591,9 +616,9 @@ def feature_of(name: str, rows: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(dtype), "shape": list(shape or (1,)), "names": ["0"] if shape == (1,) else None}
 
 
-def column_of(rows: np.ndarray) -> Any:
+def _arrow_array(rows: np.ndarray) -> Any:
     """Rows [K, …] as an Arrow array: numbers, lists of them, or images as lossless PNG."""
-    pyarrow, inner = required("pyarrow", "lerobot"), rows.shape[1:]
+    pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if is_image(inner, rows.dtype):
         bodies = pyarrow.array([_png(row) for row in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
@@ -611,19 +636,19 @@ def column_of(rows: np.ndarray) -> Any:
 
 def _png(pixels: np.ndarray) -> bytes:
     body = io.BytesIO()
-    required("PIL.Image", "lerobot", "Pillow").fromarray(pixels).save(body, "PNG", compress_level=1)
+    import_extra("PIL.Image", "lerobot", "Pillow").fromarray(pixels).save(body, "PNG", compress_level=1)
     return body.getvalue()
 
 
-class Moments:
-    """The statistics of a column that LeRobot's policies normalise by; of images, of each channel between 0 and 1."""
+class _FeatureStats:
+    """Statistics of a column, by which LeRobot's policies normalise; for images per channel, between 0 and 1."""
 
     def __init__(self) -> None:
         self._count, self._sum, self._squares = 0, 0.0, 0.0
         self._least, self._most = np.inf, -np.inf
 
     def update(self, rows: np.ndarray) -> None:
-        """Take in rows [K, …]."""
+        """Add rows [K, …]."""
         numbers = np.asarray(rows, np.float64)
         if is_image(rows.shape[1:], rows.dtype):
             numbers = numbers.reshape(-1, 3)[:, :, None, None] / 255
@@ -633,7 +658,7 @@ class Moments:
         self._least, self._most = np.minimum(self._least, numbers.min(0)), np.maximum(self._most, numbers.max(0))
 
     def as_json(self) -> dict[str, Any]:
-        """What `meta/stats.json` says of the column."""
+        """The entry of the column in `meta/stats.json`."""
         mean = self._sum / self._count
         deviation = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0))
         found = {"min": self._least, "max": self._most, "mean": mean, "std": deviation}
@@ -643,8 +668,8 @@ class Moments:
 _FILE_BYTES = 100_000_000
 _GROUP_VALUES = 1 << 22
 """The most numbers of a column in a row group, from which a reader knows how long its lists can be."""
-_FEATURES = {field: feature for feature, field in (NAMES | NEXT).items()}
-_COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+_FEATURES = {field: feature for feature, field in (_NAMES | _NEXT).items()}
+_COUNTED = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 
 _PANDAS = {
     "index_columns": ["__index_level_0__"],
@@ -658,7 +683,7 @@ _PANDAS = {
     ],
     "pandas_version": "2.0.0",
 }
-"""What makes the texts the index of a pandas table."""
+"""Metadata that make the texts the index of a pandas table."""
 
 
 def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, tasks: str | Sequence[str] = "") -> None:
@@ -675,30 +700,30 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
         fps: steps per second, which say the time of each frame.
         tasks: the text of the task; or a text for each number of the extra field "task_index".
     """
-    required("pyarrow", "lerobot")
+    import_extra("pyarrow", "lerobot")
     require_steps("to_lerobot", replay)
-    with appearing("to_lerobot", path) as unfinished:
-        _Dataset(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
+    with write_atomically("to_lerobot", path) as unfinished:
+        _DatasetWriter(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
 
 
-class _Dataset:
-    """A dataset in the making."""
+class _DatasetWriter:
+    """Writes a dataset, episode by episode."""
 
     def __init__(self, root: Path, fps: float, tasks: list[str]) -> None:
         self._root, self._fps, self._tasks = root, fps, tasks
         self._features: dict[str, Any] = {}
-        self._moments: dict[str, Moments] = defaultdict(Moments)
+        self._moments: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
         self._episodes: list[dict[str, Any]] = []
         self._frames, self._file = 0, -1
         self._file_bytes = _FILE_BYTES
         self._writer: Any = None
 
     def write(self, replay: ReplayBuffer) -> None:
-        final = _File(self._root / FINAL_OBS)
-        for episode in written(replay):
+        final = _ParquetWriter(self._root / _FINAL_OBS)
+        for episode in episode_arrays(replay):
             next_obs = episode.pop("next_obs")
             self._write_episode(dict(_feature_columns(episode)))
-            final.write(dict(_feature_columns({"obs": sliced(next_obs, slice(-1, None))})))
+            final.write(dict(_feature_columns({"obs": slice_leaves(next_obs, slice(-1, None))})))
         final.close()
         self._writer.close()
         self._write_metadata()
@@ -720,7 +745,7 @@ class _Dataset:
         if not all(0 <= task < len(self._tasks) for task in named):
             remedy = "Pass a text for each number of the extra field 'task_index'."
             raise SchemaError(explain("to_lerobot: tasks", f"a text for {named}", f"{len(self._tasks)} texts", remedy))
-        self._features = self._features or {name: feature_of(name, rows) for name, rows in columns.items()}
+        self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
             self._moments[name].update(rows)
         if self._file_bytes >= _FILE_BYTES:
@@ -738,11 +763,11 @@ class _Dataset:
             self._writer.close()
         self._file, self._file_bytes = self._file + 1, 0
         name = f"chunk-{self._file // 1000:03d}/file-{self._file % 1000:03d}.parquet"
-        self._writer = _File(self._root / "data" / name)
+        self._writer = _ParquetWriter(self._root / "data" / name)
 
     def _write_metadata(self) -> None:
-        pyarrow, meta = required("pyarrow", "lerobot"), self._root / "meta"
-        parquet = required("pyarrow.parquet", "lerobot")
+        pyarrow, meta = import_extra("pyarrow", "lerobot"), self._root / "meta"
+        parquet = import_extra("pyarrow.parquet", "lerobot")
         tasks = pyarrow.table({"task_index": np.arange(len(self._tasks)), "__index_level_0__": self._tasks})
         tasks = tasks.replace_schema_metadata({"pandas": json.dumps(_PANDAS)})  # LeRobot looks tasks up by their text
         parquet.write_table(tasks, meta / "tasks.parquet")
@@ -760,7 +785,7 @@ class _Dataset:
         (meta / "info.json").write_text(json.dumps(info, indent=4), "utf-8")
 
 
-class _File:
+class _ParquetWriter:
     """A parquet file that grows by row groups."""
 
     def __init__(self, path: Path) -> None:
@@ -768,10 +793,10 @@ class _File:
 
     def write(self, columns: dict[str, np.ndarray]) -> int:
         """Append rows; returns how many bytes they have in memory."""
-        table = required("pyarrow", "lerobot").table({name: column_of(rows) for name, rows in columns.items()})
+        table = import_extra("pyarrow", "lerobot").table({name: _arrow_array(rows) for name, rows in columns.items()})
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = required("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
+            self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
         most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
         self._writer.write_table(table, max(1, _GROUP_VALUES // most))
         return table.nbytes
@@ -784,7 +809,7 @@ def _feature_columns(tree: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     for name, part in tree.items():
         for parts, leaf in leaves_of((_FEATURES.get(name, name),), part):
             feature = "observation.state" if parts == ("observation",) else ".".join(parts)
-            if name in _COUNTERS or any("." in part or "/" in part for part in parts[1:]) or "/" in name:
+            if name in _COUNTED or any("." in part or "/" in part for part in parts[1:]) or "/" in name:
                 remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
                 raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
             yield feature, leaf

@@ -16,9 +16,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from relive.datasets.filling import STEP, Block, extra_of, fill, joined, require_ordered, sliced, written
-from relive.datasets.hdf5 import require_own_bytes
-from relive.datasets.untrusted import damage_named, parsed, require_similar_size, required, wrong
+from relive.datasets.filling import (
+    STEP,
+    EpisodeBlock,
+    episode_arrays,
+    extra_fields,
+    fill,
+    join_leaves,
+    require_ordered,
+    slice_leaves,
+)
+from relive.datasets.hdf5 import require_self_contained
+from relive.datasets.untrusted import damage, import_extra, parse_json, require_similar_size, wrap_errors
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor, path_name
 from relive.fields.schema import DTYPES, Field, Tree, caller_shape, kept_dtype, leaves_of, map_leaves
@@ -49,33 +58,33 @@ class Episode(NamedTuple):
         return len(self.reward)
 
 
-def opened(dataset: Any) -> Any:
+def open_dataset(dataset: Any) -> Any:
     """The MinariDataset of an object, a path or an id, after checks of its files."""
-    minari = import_minari()
+    minari = _import_minari()
     if isinstance(dataset, minari.MinariDataset):
-        _require_own_bytes(Path(dataset.storage.data_path))
+        _require_self_contained(Path(dataset.storage.data_path))
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
         raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
-    folder = dataset_folder(Path(dataset)) or dataset_folder(dataset_path(str(dataset)))
+    folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
         return minari.load_dataset(str(dataset))  # raises an error that names the missing dataset
     _require_spaces(folder)
-    _require_own_bytes(folder)
-    with damage_named(str(folder), "a Minari dataset that can be read"):
+    _require_self_contained(folder)
+    with wrap_errors(str(folder), "a Minari dataset that can be read"):
         return minari.MinariDataset(folder)
 
 
-def dataset_path(dataset_id: str) -> Path:
+def _dataset_path(dataset_id: str) -> Path:
     """The folder of a local dataset."""
     from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
 
     return Path(get_dataset_path(dataset_id))
 
 
-def stored_bytes(dataset: Any) -> int:
-    """How many bytes a dataset has on the disk."""
+def _stored_bytes(dataset: Any) -> int:
+    """The number of bytes of a dataset on the disk."""
     return sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
 
 
@@ -87,7 +96,7 @@ def _require_spaces(folder: Path) -> None:
     where, metadata = f"{folder.name}/metadata.json", _metadata(folder)
     for name in ("observation_space", "action_space"):
         if isinstance(metadata.get(name), str):
-            with damage_named(f"{where}: {name}", "a space"):
+            with wrap_errors(f"{where}: {name}", "a space"):
                 _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
     missing = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
     if missing:
@@ -101,9 +110,9 @@ def _require_small_space(where: str, space: Any) -> None:
         for name in ("shape", "n"):
             axes = space.get(name)
             if isinstance(axes, list) and math.prod(axes) > _MOST_NUMBERS:
-                raise wrong(f"{where}: {name}", f"at most {_MOST_NUMBERS:,} numbers", reprlib.repr(axes))
+                raise damage(f"{where}: {name}", f"at most {_MOST_NUMBERS:,} numbers", reprlib.repr(axes))
         if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MOST_NUMBERS:
-            raise wrong(f"{where}: n", f"at most {_MOST_NUMBERS:,} numbers", space["n"])
+            raise damage(f"{where}: n", f"at most {_MOST_NUMBERS:,} numbers", space["n"])
         space = space.get("subspaces", ())
         space = list(space.values()) if isinstance(space, Mapping) else space
         if isinstance(space, list):
@@ -113,13 +122,13 @@ def _require_small_space(where: str, space: Any) -> None:
 
 def _metadata(folder: Path) -> dict[str, Any]:
     with (folder / "metadata.json").open("rb") as file:
-        return parsed(f"{folder.name}/metadata.json", file.read(_MOST_METADATA + 1), _MOST_METADATA)
+        return parse_json(f"{folder.name}/metadata.json", file.read(_MOST_METADATA + 1), _MOST_METADATA)
 
 
-def _require_own_bytes(folder: Path) -> None:
+def _require_self_contained(folder: Path) -> None:
     file = folder / "main_data.hdf5"
     if file.exists():
-        require_own_bytes(file, is_read_in_groups=True)
+        require_self_contained(file, is_read_in_groups=True)
 
 
 def dataset_folder(path: Path) -> Path | None:
@@ -134,17 +143,17 @@ def dataset_folder(path: Path) -> Path | None:
     return None
 
 
-def import_minari() -> Any:
+def _import_minari() -> Any:
     """The module `minari`."""
-    return required("minari", "minari", "Minari")
+    return import_extra("minari", "minari", "Minari")
 
 
-def episodes_of(
+def read_episodes(
     dataset: Any, infos: Iterable[str] | None = None, which: Iterable[int] | None = None
 ) -> Iterator[Episode]:
     """Yield the episodes of a dataset that have steps, in its order."""
     names = None if infos is None else list(infos)
-    with damage_named(str(dataset.storage.data_path), "episodes that can be read"):
+    with wrap_errors(str(dataset.storage.data_path), "episodes that can be read"):
         for data in dataset.iterate_episodes(which):
             if len(data.rewards):
                 yield _episode(data, names)
@@ -153,7 +162,7 @@ def episodes_of(
 def _episode(data: Any, names: list[str] | None) -> Episode:
     number, steps = int(data.id), len(data.rewards)
     where = f"episode {number}"
-    for path, leaf in leaves_of(("observations",), _mapped(data.observations)):
+    for path, leaf in leaves_of(("observations",), _tuples_to_dicts(data.observations)):
         if len(leaf) != steps + 1:
             raise SchemaError(
                 explain(f"{where}: {path_name(path)}", f"{steps + 1} observations", len(leaf), "Repair the dataset.")
@@ -161,16 +170,16 @@ def _episode(data: Any, names: list[str] | None) -> Episode:
     given = data.infos or {}
     info = {name: _info(f"{where}: infos", given, name, steps) for name in (given if names is None else names)}
     terminated, truncated = (np.asarray(flag).astype(bool) for flag in (data.terminations, data.truncations))
-    obs, action = _mapped(data.observations), _mapped(data.actions)
+    obs, action = _tuples_to_dicts(data.observations), _tuples_to_dicts(data.actions)
     return Episode(number, obs, action, np.asarray(data.rewards), terminated, truncated, info)
 
 
-def _mapped(tree: Any) -> Any:
+def _tuples_to_dicts(tree: Any) -> Any:
     """Nested tuples as dicts with keys "0", "1", …, as buffers store them; leaves as arrays."""
     if isinstance(tree, tuple):
-        return {str(i): _mapped(part) for i, part in enumerate(tree)}
+        return {str(i): _tuples_to_dicts(part) for i, part in enumerate(tree)}
     if isinstance(tree, Mapping):
-        return {str(name): _mapped(part) for name, part in tree.items()}
+        return {str(name): _tuples_to_dicts(part) for name, part in tree.items()}
     return np.asarray(tree)
 
 
@@ -178,7 +187,7 @@ def _info(where: str, given: Mapping[str, Any], name: str, steps: int) -> Any:
     if name not in given:
         got = f"an episode with {', '.join(map(str, given)) or 'no infos'}"
         raise SchemaError(explain(where, f"{name!r} in every episode", got, "Leave it out of infos=."))
-    return _per_step(f"{where}: {name}", _mapped(given[name]), steps)
+    return _per_step(f"{where}: {name}", _tuples_to_dicts(given[name]), steps)
 
 
 def _per_step(where: str, tree: Any, steps: int) -> Any:
@@ -220,15 +229,15 @@ def from_minari(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    source = opened(dataset)
+    source = open_dataset(dataset)
     if buffer is None:
-        buffer = _made(source, infos, sampler, device, seed)
-    extra = list(extra_of("from_minari", buffer))
-    blocks = (_block(episode, extra) for episode in episodes_of(source, infos))
+        buffer = _make_buffer(source, infos, sampler, device, seed)
+    extra = list(extra_fields("from_minari", buffer))
+    blocks = (_block(episode, extra) for episode in read_episodes(source, infos))
     return fill("from_minari", buffer, blocks, source.total_steps)
 
 
-def _block(episode: Episode, extra: list[str]) -> Block:
+def _block(episode: Episode, extra: list[str]) -> EpisodeBlock:
     where = f"episode {episode.number}"
     given = {"info": episode.info, **episode.info}
     for name in extra:
@@ -236,21 +245,23 @@ def _block(episode: Episode, extra: list[str]) -> Block:
             known = ", ".join(episode.info) or "it has no infos"
             remedy = "Declare only fields that every episode has."
             raise SchemaError(explain(where, f"an info for each extra field ({known})", repr(name), remedy))
-    obs, next_obs = sliced(episode.obs, slice(None, -1)), sliced(episode.obs, slice(1, None))
+    obs, next_obs = slice_leaves(episode.obs, slice(None, -1)), slice_leaves(episode.obs, slice(1, None))
     flags = episode.terminated, episode.truncated
-    return Block(where, obs, next_obs, episode.action, episode.reward, *flags, {name: given[name] for name in extra})
+    return EpisodeBlock(
+        where, obs, next_obs, episode.action, episode.reward, *flags, {name: given[name] for name in extra}
+    )
 
 
-def _made(
+def _make_buffer(
     dataset: Any, infos: Iterable[str] | None, sampler: Sampler | None, device: Any, seed: int | None
 ) -> ReplayBuffer:
-    first = next(episodes_of(dataset, infos), None)
+    first = next(read_episodes(dataset, infos), None)
     if first is None:
         raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
     rows = dataset.total_steps + dataset.total_episodes
     leaves = [leaf for tree in (first.obs, first.action, first.info) for _, leaf in leaves_of((), tree)]
     row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
-    require_similar_size("from_minari", rows, row_bytes, stored_bytes(dataset))
+    require_similar_size("from_minari", rows, row_bytes, _stored_bytes(dataset))
     return ReplayBuffer(
         # The final observation of an episode takes a row too.
         rows,
@@ -282,7 +293,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
         options: options of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. The default spaces
             are the widest that the fields allow.
     """
-    minari = import_minari()
+    minari = _import_minari()
     require_ordered("to_minari", replay)
     trees = replay._schema.trees
     given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
@@ -296,24 +307,24 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
         def buffers() -> Iterator[Any]:
             nonlocal is_ours
             is_ours = True  # Minari has made the folder, which was not there before
-            yield from (_written(one, spaces) for one in written(replay))
+            yield from (_episode_buffer(one, spaces) for one in episode_arrays(replay))
 
         try:
             return minari.create_dataset_from_buffers(dataset_id, buffers(), **options)
         except BaseException:
             if is_ours:
-                shutil.rmtree(dataset_path(dataset_id), ignore_errors=True)
+                shutil.rmtree(_dataset_path(dataset_id), ignore_errors=True)
             raise
 
 
-def _written(tree: dict[str, Any], spaces: list[Any]) -> Any:
+def _episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
     """An episode [T] as Minari's EpisodeBuffer."""
-    obs = joined(tree["obs"], sliced(tree["next_obs"], slice(-1, None)))
+    obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
     fields = {name: part for name, part in tree.items() if name not in (*STEP, "next_obs")}
     infos = {**fields.pop("info", {}), **fields}
-    return import_minari().data_collector.EpisodeBuffer(
-        observations=_as(spaces[0], obs),
-        actions=_as(spaces[1], tree["action"]),
+    return _import_minari().data_collector.EpisodeBuffer(
+        observations=_for_space(spaces[0], obs),
+        actions=_for_space(spaces[1], tree["action"]),
         rewards=tree["reward"],
         terminations=tree["terminated"],
         truncations=tree["truncated"],
@@ -327,12 +338,12 @@ def _with_reset(info: np.ndarray) -> Any:
     return list(entries) if entries.ndim == 1 else entries  # Minari cannot read Arrow files of arrays without a shape
 
 
-def _as(space: Any, tree: Any) -> Any:
+def _for_space(space: Any, tree: Any) -> Any:
     """The parts "0", "1", … of a Tuple space as a tuple."""
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(_as(part, tree[str(i)]) for i, part in enumerate(space.spaces))
+        return tuple(_for_space(part, tree[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, gym.spaces.Dict):
-        return {name: _as(part, tree[name]) for name, part in space.spaces.items()}
+        return {name: _for_space(part, tree[name]) for name, part in space.spaces.items()}
     return tree
 
 

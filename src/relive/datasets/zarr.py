@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -22,9 +23,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Column, Columns, Plan, chosen_columns
-from relive.datasets.filling import STEP, FinalObs, Stretch, appearing, fill, require_steps, sliced, split, written
-from relive.datasets.untrusted import MOST_BYTES, damage_named, parsed, part_of_budget, required, sizes, wrong
+from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, check_columns
+from relive.datasets.filling import (
+    STEP,
+    FileRows,
+    FinalObs,
+    episode_arrays,
+    fill,
+    require_steps,
+    slice_leaves,
+    split_episodes,
+    write_atomically,
+)
+from relive.datasets.untrusted import (
+    MAX_JSON_BYTES,
+    damage,
+    decode_budget,
+    import_extra,
+    parse_json,
+    parse_sizes,
+    wrap_errors,
+)
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Path as FieldPath
 from relive.fields.schema import leaves_of
@@ -37,103 +56,92 @@ _MOST_FILES = 1 << 22
 _DEEPEST = 16
 
 
-class Kept:
-    """The rows of the chunk that was decoded last, of each array of a store, within a number of bytes."""
+class Store:
+    """The files of a store by their names ("data/img/0.0.0.0"), and the chunks that were decoded last.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._rows: dict[str, tuple[int, int, np.ndarray]] = {}
+    Args:
+        name: the name of the store, for messages.
+        nbytes: the number of bytes of the store on the disk.
+        sizes: the size of each file.
+        body: a function that reads a file of a number of bytes, by its name.
+    """
 
-    def get(self, array: str, number: int, nbytes: int, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """The rows of an array's chunk, which `make` makes and which take `nbytes` bytes."""
-        kept, _, rows = self._rows.get(array, (-1, 0, None))
-        if kept == number and rows is not None:
+    def __init__(self, name: str, nbytes: int, sizes: dict[str, int], body: Callable[[str, int], bytes]) -> None:
+        self.name, self.nbytes, self.sizes, self._body = name, nbytes, sizes, body
+        self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
+        """The number, the bytes and the rows of the chunk that was decoded last, by array."""
+
+    def cached(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
+        """The rows of an array's chunk; `decode` makes them, of `nbytes` bytes, unless they were the last ones."""
+        last, _, rows = self._decoded.get(array, (-1, 0, None))
+        if last == number and rows is not None:
             return rows
-        self._rows.pop(array, None)
-        if nbytes + sum(each for _, each, _ in self._rows.values()) > self._most:
-            self._rows.clear()
-        self._rows[array] = number, nbytes, make()
-        return self._rows[array][2]
-
-
-class Store(NamedTuple):
-    """The files of a store by their names ("data/img/0.0.0.0")."""
-
-    name: str
-    nbytes: int
-    """How many bytes the store has on the disk."""
-    sizes: dict[str, int]
-    body: Callable[[str, int], bytes]
-    """Reads a file of this many bytes by its name."""
-    kept: Kept
+        self._decoded.pop(array, None)
+        if nbytes + sum(each for _, each, _ in self._decoded.values()) > decode_budget(self.nbytes):
+            self._decoded.clear()
+        rows = decode()
+        self._decoded[array] = number, nbytes, rows
+        return rows
 
     def read(self, name: str, most: int) -> bytes:
         """A whole file; raises if it is longer than `most` bytes."""
         where = f"{self.name}: {name}"
         if self.sizes[name] > most:
-            raise wrong(where, f"at most {most:,} bytes", f"{self.sizes[name]:,}")
-        with damage_named(where, "a file that can be read"):
-            body = self.body(name, self.sizes[name])
+            raise damage(where, f"at most {most:,} bytes", f"{self.sizes[name]:,}")
+        with wrap_errors(where, "a file that can be read"):
+            body = self._body(name, self.sizes[name])
         if len(body) != self.sizes[name]:
-            raise wrong(where, f"{self.sizes[name]} bytes", len(body))
+            raise damage(where, f"{self.sizes[name]} bytes", len(body))
         return body
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Store]:
-    """The store in a folder or .zip."""
+def open_store(path: Path) -> Iterator[Store]:
+    """Open the store in a folder or .zip."""
     if path.is_dir():
-        sizes, body = dict(_files(path, path.name, "", 0)), _body_in(path)
-        nbytes = sum(sizes.values())
-        yield Store(path.name, nbytes, sizes, body, Kept(part_of_budget(nbytes)))
+        sizes = dict(_files(path, path.name, "", 0))
+        yield Store(path.name, sum(sizes.values()), sizes, partial(_read_file, path))
         return
-    with damage_named(str(path), "a folder or a .zip with a zarr store"):
+    with wrap_errors(str(path), "a folder or a .zip with a zarr store"):
         archive, nbytes = zipfile.ZipFile(path), path.stat().st_size
     with archive:
-        sizes = dict(_entries(path.name, archive))
-        yield Store(path.name, nbytes, sizes, _body_of(archive), Kept(part_of_budget(nbytes)))
+        yield Store(path.name, nbytes, dict(_entries(path.name, archive)), partial(_read_entry, archive))
 
 
 def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     if depth > _DEEPEST:
-        raise wrong(f"{store}: {prefix}", f"at most {_DEEPEST} folders inside each other", "more")
+        raise damage(f"{store}: {prefix}", f"at most {_DEEPEST} folders inside each other", "more")
     with os.scandir(folder) as entries:
-        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_FILES + 1)]
-    if len(found) > _MOST_FILES:
-        raise wrong(f"{store}: {prefix}", f"at most {_MOST_FILES} files", "more")
-    for name, about in found:
+        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_FILES + 1)]
+    if len(files) > _MOST_FILES:
+        raise damage(f"{store}: {prefix}", f"at most {_MOST_FILES} files", "more")
+    for name, about in files:
         if stat.S_ISDIR(about.st_mode):
             yield from _files(folder / name, store, f"{prefix}{name}/", depth + 1)
         elif stat.S_ISREG(about.st_mode):
             yield f"{prefix}{name}", about.st_size
         else:
             kind = "a link" if stat.S_ISLNK(about.st_mode) else "a device or pipe"
-            raise wrong(f"{store}: {prefix}{name}", "a file of the store itself", kind)
+            raise damage(f"{store}: {prefix}{name}", "a file of the store itself", kind)
 
 
-def _body_in(folder: Path) -> Callable[[str, int], bytes]:
-    def body(name: str, nbytes: int) -> bytes:
-        with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-            return file.read(nbytes + 1)
-
-    return body
+def _read_file(folder: Path, name: str, nbytes: int) -> bytes:
+    with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+        return file.read(nbytes + 1)
 
 
-def _body_of(archive: zipfile.ZipFile) -> Callable[[str, int], bytes]:
-    def body(name: str, nbytes: int) -> bytes:
-        with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it looks at the size
-            return file.read(nbytes) + file.read(1)
-
-    return body
+def _read_entry(archive: zipfile.ZipFile, name: str, nbytes: int) -> bytes:
+    with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it checks the size
+        return file.read(nbytes) + file.read(1)
 
 
 def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     entries = archive.infolist()
     if len(entries) > _MOST_FILES or len(set(archive.namelist())) != len(entries):
-        raise wrong(name, f"at most {_MOST_FILES} files with distinct names", len(entries))
+        raise damage(name, f"at most {_MOST_FILES} files with distinct names", len(entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise wrong(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
+            raise damage(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
         if not entry.is_dir():
             yield entry.filename, entry.file_size
 
@@ -157,26 +165,26 @@ def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
         body: the bytes of the file.
         nbytes: how many bytes the array says that a chunk has.
     """
-    with damage_named(where, f"bytes that {kind} wrote"):
+    with wrap_errors(where, f"bytes that {kind} wrote"):
         if kind is None:
             _require_size(where, len(body), nbytes)
             return np.frombuffer(body, np.uint8)
         if kind in _WINDOWS:
-            return _inflated(where, body, nbytes, _WINDOWS[kind])
+            return _inflate(where, body, nbytes, _WINDOWS[kind])
         _require_size(where, _SIZES[kind](body), nbytes)
         if kind == "blosc":
             _require_blosc(body)
         out = np.zeros(nbytes, np.uint8)
-        required("numcodecs", "zarr").get_codec({"id": kind}).decode(body, out=out)
+        import_extra("numcodecs", "zarr").get_codec({"id": kind}).decode(body, out=out)
         return out
 
 
 def _require_size(where: str, claimed: int, nbytes: int) -> None:
     if claimed != nbytes:
-        raise wrong(where, f"{nbytes:,} bytes", f"{claimed:,}")
+        raise damage(where, f"{nbytes:,} bytes", f"{claimed:,}")
 
 
-def _inflated(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
+def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
     stream, view, done = zlib.decompressobj(window), memoryview(body), 0
     out = np.zeros(nbytes, np.uint8)
     for start in range(0, len(view), _SLICE):
@@ -184,7 +192,7 @@ def _inflated(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
             raise ValueError("bytes after the end of the stream")
         part = stream.decompress(view[start : start + _SLICE], nbytes - done + 1)
         if done + len(part) > nbytes:
-            raise wrong(where, f"{nbytes:,} bytes", f"{done + len(part):,}, or more")
+            raise damage(where, f"{nbytes:,} bytes", f"{done + len(part):,}, or more")
         out[done : done + len(part)] = np.frombuffer(part, np.uint8)
         done += len(part)
     if not stream.eof or stream.unused_data:
@@ -264,8 +272,8 @@ _V3_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)"
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class Form(NamedTuple):
-    """What the metadata of an array say."""
+class ArraySpec(NamedTuple):
+    """The form of an array, as its metadata declare it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -273,9 +281,9 @@ class Form(NamedTuple):
     fill: Any
     order: str
     codec: str | None
-    """The compressor of its chunks."""
+    """The compressor of the chunks; None if they are not compressed."""
     key: Callable[[tuple[int, ...]], str]
-    """The name of a chunk."""
+    """Gives the name of the chunk at some coordinates."""
 
 
 class ZarrArray:
@@ -283,38 +291,38 @@ class ZarrArray:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self.where = store, name, f"{store.name}: {name}"
-        form_of = _form_2 if f"{name}/.zarray" in store.sizes else _form_3
-        self.form = form_of(self.where, store, name)
-        self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.form.shape, self.form.chunks, strict=True))
-        self._nbytes = math.prod(self.form.chunks) * self.form.dtype.itemsize
+        parse = _spec_2 if f"{name}/.zarray" in store.sizes else _spec_3
+        self.spec = parse(self.where, store, name)
+        self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.spec.shape, self.spec.chunks, strict=True))
+        self._nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
         if math.prod(self._grid) > _MOST_CHUNKS + 64 * len(store.sizes):
-            raise wrong(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
+            raise damage(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
         needed = self._nbytes + (0 if self._is_one_wide else self._band_bytes)
-        most = min(_LARGEST_CHUNK, part_of_budget(store.nbytes))
+        most = min(_LARGEST_CHUNK, decode_budget(store.nbytes))
         if needed > most:
-            raise wrong(self.where, f"chunks of at most {most:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}")
+            raise damage(self.where, f"chunks of at most {most:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}")
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk is stored: one that is not holds the fill value everywhere."""
+        """Whether every chunk is stored; the rows of a chunk that is not have the fill value."""
         at = itertools.product(*map(range, self._grid))
         return math.prod(self._grid) <= len(self._store.sizes) and all(self._key(i) in self._store.sizes for i in at)
 
     @property
     def _is_one_wide(self) -> bool:
-        """Whether all rows are whole in one chunk."""
+        """Whether every row lies in one chunk."""
         return math.prod(self._grid[1:]) == 1
 
     @property
     def _band_bytes(self) -> int:
-        """How many bytes the rows of all chunks with one first coordinate have."""
-        length = min(self.form.chunks[0], self.form.shape[0])
-        return length * math.prod(self.form.shape[1:]) * self.form.dtype.itemsize
+        """The number of bytes of the rows of all chunks with the same first coordinate."""
+        length = min(self.spec.chunks[0], self.spec.shape[0])
+        return length * math.prod(self.spec.shape[1:]) * self.spec.dtype.itemsize
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows from start to stop, in the byte order of this machine."""
-        length = self.form.chunks[0]
-        rows = np.empty((stop - start, *self.form.shape[1:]), self.form.dtype.newbyteorder("="))
+        length = self.spec.chunks[0]
+        rows = np.empty((stop - start, *self.spec.shape[1:]), self.spec.dtype.newbyteorder("="))
         for number in range(start // length, -(-stop // length)):
             first = max(start, number * length)
             last = min(stop, (number + 1) * length)
@@ -323,62 +331,62 @@ class ZarrArray:
         return rows
 
     def _chunk_rows(self, number: int) -> np.ndarray:
-        """The rows of all chunks with this first coordinate; the last ones read are kept."""
+        """The rows of all chunks with this first coordinate."""
         if self._is_one_wide:
             nbytes, make = self._nbytes, lambda: self._chunk((number, *(0 for _ in self._grid[1:])))
         else:
             nbytes, make = self._band_bytes, lambda: self._band(number)
-        return self._store.kept.get(self._name, number, nbytes, make)
+        return self._store.cached(self._name, number, nbytes, make)
 
     def _band(self, number: int) -> np.ndarray:
-        length = min(self.form.chunks[0], self.form.shape[0])
-        band = np.empty((length, *self.form.shape[1:]), self.form.dtype)
+        length = min(self.spec.chunks[0], self.spec.shape[0])
+        band = np.empty((length, *self.spec.shape[1:]), self.spec.dtype)
         for inner in itertools.product(*map(range, self._grid[1:])):
-            lows = [i * chunk for i, chunk in zip(inner, self.form.chunks[1:], strict=True)]
-            place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.form.chunks[1:], strict=True))
+            lows = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
+            place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.spec.chunks[1:], strict=True))
             part = band[(slice(None), *place)]
             part[...] = self._chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
         return band
 
     def _key(self, at: tuple[int, ...]) -> str:
-        return f"{self._name}/{self.form.key(at)}"
+        return f"{self._name}/{self.spec.key(at)}"
 
     def _chunk(self, at: tuple[int, ...]) -> np.ndarray:
-        """A chunk as far as it lies in the array."""
-        key, inside = self._key(at), tuple(map(slice, self.form.shape))
+        """The part of a chunk that lies in the array."""
+        key, inside = self._key(at), tuple(map(slice, self.spec.shape))
         if key not in self._store.sizes:
-            extent = tuple(map(min, self.form.chunks, self.form.shape))
-            return np.broadcast_to(self.form.fill, extent)
-        # What cannot be compressed grows a little.
+            extent = tuple(map(min, self.spec.chunks, self.spec.shape))
+            return np.broadcast_to(self.spec.fill, extent)
+        # Bytes that cannot be compressed grow a little.
         body = self._store.read(key, self._nbytes + self._nbytes // 8 + 4096)
-        decoded = decode(f"{self._store.name}: {key}", self.form.codec, body, self._nbytes)
-        return decoded.view(self.form.dtype).reshape(self.form.chunks, order=self.form.order)[inside]  # type: ignore[arg-type]
+        decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._nbytes)
+        return decoded.view(self.spec.dtype).reshape(self.spec.chunks, order=self.spec.order)[inside]  # type: ignore[arg-type]
 
 
-def _form_2(where: str, store: Store, name: str) -> Form:
-    about = parsed(f"{where}/.zarray", store.read(f"{name}/.zarray", MOST_BYTES))
+def _spec_2(where: str, store: Store, name: str) -> ArraySpec:
+    about = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
     dtype, order, filters = (about.get(key) for key in ("dtype", "order", "filters"))
     if not isinstance(dtype, str) or not _V2_DTYPE.fullmatch(dtype):
-        raise wrong(where, "a dtype of numbers", reprlib.repr(dtype))
+        raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
     if order not in ("C", "F") or filters:
-        raise wrong(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
+        raise damage(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
     separator = about.get("dimension_separator", ".")
     codec = about.get("compressor")
     if codec is not None:
         codec = _codec(where, codec.get("id") if isinstance(codec, dict) else codec)
     shape, chunks = _extents(where, about.get("shape"), about.get("chunks"))
     fill = _fill(where, about.get("fill_value"), np.dtype(dtype))
-    return Form(shape, np.dtype(dtype), chunks, fill, order, codec, _keys(where, separator, ""))
+    return ArraySpec(shape, np.dtype(dtype), chunks, fill, order, codec, _keys(where, separator, ""))
 
 
-def _form_3(where: str, store: Store, name: str) -> Form:
-    about = parsed(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MOST_BYTES))
+def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
+    about = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
     dtype = about.get("data_type")
     if not isinstance(dtype, str) or not _V3_DTYPE.fullmatch(dtype):
-        raise wrong(where, "a dtype of numbers", reprlib.repr(dtype))
+        raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
     grid, encoding = (_named(where, about, key) for key in ("chunk_grid", "chunk_key_encoding"))
     if grid[0] != "regular" or encoding[0] not in ("default", "v2") or about.get("storage_transformers"):
-        raise wrong(where, "a regular grid of chunks", f"{grid[0]!r}, {encoding[0]!r}")
+        raise damage(where, "a regular grid of chunks", f"{grid[0]!r}, {encoding[0]!r}")
     first, *rest = _pipeline(where, about.get("codecs"))
     if first[0] != "bytes" or len(rest) > 1:
         got = ", ".join(repr(codec) for codec, _ in (first, *rest))
@@ -392,12 +400,14 @@ def _form_3(where: str, store: Store, name: str) -> Form:
     shape, chunks = _extents(where, about.get("shape"), grid[1].get("chunk_shape"))
     codec = _codec(where, rest[0][0]) if rest else None
     fill = _fill(where, about.get("fill_value"), kind)
-    return Form(shape, kind, chunks, fill, "C", codec, _keys(where, separator, f"c{separator}" if is_default else ""))
+    return ArraySpec(
+        shape, kind, chunks, fill, "C", codec, _keys(where, separator, f"c{separator}" if is_default else "")
+    )
 
 
 def _pipeline(where: str, codecs: Any) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
-        raise wrong(where, "a list of codecs", reprlib.repr(codecs))
+        raise damage(where, "a list of codecs", reprlib.repr(codecs))
     return [_named(where, {"codec": codec}, "codec") for codec in codecs]
 
 
@@ -408,26 +418,26 @@ def _named(where: str, about: dict[str, Any], key: str) -> tuple[str, dict[str, 
         settings = found.get("configuration", {})
         if isinstance(settings, dict):
             return found["name"], settings
-    raise wrong(where, f"{key} with a name", reprlib.repr(found))
+    raise damage(where, f"{key} with a name", reprlib.repr(found))
 
 
 def _codec(where: str, name: Any) -> str:
-    """The compressor; its settings do not matter, they are in its bytes."""
+    """The name of a compressor; its settings are in its bytes."""
     if name not in CODECS:
-        raise wrong(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
+        raise damage(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
     return name
 
 
 def _extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    extents = sizes(f"{where}: shape", shape), sizes(f"{where}: chunks", chunks, 1)
+    extents = parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
     if len(extents[0]) != len(extents[1]) or not extents[0]:
-        raise wrong(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
+        raise damage(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
     return extents
 
 
 def _keys(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
     if separator not in (".", "/"):
-        raise wrong(where, "a separator . or /", reprlib.repr(separator))
+        raise damage(where, "a separator . or /", reprlib.repr(separator))
     return lambda at: prefix + separator.join(map(str, at))
 
 
@@ -437,7 +447,7 @@ def _fill(where: str, value: Any, dtype: np.dtype) -> Any:
         with np.errstate(all="ignore"):
             return np.array(complex(*value) if isinstance(value, list) else value).astype(dtype, casting="unsafe")
     except (TypeError, ValueError, OverflowError):
-        raise wrong(where, "a number as fill value", reprlib.repr(value)) from None
+        raise damage(where, "a number as fill value", reprlib.repr(value)) from None
 
 
 _ROWS_OF_FLAGS = 1 << 20
@@ -477,18 +487,18 @@ def from_zarr(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    chosen = chosen_columns(columns)
-    with opened(Path(path)) as store:
-        source = _Source(store)
-        plan = Plan("from_zarr", store.name, store.nbytes, source.columns, source.usual_path, chosen, {}, buffer)
+    chosen = check_columns(columns)
+    with open_store(Path(path)) as store:
+        source = _StoreReader(store)
+        plan = ColumnPlan("from_zarr", store.name, store.nbytes, source.columns, source.usual_path, chosen, {}, buffer)
         ends = source.ends
         if buffer is None:
-            buffer = plan.made(int(ends[-1]) + len(ends) + source.inner_ends(plan), sampler, device, seed)
-        blocks = split(store.name, source.stretches(plan), source.finals(plan))
+            buffer = plan.make_buffer(int(ends[-1]) + len(ends) + source.inner_ends(plan), sampler, device, seed)
+        blocks = split_episodes(store.name, source.read(plan), source.final_obs(plan))
         return fill("from_zarr", buffer, blocks, int(ends[-1]), final_obs)
 
 
-class _Source:
+class _StoreReader:
     """The arrays of a store."""
 
     def __init__(self, store: Store) -> None:
@@ -501,12 +511,14 @@ class _Source:
             raise SchemaError(explain(store.name, expected, found, remedy))
         self.ends = _episode_ends(ends, store.nbytes)
         for array in self._arrays.values():
-            if array.form.shape[0] != self.ends[-1]:
-                raise wrong(array.where, f"{self.ends[-1]} rows, the last of meta/episode_ends", array.form.shape)
+            if array.spec.shape[0] != self.ends[-1]:
+                raise damage(array.where, f"{self.ends[-1]} rows, the last of meta/episode_ends", array.spec.shape)
         if not any(array.is_complete for array in self._arrays.values()):
-            raise wrong(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
-        self.columns = {name: Column(array.form.shape[1:], array.form.dtype) for name, array in self._arrays.items()}
-        self._fields = _written_fields(store)
+            raise damage(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
+        self.columns = {
+            name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()
+        }
+        self._fields = _saved_fields(store)
 
     def usual_path(self, column: str) -> FieldPath:
         """The path of the field that a column becomes."""
@@ -514,38 +526,40 @@ class _Source:
             return self._fields[column]
         return (column,) if column in STEP else ("obs", *column.split("/"))
 
-    def inner_ends(self, plan: Plan) -> int:
-        """How many rows end an episode before its last row: a forged or unusual store may have such."""
-        rows, found = int(self.ends[-1]) if plan.flags else 0, 0
+    def inner_ends(self, plan: ColumnPlan) -> int:
+        """The number of rows with an end flag before the last row of their episode."""
+        rows, count = int(self.ends[-1]) if plan.flags else 0, 0
         for start in range(0, rows, _ROWS_OF_FLAGS):
             stop = min(start + _ROWS_OF_FLAGS, rows)
             is_end = np.any([self._arrays[name].read(start, stop) != 0 for name in plan.flags], 0)
             first, last = np.searchsorted(self.ends, (start, stop), "right")
             is_end[self.ends[first:last] - 1 - start] = False
-            found += int(is_end.sum())
-        return found
+            count += int(is_end.sum())
+        return count
 
-    def stretches(self, plan: Plan) -> Iterator[Stretch]:
+    def read(self, plan: ColumnPlan) -> Iterator[FileRows]:
         """All rows in order."""
         total = int(self.ends[-1])
-        for start in range(0, total, plan.rows_at_once):
-            stop = min(start + plan.rows_at_once, total)
-            fields = plan.trees({column: self._arrays[column].read(start, stop) for column in plan.paths})
-            yield Stretch(fields, np.searchsorted(self.ends, np.arange(start, stop), "right"))
+        for start in range(0, total, plan.rows_per_block):
+            stop = min(start + plan.rows_per_block, total)
+            fields = plan.to_fields({column: self._arrays[column].read(start, stop) for column in plan.paths})
+            yield FileRows(fields, np.searchsorted(self.ends, np.arange(start, stop), "right"))
 
-    def finals(self, plan: Plan) -> Callable[[int], Any] | None:
-        """The final observation of an episode by its number, where `to_zarr` wrote the store."""
+    def final_obs(self, plan: ColumnPlan) -> Callable[[int], Any] | None:
+        """A function that reads an episode's final observation by its number; None if `to_zarr` did not write it."""
         names = plan.columns_of("obs")
         if not all(_has(self._store, f"meta/final_obs/{name}") for name in names):
             return None
         arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in names}
         for name, array in arrays.items():
-            form, expected = array.form, (len(self.ends), *self._arrays[name].form.shape[1:])
-            if form.shape != expected or form.dtype != self._arrays[name].form.dtype:
-                raise wrong(array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {form.shape}")
-        return lambda number: plan.trees({name: array.read(number, number + 1) for name, array in arrays.items()})[
-            "obs"
-        ]
+            spec, expected = array.spec, (len(self.ends), *self._arrays[name].spec.shape[1:])
+            if spec.shape != expected or spec.dtype != self._arrays[name].spec.dtype:
+                raise damage(array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}")
+
+        def read(number: int) -> Any:
+            return plan.to_fields({name: array.read(number, number + 1) for name, array in arrays.items()})["obs"]
+
+        return read
 
 
 def _arrays_below(store: Store, prefix: str) -> list[str]:
@@ -554,7 +568,7 @@ def _arrays_below(store: Store, prefix: str) -> list[str]:
         if name.startswith(prefix) and name.endswith("/.zarray"):
             found.add(name[len(prefix) : -len("/.zarray")])
         elif name.startswith(prefix) and name.endswith("/zarr.json"):
-            about = parsed(f"{store.name}: {name}", store.read(name, MOST_BYTES))
+            about = parse_json(f"{store.name}: {name}", store.read(name, MAX_JSON_BYTES))
             if about.get("node_type") == "array":
                 found.add(name[len(prefix) : -len("/zarr.json")])
     return sorted(found)
@@ -565,25 +579,25 @@ def _has(store: Store, name: str) -> bool:
 
 
 def _episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
-    form, most = array.form, part_of_budget(nbytes)
-    if len(form.shape) != 1 or form.dtype.kind not in "iu" or not form.shape[0] or 32 * form.shape[0] > most:
-        raise wrong(array.where, "a list of whole numbers", f"{form.dtype} of shape {form.shape}")
-    ends = array.read(0, form.shape[0]).astype(np.int64)
+    spec, most = array.spec, decode_budget(nbytes)
+    if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > most:
+        raise damage(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
+    ends = array.read(0, spec.shape[0]).astype(np.int64)
     if ends[0] < 1 or (np.diff(ends) < 1).any():
-        raise wrong(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
+        raise damage(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
     return ends
 
 
-def _written_fields(store: Store) -> Mapping[str, FieldPath]:
+def _saved_fields(store: Store) -> Mapping[str, FieldPath]:
     if ".zattrs" not in store.sizes:
         return {}
     where = f"{store.name}: .zattrs"
-    fields = parsed(where, store.read(".zattrs", MOST_BYTES)).get(FIELDS, {})
+    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS, {})
     if not isinstance(fields, dict):
-        raise wrong(where, f"an object in {FIELDS!r}", reprlib.repr(fields))
+        raise damage(where, f"an object in {FIELDS!r}", reprlib.repr(fields))
     for path in fields.values():
         if not isinstance(path, list) or not path or not all(isinstance(part, str) for part in path):
-            raise wrong(where, "lists of names", reprlib.repr(path))
+            raise damage(where, "lists of names", reprlib.repr(path))
     return {column: tuple(path) for column, path in fields.items()}
 
 
@@ -604,7 +618,7 @@ def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
         path: the folder, or the .zip, which must not exist.
     """
     require_steps("to_zarr", replay)
-    with appearing("to_zarr", path) as unfinished, ExitStack() as stack:
+    with write_atomically("to_zarr", path) as unfinished, ExitStack() as stack:
         _write_store(replay, _target(unfinished, stack, is_zip=Path(path).suffix == ".zip"))
 
 
@@ -620,11 +634,11 @@ def _target(path: Path, stack: ExitStack, *, is_zip: bool) -> Write:
 
 
 def _write_store(replay: ReplayBuffer, write: Write) -> None:
-    arrays: dict[str, _Appended] = {}
+    arrays: dict[str, _ArrayWriter] = {}
     names: dict[FieldPath, str] = {}
     ends = 0
-    for episode in written(replay):
-        final = sliced(episode.pop("next_obs"), slice(-1, None))
+    for episode in episode_arrays(replay):
+        final = slice_leaves(episode.pop("next_obs"), slice(-1, None))
         leaves = dict(leaf for name, tree in episode.items() for leaf in leaves_of((name,), tree))
         names = names or _names(leaves)
         for parts, leaf in leaves.items():
@@ -640,9 +654,9 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
     write(".zattrs", to_json({FIELDS: {name: list(parts) for parts, name in names.items()}}))
 
 
-def _append(arrays: dict[str, _Appended], write: Write, name: str, rows: np.ndarray) -> None:
+def _append(arrays: dict[str, _ArrayWriter], write: Write, name: str, rows: np.ndarray) -> None:
     if name not in arrays:
-        arrays[name] = _Appended(write, name, rows)
+        arrays[name] = _ArrayWriter(write, name, rows)
     arrays[name].append(rows)
 
 
@@ -653,7 +667,7 @@ def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
     return {parts: name if used[name] == 1 else ".".join(parts) for parts, name in short.items()}
 
 
-class _Appended:
+class _ArrayWriter:
     """An array that grows along its first axis; whole chunks are written as they fill."""
 
     def __init__(self, write: Write, name: str, like: np.ndarray) -> None:
@@ -662,7 +676,7 @@ class _Appended:
         row = max(1, int(np.prod(self._inner)) * self._dtype.itemsize)
         self._chunk = np.zeros((max(1, _CHUNK_BYTES // row), *self._inner), self._dtype)
         self._rows = 0
-        self._codec = required("numcodecs", "zarr").Blosc("lz4", clevel=5, shuffle=1)
+        self._codec = import_extra("numcodecs", "zarr").Blosc("lz4", clevel=5, shuffle=1)
 
     def append(self, rows: np.ndarray) -> None:
         length = len(self._chunk)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.datasets.minari import Episode, episodes_of
+from relive.datasets.minari import Episode, read_episodes
 from relive.errors import SchemaError
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Path, leaves_of
@@ -59,7 +59,7 @@ class _EpisodeReader:
     def episode(self, at: int) -> dict[Path, torch.Tensor]:
         """The leaves [T, …] of an episode by its place."""
         if self._last is None or self._last[0] != at:
-            self._last = at, _leaves(next(episodes_of(self._dataset, self._infos, [self._numbers[at]])))
+            self._last = at, _leaves(next(read_episodes(self._dataset, self._infos, [self._numbers[at]])))
         return self._last[1]
 
     def read(self, start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
@@ -79,7 +79,7 @@ def _numeric(dataset: Any, number: int) -> list[str]:
 
     def is_numeric(name: str) -> bool:
         try:
-            next(episodes_of(dataset, [name], [number]))
+            next(read_episodes(dataset, [name], [number]))
         except SchemaError:
             return False
         return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
-from relive.datasets.minari import dataset_folder, opened
+from relive.datasets.minari import dataset_folder, open_dataset
 from relive.inspector.cards import html_card, text_card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
@@ -104,7 +104,7 @@ def inspect(
     """
     from relive.inspector.page import browsed, write_page  # noqa: PLC0415
 
-    thing, facts = _opened(buffer_or_path)
+    thing, facts = _open(buffer_or_path)
     with getattr(thing, "_lock", contextlib.nullcontext()):
         source = _source(thing)
         source.stats = stats or source.stats
@@ -130,14 +130,14 @@ def _source(thing: Any) -> Source:
     return source_of(thing)
 
 
-def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
+def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
     """The buffer or dataset at a path, and facts about the path; other objects unchanged."""
     if not isinstance(thing, str | PathLike):
         return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of relive.compat have one
     path = Path(thing)
     folder = dataset_folder(path)
     if folder is not None:
-        return opened(folder), {"path": str(path)}
+        return open_dataset(folder), {"path": str(path)}
     return look(path), {"path": str(path), "saved": _saved(path)}
 
 
