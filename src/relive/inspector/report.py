@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari import dataset_folder, open_dataset
-from relive.inspector.cards import html_card, text_card
-from relive.inspector.dataset import source_of_dataset
-from relive.inspector.measures import measure
-from relive.inspector.remarks import number, remarks
-from relive.inspector.source import Source, source_of
-from relive.inspector.wording import episodes_told, facts_told, form_told
+from relive.inspector.measures import measure, number, remarks
+from relive.inspector.source import Source, source_of, source_of_dataset
+from relive.inspector.text import episodes_told, facts_told, form_told, html_card, text_card
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from relive.errors import escaped
-from relive.inspector.remarks import number, percent
-from relive.inspector.wording import (
+from relive.inspector.measures import number, percent
+from relive.inspector.text import (
     ends_text,
     episodes_told,
     facts_told,
