@@ -184,7 +184,7 @@ class ClientReader:
         self._calls, self._plan, self._seed = calls, plan, seed
         self._local: dict[int, _LocalShard | None] = {}
         self._tried: dict[int, float] = {}
-        """When the client last tried to open each shard's memory."""
+        """The time of the last attempt to open each shard's memory."""
 
     def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """The answers of the shards to `verb` with their arguments."""
@@ -279,7 +279,7 @@ class Stream:
         self._answer: Any = None
         """Ray's reference to the answer of the call under way."""
         self._asked = 0.0
-        """When the answer was last asked for."""
+        """The time at which the answer was last asked for."""
         self._envs: set[int] = set()
         self.lost = 0
         """The number of rows that restarts have lost."""

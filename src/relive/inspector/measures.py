@@ -12,7 +12,7 @@ import torch
 
 from relive.fields.conversion import path_name
 from relive.fields.schema import Path
-from relive.inspector.source import ENDS, Episodes, Source
+from relive.inspector.source import ENDS, Episodes, RowSource
 from relive.replay.chains import Chains
 
 READ_VALUES = 1 << 25
@@ -27,7 +27,7 @@ _FLAGS = (("terminated",), ("truncated",))
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepColumns:
     """The reward (summed over agents) and the flags of every row [length], also of large sources."""
 
     reward: np.ndarray
@@ -36,18 +36,18 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """The report, and the arrays that the page needs besides it."""
 
     report: dict[str, Any]
-    steps: Steps | None
+    steps: StepColumns | None
     returns: np.ndarray
     """The return of every episode [E]."""
     ends: np.ndarray
     """The index in `ENDS` of how each episode stopped [E]."""
 
 
-def measure(source: Source) -> Measured:
+def measure(source: RowSource) -> Measurements:
     """Read the rows once, and measure them."""
     fields = {path: _Numbers(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
@@ -73,10 +73,10 @@ def measure(source: Source) -> Measured:
         "priorities": None if source.mass is None else _priorities(source.mass.double().numpy()),
         "reuse": _reuse(source),
     }
-    return Measured(report, steps, returns, ends)
+    return Measurements(report, steps, returns, ends)
 
 
-def _plan(source: Source) -> list[tuple[int, int, bool]]:
+def _plan(source: RowSource) -> list[tuple[int, int, bool]]:
     """Stretches of rows (start, stop, whether all fields are read): all, or evenly spaced ones within the budget."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
@@ -206,14 +206,14 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
 # Episodes
 
 
-def _steps(rewards: list[Path], collected: dict[Path, list[np.ndarray]]) -> Steps:
+def _steps(rewards: list[Path], collected: dict[Path, list[np.ndarray]]) -> StepColumns:
     whole = {path: np.concatenate(blocks) for path, blocks in collected.items()}
     # Rewards of several agents are summed, as in EpisodeStats.
     reward = sum((whole[path].sum(1) for path in rewards), np.zeros(1))
-    return Steps(reward, *(whole[path][:, 0] != 0 for path in _FLAGS))
+    return StepColumns(reward, *(whole[path][:, 0] != 0 for path in _FLAGS))
 
 
-def _outcomes(episodes: Episodes | None, steps: Steps | None) -> tuple[np.ndarray, np.ndarray]:
+def _outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
     """The return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
     if episodes is None or steps is None or not len(episodes):
         return np.zeros(0), np.zeros(0, np.int64)
@@ -223,7 +223,9 @@ def _outcomes(episodes: Episodes | None, steps: Steps | None) -> tuple[np.ndarra
     return np.add.reduceat(steps.reward, episodes.start), ends
 
 
-def _episodes(source: Source, steps: Steps | None, returns: np.ndarray, ends: np.ndarray) -> dict[str, Any] | None:
+def _episodes(
+    source: RowSource, steps: StepColumns | None, returns: np.ndarray, ends: np.ndarray
+) -> dict[str, Any] | None:
     episodes = source.episodes
     stats = source.stats
     if episodes is None or steps is None:
@@ -292,7 +294,7 @@ def _statistics(stats: Any) -> dict[str, Any]:
 # Rewards, values, priorities, reuse
 
 
-def _reward(steps: Steps) -> dict[str, Any]:
+def _reward(steps: StepColumns) -> dict[str, Any]:
     reward = steps.reward
     return {
         "rows": len(reward),
@@ -332,7 +334,7 @@ def _priorities(mass: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _reuse(source: Source) -> dict[str, Any] | None:
+def _reuse(source: RowSource) -> dict[str, Any] | None:
     if "sampler" not in source.about:
         return None
     known = dict(source.reuse)
@@ -352,10 +354,10 @@ _FEW_EPISODES = 5
 """With fewer episodes, warnings about shares of episodes are left out."""
 
 
-def remarks(report: dict[str, Any]) -> list[str]:
+def find_warnings(report: dict[str, Any]) -> list[str]:
     """The warnings for a report, the gravest first."""
     return [
-        *_nothing(report),
+        *_emptiness(report),
         *_broken_numbers(report["fields"]),
         *_chains(Chains(**report["chains"])),
         *_constants(report["fields"], report["read"]),
@@ -363,8 +365,8 @@ def remarks(report: dict[str, Any]) -> list[str]:
         *_rewards(report["reward"]),
         *_actions(report["fields"]),
         *_values(report["fit"]),
-        *_favourites(report["priorities"]),
-        *_reused(report["reuse"] or {}),
+        *_priority_concentration(report["priorities"]),
+        *_reuse_warnings(report["reuse"] or {}),
     ]
 
 
@@ -387,7 +389,7 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def _nothing(report: dict[str, Any]) -> Iterator[str]:
+def _emptiness(report: dict[str, Any]) -> Iterator[str]:
     if not report["source"]["rows"]:
         rewarded = any(field["name"].partition(".")[0] == "reward" for field in report["fields"])
         yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
@@ -397,7 +399,7 @@ def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
     return field["dimensions"] or [field]
 
 
-def _listed(names: list[str], most: int = 4) -> str:
+def _join_names(names: list[str], most: int = 4) -> str:
     rest = len(names) - most
     if rest > 1:
         return f"{', '.join(names[:most])} and {rest:,} more"
@@ -429,7 +431,7 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
             only = next(part for part in field["dimensions"] if part["constant"])
             yield f"{only['name']} never changes: it is {number(only['min'])} in {rows}."
         else:
-            yield f"{_listed(still)} never change in {rows}."
+            yield f"{_join_names(still)} never change in {rows}."
 
 
 def _chains(chains: Chains) -> Iterator[str]:
@@ -491,10 +493,10 @@ def _actions(fields: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
     for field in fields:
         if field["name"].partition(".")[0] == "action" and not field["discrete"]:
-            yield from _saturated(field)
+            yield from _saturation(field)
 
 
-def _saturated(field: dict[str, Any]) -> Iterator[str]:
+def _saturation(field: dict[str, Any]) -> Iterator[str]:
     for part in _parts(field):
         bars = part["histogram"]
         if bars is None or "edges" not in bars:
@@ -511,7 +513,7 @@ def _values(fit: float | None) -> Iterator[str]:
         yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
 
 
-def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:
+def _priority_concentration(priorities: dict[str, Any] | None) -> Iterator[str]:
     if priorities is None or priorities["rows"] < 20:
         return
     if priorities["effective"] is None:
@@ -526,7 +528,7 @@ def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:
         yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."
 
 
-def _reused(reuse: dict[str, Any]) -> Iterator[str]:
+def _reuse_warnings(reuse: dict[str, Any]) -> Iterator[str]:
     counted = reuse.get("counted")
     if counted is None or not counted["max"]:
         return

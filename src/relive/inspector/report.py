@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari import dataset_folder, open_dataset
-from relive.inspector.measures import measure, number, remarks
-from relive.inspector.source import Source, source_of, source_of_dataset
-from relive.inspector.text import episodes_told, facts_told, form_told, html_card, text_card
+from relive.inspector.measures import find_warnings, measure, number
+from relive.inspector.source import RowSource, buffer_source, dataset_source
+from relive.inspector.text import episode_texts, fact_texts, form_text, html_card, text_card
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class Report:
     def _summary(self, card: Callable[..., str]) -> str:
         """Facts, warnings and a table of the fields, without histograms."""
         found = self._contents
-        facts = [*facts_told(found["source"])]
+        facts = [*fact_texts(found["source"])]
         if (found["episodes"] or {}).get("count"):
-            facts += ((f"episodes: {name}", text) for name, text in episodes_told(found["episodes"]))
+            facts += ((f"episodes: {name}", text) for name, text in episode_texts(found["episodes"]))
         rows = [
-            (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
+            (field["name"], form_text(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
             for field in found["fields"]
         ]
         return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
@@ -99,7 +99,7 @@ def inspect(
     obs[1] never changes: it is 0.5 in all 10 rows.
     The reward is 1 in every row.
     """
-    from relive.inspector.page import browsed, write_page  # noqa: PLC0415
+    from relive.inspector.page import choose_episodes, write_page  # noqa: PLC0415
 
     thing, facts = _open(buffer_or_path)
     with getattr(thing, "_lock", contextlib.nullcontext()):
@@ -108,8 +108,8 @@ def inspect(
         source.about |= facts
         found = measure(source)
         contents = {"relive": _version(), **found.report}
-        contents["warnings"] = remarks(contents)
-        episodes = browsed(source, found) if html is not None else None
+        contents["warnings"] = find_warnings(contents)
+        episodes = choose_episodes(source, found) if html is not None else None
     if html is not None:
         write_page(Path(html), contents, episodes)
     return Report(contents)
@@ -121,10 +121,10 @@ def _version() -> str:
     return __version__
 
 
-def _source(thing: Any) -> Source:
+def _source(thing: Any) -> RowSource:
     if type(thing).__name__ == "MinariDataset":
-        return source_of_dataset(thing)
-    return source_of(thing)
+        return dataset_source(thing)
+    return buffer_source(thing)
 
 
 def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
@@ -135,10 +135,10 @@ def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
     folder = dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
-    return look(path), {"path": str(path), "saved": _saved(path)}
+    return look(path), {"path": str(path), "saved": _save_time(path)}
 
 
-def _saved(path: Path) -> str | None:
-    """When the newest checkpoint was written, by the time of its file."""
+def _save_time(path: Path) -> str | None:
+    """The time of the newest checkpoint's file."""
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
     return datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None

@@ -32,7 +32,7 @@ FACTS = {
 }
 
 
-def facts_told(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for each fact that needs no reading of rows."""
     several = (source.get("num_envs") or 1) > 1
     for name, title in FACTS.items():
@@ -61,43 +61,43 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:,.2f} GiB"
 
 
-def spread_told(moments: dict[str, Any]) -> str:
+def spread_text(moments: dict[str, Any]) -> str:
     """The range, mean and median of a quantity."""
     words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}"
     return f"{words}, median {number(moments['median'])}"
 
 
-def share_told(count: int, of: int) -> str:
+def share_text(count: int, of: int) -> str:
     """A count and its share: `3 (12 %)`."""
     return f"{count:,} ({percent(count / (of or 1))})"
 
 
-def ends_told(ends: dict[str, int], stopped: int) -> dict[str, str]:
+def end_texts(ends: dict[str, int], stopped: int) -> dict[str, str]:
     """The number of episodes that stopped in each way, and their share of all stopped episodes."""
     known = {name: count for name, count in ends.items() if count}
-    return {name: f"{count:,}" if name == "running" else share_told(count, stopped) for name, count in known.items()}
+    return {name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in known.items()}
 
 
 def ends_text(ends: dict[str, int], stopped: int) -> str:
-    """The text of `ends_told` in one line."""
-    return ", ".join(f"{name} {text}" for name, text in ends_told(ends, stopped).items())
+    """The text of `end_texts` in one line."""
+    return ", ".join(f"{name} {text}" for name, text in end_texts(ends, stopped).items())
 
 
-def episodes_told(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def episode_texts(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for the number of stored episodes, their returns, lengths and ends."""
     yield "stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
     if episodes["returns"] is not None:
-        yield "returns", spread_told(episodes["returns"])
-        yield "lengths", spread_told(episodes["lengths"])
+        yield "returns", spread_text(episodes["returns"])
+        yield "lengths", spread_text(episodes["lengths"])
     yield "ends", ends_text(episodes["ends"], episodes["stopped"])
 
 
-def form_told(field: dict[str, Any]) -> str:
+def form_text(field: dict[str, Any]) -> str:
     """The dtype and shape of a field: `float32[3]`."""
     return f"{field['dtype']}{field['shape'] or ''}"
 
 
-def reuse_told(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for how often rows were drawn, or that it was not counted."""
     if "draws" in reuse:
         each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
