@@ -184,9 +184,9 @@ def image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
         wrap_errors(where, "a PNG or JPEG"),
         pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
     ):
-        found = (picture.height, picture.width, picture.mode)
-        if found != (*shape[:2], _MODES.get(shape[2])):
-            raise damage(where, f"an image of {shape} pixels and channels", found)
+        size = (picture.height, picture.width, picture.mode)
+        if size != (*shape[:2], _MODES.get(shape[2])):
+            raise damage(where, f"an image of {shape} pixels and channels", size)
         return np.asarray(picture).reshape(shape)
 
 
@@ -219,11 +219,11 @@ class Video:
             av.open(file, format="mp4") as container,
         ):
             stream = next(iter(container.streams.video), None)
-            found = None if stream is None else (stream.height, stream.width)
-            if stream is None or found is None or found != self._shape[:2] or self._shape[2] != 3:
-                raise damage(self._where, f"frames of {self._shape} pixels and channels", found)
+            size = None if stream is None else (stream.height, stream.width)
+            if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
+                raise damage(self._where, f"frames of {self._shape} pixels and channels", size)
             # The bitstream has a size of its own, which the container may not tell; coded sizes are rounded up.
-            stream.codec_context.options = {"max_pixels": str((found[0] + 255) * (found[1] + 255))}
+            stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
                     raise damage(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
@@ -289,11 +289,11 @@ class DatasetInfo:
     @property
     def data_files(self) -> dict[str, Path]:
         """The files of all frames by their names, in order."""
-        found = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("data/*/*.parquet"))
-        if not found:
+        names = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("data/*/*.parquet"))
+        if not names:
             remedy = "Download the whole dataset."
             raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
-        return {name: file_inside(self.root, name) for name in found}
+        return {name: file_inside(self.root, name) for name in names}
 
     def tasks(self) -> dict[int, str]:
         """The text of each task by its index; empty if the dataset has none."""
@@ -309,12 +309,12 @@ class DatasetInfo:
         texts = [name for name in names if name != "task_index"]
         if "task_index" not in names or len(texts) != 1:
             raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
-        found: dict[int, str] = {}
+        tasks: dict[int, str] = {}
         for index, text in self.table("meta/tasks.parquet", ["task_index", texts[0]]):
             if type(index) is not int or not isinstance(text, str):
                 raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
-            found[index] = text
-        return found
+            tasks[index] = text
+        return tasks
 
     def table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
@@ -382,13 +382,13 @@ class FrameReader:
         for file, path in self._info.data_files.items():
             where = f"{self._info.name}: {file}"
             for batch in batches(where, path, sorted(stored), count, self._info.nbytes):
-                found = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
+                rows = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
                 for name in wanted:
                     if name == "task":
-                        found[name] = self._task_texts(found["task_index"])
+                        rows[name] = self._task_texts(rows["task_index"])
                     elif self._info.features[name].kind == "video":
-                        found[name] = self._video(name, found["episode_index"], found["timestamp"])
-                yield found
+                        rows[name] = self._video(name, rows["episode_index"], rows["timestamp"])
+                yield rows
 
     def finals(self, file: str, names: list[str]) -> Callable[[int], dict[str, Any]] | None:
         """A function that gives the row of an episode in a file with one row per episode; None without the file.
@@ -401,8 +401,8 @@ class FrameReader:
         rows = enumerate(batches(where, file_inside(self._info.root, file), sorted(names), 1, self._info.nbytes))
 
         def row(number: int) -> dict[str, Any]:
-            for found, batch in rows:
-                if found == number:
+            for at, batch in rows:
+                if at == number:
                     return {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in names}
             raise damage(where, f"a row for episode {number}", "fewer rows")
 
@@ -460,11 +460,11 @@ def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
         if len(lengths) > 1:
             raise damage(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
         flat = flat.flatten()
-    found = flat.to_numpy(zero_copy_only=False)
-    if found.dtype != np.dtype(feature.kind) or found.size != count * int(np.prod(feature.shape)):
+    numbers = flat.to_numpy(zero_copy_only=False)
+    if numbers.dtype != np.dtype(feature.kind) or numbers.size != count * int(np.prod(feature.shape)):
         expected = f"{feature.kind} of shape {feature.shape} in every row"
-        raise damage(where, expected, f"{values.type} with {found.size} numbers in {count} rows")
-    return found.reshape(count, *feature.shape)
+        raise damage(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
+    return numbers.reshape(count, *feature.shape)
 
 
 def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -478,7 +478,7 @@ def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def _video_positions(info: DatasetInfo, name: str) -> dict[int, VideoPosition]:
     """The position of each episode in the videos of a camera."""
-    found: dict[int, VideoPosition] = {}
+    positions: dict[int, VideoPosition] = {}
     keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
     for path in sorted(info.root.glob("meta/episodes/*/*.parquet")):
         where = f"{info.name}: {path.relative_to(info.root).as_posix()}"
@@ -487,8 +487,8 @@ def _video_positions(info: DatasetInfo, name: str) -> dict[int, VideoPosition]:
                 raise damage(where, "whole numbers", (episode, chunk, file))
             if not isinstance(start, float) or not 0 <= start < 1e12:
                 raise damage(where, "a time in seconds", start)
-            found[episode] = VideoPosition(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
-    return found
+            positions[episode] = VideoPosition(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
+    return positions
 
 
 _NAMES = {"observation": "obs", "action": "action"}
@@ -661,8 +661,8 @@ class _FeatureStats:
         """The entry of the column in `meta/stats.json`."""
         mean = self._sum / self._count
         deviation = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0))
-        found = {"min": self._least, "max": self._most, "mean": mean, "std": deviation}
-        return {name: np.asarray(each).tolist() for name, each in found.items()} | {"count": [self._count]}
+        figures = {"min": self._least, "max": self._most, "mean": mean, "std": deviation}
+        return {name: np.asarray(each).tolist() for name, each in figures.items()} | {"count": [self._count]}
 
 
 _FILE_BYTES = 100_000_000

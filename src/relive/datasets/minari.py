@@ -135,10 +135,10 @@ def dataset_folder(path: Path) -> Path | None:
     """The folder of a Minari dataset's files: `path` or "data" in it; None if neither holds a dataset."""
     for folder in (path, path / "data"):
         try:
-            found = _metadata(folder)
+            metadata = _metadata(folder)
         except (OSError, SchemaError):
             continue
-        if "data_format" in found:
+        if "data_format" in metadata:
             return folder
     return None
 

@@ -71,7 +71,7 @@ class Store:
         self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
         """The number, the bytes and the rows of the chunk that was decoded last, by array."""
 
-    def cached(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
+    def chunk_rows(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
         """The rows of an array's chunk; `decode` makes them, of `nbytes` bytes, unless they were the last ones."""
         last, _, rows = self._decoded.get(array, (-1, 0, None))
         if last == number and rows is not None:
@@ -336,7 +336,7 @@ class ZarrArray:
             nbytes, make = self._nbytes, lambda: self._chunk((number, *(0 for _ in self._grid[1:])))
         else:
             nbytes, make = self._band_bytes, lambda: self._band(number)
-        return self._store.cached(self._name, number, nbytes, make)
+        return self._store.chunk_rows(self._name, number, nbytes, make)
 
     def _band(self, number: int) -> np.ndarray:
         length = min(self.spec.chunks[0], self.spec.shape[0])
@@ -384,7 +384,7 @@ def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
     dtype = about.get("data_type")
     if not isinstance(dtype, str) or not _V3_DTYPE.fullmatch(dtype):
         raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
-    grid, encoding = (_named(where, about, key) for key in ("chunk_grid", "chunk_key_encoding"))
+    grid, encoding = (_extension(where, about, key) for key in ("chunk_grid", "chunk_key_encoding"))
     if grid[0] != "regular" or encoding[0] not in ("default", "v2") or about.get("storage_transformers"):
         raise damage(where, "a regular grid of chunks", f"{grid[0]!r}, {encoding[0]!r}")
     first, *rest = _pipeline(where, about.get("codecs"))
@@ -408,17 +408,17 @@ def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
 def _pipeline(where: str, codecs: Any) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
         raise damage(where, "a list of codecs", reprlib.repr(codecs))
-    return [_named(where, {"codec": codec}, "codec") for codec in codecs]
+    return [_extension(where, {"codec": codec}, "codec") for codec in codecs]
 
 
-def _named(where: str, about: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+def _extension(where: str, about: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of an extension point of format 3."""
-    found = about.get(key)
-    if isinstance(found, dict) and isinstance(found.get("name"), str):
-        settings = found.get("configuration", {})
+    extension = about.get(key)
+    if isinstance(extension, dict) and isinstance(extension.get("name"), str):
+        settings = extension.get("configuration", {})
         if isinstance(settings, dict):
-            return found["name"], settings
-    raise damage(where, f"{key} with a name", reprlib.repr(found))
+            return extension["name"], settings
+    raise damage(where, f"{key} with a name", reprlib.repr(extension))
 
 
 def _codec(where: str, name: Any) -> str:
@@ -507,8 +507,8 @@ class _StoreReader:
         ends = ZarrArray(store, "meta/episode_ends") if _has(store, "meta/episode_ends") else None
         if ends is None or not self._arrays:
             expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
-            found = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
-            raise SchemaError(explain(store.name, expected, found, remedy))
+            got = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
+            raise SchemaError(explain(store.name, expected, got, remedy))
         self.ends = _episode_ends(ends, store.nbytes)
         for array in self._arrays.values():
             if array.spec.shape[0] != self.ends[-1]:
@@ -563,15 +563,15 @@ class _StoreReader:
 
 
 def _arrays_below(store: Store, prefix: str) -> list[str]:
-    found = set()
+    names = set()
     for name in store.sizes:
         if name.startswith(prefix) and name.endswith("/.zarray"):
-            found.add(name[len(prefix) : -len("/.zarray")])
+            names.add(name[len(prefix) : -len("/.zarray")])
         elif name.startswith(prefix) and name.endswith("/zarr.json"):
             about = parse_json(f"{store.name}: {name}", store.read(name, MAX_JSON_BYTES))
             if about.get("node_type") == "array":
-                found.add(name[len(prefix) : -len("/zarr.json")])
-    return sorted(found)
+                names.add(name[len(prefix) : -len("/zarr.json")])
+    return sorted(names)
 
 
 def _has(store: Store, name: str) -> bool:
