@@ -48,8 +48,8 @@ _WIDTHS = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
 """Bytes of a number and of its levels while a list of it is read."""
 
 
-def batches(where: str, path: Path, names: list[str] | None, count: int, nbytes: int) -> Iterator[Any]:
-    """Batches of at most `count` rows of the columns `names` (None: of all).
+def batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
+    """Yield batches of at most `count` rows of the columns `names`.
 
     Rows may share their values, so that a short file has rows without end, or one row of a billion numbers. The
     batches are shorter if each of their rows could be as long as the longest page.
@@ -59,22 +59,21 @@ def batches(where: str, path: Path, names: list[str] | None, count: int, nbytes:
         path: the file.
         names: the columns.
         count: the most rows of a batch.
-        nbytes: how many bytes the dataset has on the disk, which say how much memory a batch may take.
+        nbytes: the number of bytes of the dataset on the disk, which limits the memory of a batch.
     """
     parquet = import_extra("pyarrow.parquet", "lerobot")
     with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
         file = parquet.ParquetFile(body)
         known = file.schema_arrow.names
-        chosen: Sequence[str] = known if names is None else names
-        missing = [name for name in chosen if name not in known]
+        missing = [name for name in names if name not in known]
         if missing:
             raise damage(where, f"the column {missing[0]!r}", ", ".join(known))
         longest = 1
         for column in range(len(file.schema)):
-            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in chosen):
+            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
                 longest = max(longest, _longest_value(where, file, body, column, nbytes))
         count = max(1, min(count, decode_budget(nbytes) // 2 // longest))
-        yield from file.iter_batches(count, columns=list(chosen), use_threads=False)
+        yield from file.iter_batches(count, columns=names, use_threads=False)
 
 
 def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
