@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.datasets.zarr import codecs
+from relive.datasets import zarr
 from tests.datasets.guarded import Guarded, perturb
 from tests.faults.processes import apart
 from tests.totals import SEED, tell, trials
@@ -94,7 +94,7 @@ def read_forged(name: str, count: int, seed: int, log: str) -> Counter[str]:
         for byte in (0x55, 0xAA):
             perturb(byte)
             try:
-                answers.append(bytes(codecs.decode("chunk", kind, forgery, nbytes)))
+                answers.append(bytes(zarr.decode("chunk", kind, forgery, nbytes)))
             except rl.SchemaError:
                 answers.append(None)
         perturb(0)
@@ -125,7 +125,7 @@ def test_what_was_not_forged_is_decoded(name: str) -> None:
         rng = random.Random(trial)
         body, nbytes = honest(rng, settings)
         expected = body if settings is None else bytes(numcodecs.get_codec(settings).decode(body))
-        assert bytes(codecs.decode("chunk", kind, body, nbytes)) == expected
+        assert bytes(zarr.decode("chunk", kind, body, nbytes)) == expected
 
 
 @pytest.mark.promise("C12")
@@ -140,7 +140,7 @@ def test_many_forged_chunks_are_read_or_refused(tmp_path: Path) -> None:
 
 def believing(name: str, count: int, log: str) -> Counter[str]:
     """`read_forged` with headers of blosc that nobody checks."""
-    codecs._require_blosc = lambda body: None
+    zarr._require_blosc = lambda body: None
     return read_forged(name, count, 0, log)
 
 
@@ -156,4 +156,4 @@ def test_a_cut_chunk_is_refused(name: str, length: int) -> None:
     kind, settings = KINDS[name]
     body = encoded(settings, np.random.default_rng(0).normal(size=100))
     with pytest.raises(rl.SchemaError, match="chunk: expected "):
-        codecs.decode("chunk", kind, body[:length], 800)
+        zarr.decode("chunk", kind, body[:length], 800)

@@ -19,7 +19,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_minari, from_zarr, to_hdf5, to_lerobot, to_minari, to_zarr
-from relive.datasets.metadata import budget
+from relive.datasets.untrusted import memory_budget
 from tests.datasets.guarded import peak
 from tests.datasets.test_damaged_datasets import READERS, SAMPLES, damaged
 from tests.faults.processes import apart
@@ -361,7 +361,7 @@ def test_small_datasets_that_ask_for_much_are_refused(part: str, tmp_path: Path)
         tell(f"C12: {name}: {nbytes:,} bytes, {kind}, {grown >> 20} MiB")
         assert kind == "SchemaError", (name, kind, said)
         assert re.search(FORGERIES[name][1], said), (name, said)
-        assert grown <= budget(nbytes), name
+        assert grown <= memory_budget(nbytes), name
 
 
 def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:
@@ -382,7 +382,7 @@ def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int,
             return 0
 
         was_refused, grown = peak(read)
-        refused, most = refused + was_refused, max(most, grown - budget(bytes_of(target)))
+        refused, most = refused + was_refused, max(most, grown - memory_budget(bytes_of(target)))
         shutil.rmtree(target) if target.is_dir() else target.unlink()
     return refused, most
 

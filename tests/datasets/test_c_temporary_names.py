@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 import relive as rl
-from relive.datasets import episodes, to_hdf5, to_lerobot, to_minari, to_zarr
-from relive.datasets.hdf5 import writing as hdf5_writing
-from relive.datasets.lerobot import writing as lerobot_writing
-from relive.datasets.minari import writing as minari_writing
-from relive.datasets.zarr import writing as zarr_writing
+from relive.datasets import filling, hdf5, lerobot, minari, to_hdf5, to_lerobot, to_minari, to_zarr, zarr
 
 pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
 pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
@@ -22,12 +18,12 @@ pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
 pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
 
 WRITERS: dict[str, tuple[Callable[[rl.ReplayBuffer, Path], Any], Any]] = {
-    "f.hdf5": (to_hdf5, hdf5_writing),
-    "d4rl.hdf5": (lambda replay, path: to_hdf5(replay, path, layout="d4rl"), hdf5_writing),
-    "s.zarr": (to_zarr, zarr_writing),
-    "s.zip": (to_zarr, zarr_writing),
-    "set": (lambda replay, path: to_lerobot(replay, path, fps=10), lerobot_writing),
-    "small-v0": (lambda replay, path: to_minari(replay, path.name), minari_writing),
+    "f.hdf5": (to_hdf5, hdf5),
+    "d4rl.hdf5": (lambda replay, path: to_hdf5(replay, path, layout="d4rl"), hdf5),
+    "s.zarr": (to_zarr, zarr),
+    "s.zip": (to_zarr, zarr),
+    "set": (lambda replay, path: to_lerobot(replay, path, fps=10), lerobot),
+    "small-v0": (lambda replay, path: to_minari(replay, path.name), minari),
 }
 """Each writer by the name of what it writes, and the module that asks for the episodes."""
 
@@ -85,10 +81,10 @@ def test_a_writer_that_is_interrupted_leaves_nothing(
     before = tree(folder)
 
     def broken_off(replay: Any) -> Any:
-        yield next(episodes.written(replay))
+        yield next(filling.episode_arrays(replay))
         raise error
 
-    monkeypatch.setattr(WRITERS[name][1], "written", broken_off)
+    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", broken_off)
     with pytest.raises(type(error)):
         WRITERS[name][0](replay, folder / name)
     assert tree(folder) == before
@@ -114,7 +110,7 @@ def test_of_two_writers_to_one_path_one_wins_whole(
 
     def together(replay: Any) -> Any:
         both.wait(60)
-        yield from episodes.written(replay)
+        yield from filling.episode_arrays(replay)
         both.wait(60)
 
     def write() -> None:
@@ -123,7 +119,7 @@ def test_of_two_writers_to_one_path_one_wins_whole(
         except FileExistsError as error:
             raised.append(error)
 
-    monkeypatch.setattr(WRITERS[name][1], "written", together)
+    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", together)
     threads = [threading.Thread(target=write) for _ in range(2)]
     for thread in threads:
         thread.start()

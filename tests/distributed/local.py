@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from relive.distributed import Checkpoint, ReplayService
-from relive.distributed.calls import Calls, Interrupted
-from relive.distributed.plan import Plan
+from relive.distributed.client import Calls, Interrupted
+from relive.distributed.protocol import ServicePlan
 from relive.distributed.shard import Shard
 from relive.replay.samplers import Uniform
 
@@ -22,7 +22,7 @@ class LocalCalls(Calls):
     near = False
     """Whether clients read the shards' memory in place."""
 
-    def __init__(self, plan: Plan, shard_type: type[Shard] = Shard) -> None:
+    def __init__(self, plan: ServicePlan, shard_type: type[Shard] = Shard) -> None:
         super().__init__("local", [None] * plan.num_shards, timeout=60.0)
         self._make = lambda number: shard_type(plan, number)
         self.shards = [self._make(number) for number in range(plan.num_shards)]
@@ -57,14 +57,14 @@ class LocalCalls(Calls):
 
 
 def local_service(
-    plan: Plan, *, shard_type: type[Shard] = Shard, max_pending: int = 4, seed: int | None = 0
+    plan: ServicePlan, *, shard_type: type[Shard] = Shard, max_pending: int = 4, seed: int | None = 0
 ) -> tuple[ReplayService, LocalCalls]:
     """A client and the shards that it calls."""
     calls = LocalCalls(plan, shard_type)
     return client_of(calls, plan, max_pending=max_pending, seed=seed), calls
 
 
-def client_of(calls: LocalCalls, plan: Plan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
+def client_of(calls: LocalCalls, plan: ServicePlan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
     """Another client of the same shards."""
     service = ReplayService.__new__(ReplayService)
     service._connect("local", plan, [], 60.0, max_pending, seed)
@@ -75,7 +75,7 @@ def client_of(calls: LocalCalls, plan: Plan, *, max_pending: int = 4, seed: int 
     return service
 
 
-def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -> Plan:
+def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -> ServicePlan:
     """A service whose observations are two numbers: which environment, which step."""
     settings: dict[str, Any] = {
         "obs": 2,
@@ -90,7 +90,7 @@ def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -
     }
     if isinstance(settings["checkpoint"], str):
         settings["checkpoint"] = Checkpoint(settings["checkpoint"], seconds=1e9)
-    return Plan(capacity, num_envs=num_envs, num_shards=num_shards, **settings)
+    return ServicePlan(capacity, num_envs=num_envs, num_shards=num_shards, **settings)
 
 
 def steps_of(envs: Sequence[int], first: int, count: int, length: int = 0) -> dict[str, Any]:

@@ -9,13 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive.distributed.block import pack, to_array, to_tensor, unpack
-from relive.distributed.plan import Plan
+from relive.distributed.protocol import ServicePlan, pack, to_array, to_tensor, unpack
 from relive.fields.schema import Field
 from tests.distributed.local import plan_of, steps_of
 
 
-def _fields(dtype: torch.dtype) -> Plan:
+def _fields(dtype: torch.dtype) -> ServicePlan:
     return plan_of(8, 2, obs={"a": Field(3, dtype), "b": ()}, action=Field((2, 2), torch.int16))
 
 

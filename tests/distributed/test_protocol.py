@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.distributed import Checkpoint, ReplayService, stream
+from relive.distributed import Checkpoint, ReplayService
 from relive.distributed.shard import Ack, Push, Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
 from relive.storage.files import Files
@@ -69,7 +69,7 @@ def no_power_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only processes die here: nothing has to reach the disk."""
     monkeypatch.setattr(Files, "sync", lambda *_: None)
     monkeypatch.setattr(Files, "sync_folder", lambda *_: None)
-    monkeypatch.setattr("relive.distributed.calls._PAUSE", 0.0)
+    monkeypatch.setattr("relive.distributed.client._PAUSE", 0.0)
 
 
 FATES = st.sampled_from([HEALTHY] * 6 + [DIES_BEFORE, DIES_AFTER])
@@ -137,7 +137,7 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "KEPT_BYTES", 1)
+    monkeypatch.setattr("relive.distributed.client.KEPT_BYTES", 1)
     service, calls = local_service(plan_of(100, 1, checkpoint=str(tmp_path)), max_pending=1)
     service.extend(steps_of([0], 0, 5))
     service.save()

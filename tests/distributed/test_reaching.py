@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.distributed import ReplayService, ShardUnavailable, client_reader
+from relive.distributed import ReplayService, ShardUnavailable
 from relive.storage.shared import shares_memory
 from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
@@ -66,13 +66,13 @@ def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pyte
         raise ConnectionError("it ended just then")
 
     with monkeypatch.context() as away:
-        away.setattr(client_reader, "connect", refused)
+        away.setattr("relive.distributed.client.connect", refused)
         service.sample(8)
     for _ in range(20):
         service.sample(8)
     assert service.stats()["in_place"] == 0
     assert (calls.calls.count("memory_location"), calls.calls.count("draw")) == (1, 21)
-    monkeypatch.setattr(client_reader, "_RETRY_SECONDS", 0.0)  # as if some seconds had passed
+    monkeypatch.setattr("relive.distributed.client._RETRY_SECONDS", 0.0)  # as if some seconds had passed
     for _ in range(20):
         service.sample(8)
     assert service.stats()["in_place"] == 1

@@ -16,7 +16,7 @@ import torch
 
 import relive as rl
 from relive.fields import schema
-from relive.inspector.pictures import frame, is_picture, png
+from relive.inspector.page import frame, is_picture, png
 from relive.statistics import observers
 
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1>{{script}}&\u2028"

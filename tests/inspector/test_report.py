@@ -19,8 +19,7 @@ import relive as rl
 from relive.compat import apexrl
 from relive.fields import schema
 from relive.inspector import measures, report
-from relive.inspector.measures import histogram
-from relive.inspector.remarks import number, percent
+from relive.inspector.measures import histogram, number, percent
 
 NAN = float("nan")
 

@@ -50,7 +50,7 @@ def test_the_wheel_of_relive_has_the_package_and_nothing_of_the_workshop(tmp_pat
     source = [path for path in (ROOT / "src" / "relive").rglob("*") if path.suffix in (".py", ".pyi")]
     code = {name for name in wheel.files if name.endswith((".py", ".pyi"))}
     assert code == {path.relative_to(ROOT / "src").as_posix() for path in source}
-    workshop = re.compile(r"benchmark|demo|pytest|peers|adapters|reproductions|(?<!cli/)conformance")
+    workshop = re.compile(r"benchmark|demo|pytest|peers|adapters|reproductions|conformance")
     assert [name for name in wheel.files if workshop.search(name)] == []
     assert wheel.dependencies == {"torch", "tensordict", "numpy", "gymnasium"}
     assert wheel.entry_points.sections() == ["console_scripts"]

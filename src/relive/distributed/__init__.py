@@ -8,8 +8,7 @@ except ImportError as error:
     remedy = 'Run pip install ".[ray]" in a clone of relive.'
     raise ImportError(explain("relive.distributed", "Ray to be installed", error, remedy)) from error
 
-from relive.distributed.plan import Checkpoint
-from relive.distributed.service import ReplayService
-from relive.distributed.writer import Writer
+from relive.distributed.protocol import Checkpoint
+from relive.distributed.service import ReplayService, Writer
 
 __all__ = ["Checkpoint", "IncompatibleService", "ReplayService", "ShardUnavailable", "Writer"]

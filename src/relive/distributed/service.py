@@ -1,4 +1,4 @@
-"""The client of a replay service: one replay buffer, wherever its shards are."""
+"""A replay service: one replay buffer, wherever its shards are."""
 
 from __future__ import annotations
 
@@ -13,23 +13,125 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.distributed.actors import find_actor, require_compatible, start_actors
-from relive.distributed.block import concatenated, to_array
-from relive.distributed.calls import Calls
-from relive.distributed.client_reader import ClientReader
-from relive.distributed.plan import Checkpoint, Plan
-from relive.distributed.sender import Sender
-from relive.distributed.shard_reader import Draw, ShardTotals
-from relive.distributed.shares import batch_weights, random_shares
-from relive.distributed.writer import Writer
+from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
+from relive.distributed.protocol import Checkpoint, ServicePlan, concatenate_parts, to_array
+from relive.distributed.shard import Draw, ShardTotals
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
-from relive.fields.checks import positive, same_keys
+from relive.fields.autoreset import parse_autoreset, true_next_obs
+from relive.fields.checks import nonempty, positive, same_keys
 from relive.fields.conversion import as_tensor, env_numbers
-from relive.fields.schema import Declaration
+from relive.fields.schema import Declaration, Schema, caller_shape
+from relive.kernels.priority import weights
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
 from relive.replay.write_back import NO_ROW, flat_ids, mutable_leaves
+
+
+def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
+    """The number of rows of each of `count` batches that come from each shard [S, count], drawn at random."""
+    nonempty("sample", sum(shard.rows for shard in totals), "transition")
+    mantissas, exponents = np.array([shard.mass for shard in totals]).T
+    mass = np.ldexp(mantissas, (exponents - exponents[mantissas > 0].max(initial=-2000)).astype(np.int64))
+    if not mass.any():
+        remedy = "Update at least one priority to more than 0, or use eps > 0."
+        raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
+    return random.multinomial(batch_size, mass / mass.sum(), count).T
+
+
+def batch_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
+    """Importance weights [B] after `before` rows were drawn, (smallest mass / mass_i)^beta over the rows of all shards.
+
+    Shards count rows: a schedule over calls of `sample` takes them for calls of this batch's size.
+    """
+    masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
+    smallest = float(masses.min())
+    if sampler.normalize == "global":
+        smallest = min(smallest, *(shard.smallest for shard in totals))
+    return weights(masses, smallest, sampler.beta_after(before, before // len(masses)))
+
+
+class Writer:
+    """Collects steps of some environments and sends them to a service in blocks; `ReplayService.writer` makes one.
+
+    A full block is sent when the next step comes, so that a call that raises has not taken its step and may be
+    repeated. The end of a `with` block sends the remaining steps and waits until the service has them.
+
+    Args:
+        service: the service.
+        sender: the sender of the service's client.
+        envs: the environments of this writer [k].
+        block: the number of steps that are sent together.
+    """
+
+    def __init__(self, service: ReplayService, sender: Sender, envs: torch.Tensor, block: int) -> None:
+        self._service, self._sender, self._envs, self._count = service, sender, envs, 0
+        self._schema: Schema = service.plan.schema
+        self._autoreset = parse_autoreset(service.plan.autoreset)
+        shapes = [(positive("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields]
+        self._leaves = [
+            torch.empty(s, dtype=f.dtype, device="cpu") for s, f in zip(shapes, self._schema.fields, strict=True)
+        ]
+        self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        **extra: Any,
+    ) -> None:
+        """Take one step of every environment of this writer."""
+        self._take((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
+
+    def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
+        """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
+        lead = (len(self._envs),)
+        nexts, *rest = true_next_obs(step, self._autoreset, self._schema, lead, _HOST)
+        self._take((obs, action, *rest), nexts, extra)
+
+    def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
+        schema = self._schema
+        names = schema.names[len(values) :]
+        same_keys("add", extra, names, "further fields")
+        given = (*values, *(extra[name] for name in names))
+        leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
+        convert, lead = self._service.plan.convert, (len(self._envs),)
+        converted = [convert(i, leaf, lead) for i, leaf in enumerate(leaves)]
+        following = [convert(i, leaf, lead, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)]
+        if self._count == len(self._leaves[0]):
+            self._push()
+        for block, leaf in zip((*self._leaves, *self._nexts), (*converted, *following), strict=True):
+            block[self._count] = leaf
+        self._count += 1
+
+    def cut(self) -> None:
+        """End the current episodes, which were abandoned: the next observations start new ones."""
+        self._push()
+        self._service.cut(self._envs)
+
+    def flush(self) -> None:
+        """Send the remaining steps, and wait until the service has them."""
+        self._push()
+        self._service.flush()
+
+    def _push(self) -> None:
+        if self._count:
+            count = self._count
+            leaves, nexts = ([leaf[:count] for leaf in part] for part in (self._leaves, self._nexts))
+            self._sender.push(leaves, nexts, self._envs)
+            self._count = 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.flush()
+
 
 _HOST = torch.device("cpu")
 _TIMEOUT, _MAX_PENDING = 60.0, 16
@@ -87,7 +189,7 @@ class ReplayService:
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
         sampler = Uniform() if sampler is None else sampler
-        plan = Plan(
+        plan = ServicePlan(
             capacity, obs, action, reward, extra or {}, num_envs, num_shards, sampler, autoreset, checkpoint, seed
         )
         actors = start_actors(name, plan, ray_options or {})
@@ -116,14 +218,14 @@ class ReplayService:
         first = Calls(name, [find_actor(name, 0)], timeout)
         deadline = first.deadline()
         require_compatible(name, first.ask_all("hello", deadline)[0], expected)
-        plan: Plan = first.ask_all("plan", deadline)[0]
+        plan: ServicePlan = first.ask_all("plan", deadline)[0]
         service = cls.__new__(cls)
         actors = [find_actor(name, shard) for shard in range(plan.num_shards)]
         service._connect(name, plan, actors, timeout, max_pending, seed)
         return service
 
     def _connect(
-        self, name: str, plan: Plan, actors: list[Any], timeout: float, max_pending: int, seed: int | None
+        self, name: str, plan: ServicePlan, actors: list[Any], timeout: float, max_pending: int, seed: int | None
     ) -> None:
         self.name, self.plan = name, plan
         self._settings = {"timeout": timeout, "max_pending": positive("max_pending", max_pending)}
@@ -243,7 +345,7 @@ class ReplayService:
         for parts in zip(*answers.values(), strict=True):
             draws = [draw for draw in parts if draw is not None]
             totals = totals or [draws[0].totals]
-            leaves = {path: concatenated([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
+            leaves = {path: concatenate_parts([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
             if isinstance(self.plan.sampler, Prioritized):
                 before = sum(shard.drawn for shard in totals) + batch_size * len(batches)
                 leaves["weight",] = batch_weights(self.plan.sampler, draws, totals, before)
@@ -260,7 +362,7 @@ class ReplayService:
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids, lead, kept = _named(index)
+        ids, lead, kept = _flat_index(index)
         values = as_tensor("priority", _on_host(priority), _HOST)
         if len(lead) == 2 and tuple(values.shape) == lead:
             values = values.reshape(-1)[kept]
@@ -282,7 +384,7 @@ class ReplayService:
         restarts from its checkpoint has the values that were saved there.
         """
         leaves = mutable_leaves(self.plan.schema, fields)
-        ids, lead, kept = _named(index)
+        ids, lead, kept = _flat_index(index)
         values = {}
         for i, leaf in leaves.items():
             value = self.plan.convert(i, _on_host(leaf), lead)
@@ -345,8 +447,8 @@ def _on_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _named(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """The ids that `index` [B] or [B, L] names, its shape, and which of its places name a row."""
+def _flat_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+    """The ids in `index` [B] or [B, L], its shape, and a mask of the places that have an id."""
     flat, lead = flat_ids(_on_host(index), _HOST)
     kept = flat.numpy() != NO_ROW if len(lead) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[kept], lead, kept

@@ -13,16 +13,118 @@ import torch
 from relive.checkpoint.loading import found
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
-from relive.distributed.block import Block, to_arrays, unpack
-from relive.distributed.client_reader import MemoryLocation
-from relive.distributed.plan import Plan, difference
-from relive.distributed.shard_ids import ROWS, ShardIds
-from relive.distributed.shard_reader import Draw, ShardReader
+from relive.concurrent.processes import Handle
+from relive.distributed.protocol import ROWS, ServicePlan, ShardIds, StepBlock, difference, to_arrays, to_tensor, unpack
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
+from relive.fields.schema import Path
 from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Prioritized
 from relive.replay.views import View
+from relive.replay.write_back import flat_ids, write_back
 from relive.storage.codec import Node
 from relive.storage.shared import shares_memory
+
+
+class ShardTotals(NamedTuple):
+    """The figures of a shard that sampling from all shards needs."""
+
+    rows: int
+    """The number of stored transitions."""
+    mass: tuple[float, int]
+    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
+    smallest: float
+    """The smallest priority."""
+    drawn: int
+    """The number of rows drawn so far."""
+
+
+class Draw(NamedTuple):
+    """The rows of a batch that come from one shard."""
+
+    totals: ShardTotals
+    """The shard's figures before the draw."""
+    leaves: dict[Path, Any]
+    """Tensors [B, …]; arrays if they come from another process."""
+    masses: np.ndarray | None
+    """The priority of each row, float64 [B]; None for uniform draws."""
+
+
+class ShardReader:
+    """Reads a shard's buffer and updates its priorities."""
+
+    def __init__(self, plan: ServicePlan, buffer: ReplayBuffer, ids: ShardIds) -> None:
+        self._plan, self._made, self._ids = plan, buffer, ids
+
+    @property
+    def _buffer(self) -> ReplayBuffer:
+        return self._made
+
+    @property
+    def lock(self) -> Any:
+        """The lock of the buffer, which all processes that share its memory take."""
+        return self._buffer._lock
+
+    @property
+    def _priorities(self) -> Any:
+        return self._buffer.sampler if isinstance(self._plan.sampler, Prioritized) else None
+
+    def totals(self) -> ShardTotals:
+        """The shard's current figures."""
+        buffer, priorities = self._buffer, self._priorities
+        rows = len(buffer)
+        if priorities is None:
+            return ShardTotals(rows, (float(rows), 0), 1.0, 0)
+        return ShardTotals(rows, priorities.total(), priorities.smallest(), priorities.drawn)
+
+    def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
+        """Rows of several batches, without weights, which depend on all shards."""
+        return [self._draw(count, view) if count else None for count in counts]
+
+    def _draw(self, count: int, view: View | None) -> Draw:
+        buffer, priorities = self._buffer, self._priorities
+        with self.lock:
+            totals = self.totals()
+            batch: Any = buffer.sample(count, view)
+            index = batch["index"]
+            masses = None if priorities is None else priorities.masses(buffer.storage.locate(index)).numpy()
+        batch = batch.exclude("weight", "index")
+        leaves = {_path(key): batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
+        if ("step_index",) in leaves:
+            leaves["step_index",] = self._service_step_ids(leaves["step_index",].numpy())
+        leaves["index",] = torch.from_numpy(self._ids.to_service(index.numpy()))
+        return Draw(totals, leaves, masses)
+
+    def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
+        """Update priorities; returns how many rows were overwritten, and the largest priority accepted so far."""
+        with self.lock:
+            head = self._buffer.storage.heads.numpy()
+            own_ids, kept = self._ids.to_shard(index, head)
+            stale = self._buffer.update_priority(own_ids[kept], priority[kept])
+            return stale + int((~kept).sum()), self._priorities.largest()
+
+    def _service_step_ids(self, ids: np.ndarray) -> torch.Tensor:
+        named, is_step = ids.copy(), ids >= 0
+        named[is_step] = self._ids.to_service(ids[is_step])
+        return torch.from_numpy(named)
+
+    def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
+        """Write mutable leaves of rows; returns how many rows were overwritten, or lost with a process."""
+        with self.lock:
+            buffer = self._buffer
+            own_ids, kept = self._ids.to_shard(index, buffer.storage.heads.numpy())
+            values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
+            named = flat_ids(own_ids[kept], buffer.device)
+            return write_back(buffer.storage, *named, values) + int((~kept).sum())
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Give new rows at least this priority, which another shard has accepted."""
+        with self.lock:
+            self._priorities.largest(priority)
+
+
+def _path(key: Any) -> Path:
+    return key if isinstance(key, tuple) else (key,)
+
 
 MOST_CLIENTS = 4096
 """The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""
@@ -35,7 +137,7 @@ class Push(NamedTuple):
     """The number of rows that the client has sent before."""
     envs: np.ndarray
     """The environments of the block [k], numbered within the shard."""
-    block: Block
+    block: StepBlock
     cut: np.ndarray
     """The environments whose rows begin a new episode, numbered within the shard."""
 
@@ -67,6 +169,14 @@ class Ack(NamedTuple):
     """Why the shard cannot write checkpoints, told once to each client."""
 
 
+class MemoryLocation(NamedTuple):
+    """The process of a shard and the handle by which other processes of its machine open its memory."""
+
+    process: int
+    handle: Handle
+    ids: ShardIds
+
+
 class Shard(ShardReader):
     """Keeps the rows of the environments `plan.envs(number)`, and continues from its newest checkpoint.
 
@@ -75,7 +185,7 @@ class Shard(ShardReader):
     checkpoint as the rows.
     """
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: ServicePlan, number: int) -> None:
         self._plan, self._number = plan, number
         self._applied: dict[str, int] = {}
         self._durable: dict[str, int] = {}
@@ -84,7 +194,7 @@ class Shard(ShardReader):
         """Why the shard has no buffer; every call raises it. (Ray would hide the error of a constructor.)"""
         self._trouble: str | None = None
         """Why the last automatic save failed."""
-        self._told: set[str] = set()
+        self._informed_clients: set[str] = set()
         """Clients that know of it."""
         self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
@@ -117,7 +227,7 @@ class Shard(ShardReader):
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
-        differs = difference(self._described(), plan.value)
+        differs = difference(self._describe(), plan.value)
         if differs:
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
@@ -132,7 +242,7 @@ class Shard(ShardReader):
         before = self._saved_ids(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._made = buffer
-        self._ids = before.restarted(rows.stop.numpy(), rows.first.numpy())
+        self._ids = before.after_restart(rows.stop.numpy(), rows.first.numpy())
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
@@ -154,8 +264,8 @@ class Shard(ShardReader):
             )
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
-    def _described(self) -> dict[str, Any]:
-        return {**self._plan.described(), "shard": self._number}
+    def _describe(self) -> dict[str, Any]:
+        return {**self._plan.describe(), "shard": self._number}
 
     @property
     def _buffer(self) -> ReplayBuffer:
@@ -172,9 +282,9 @@ class Shard(ShardReader):
     def hello(self) -> dict[str, Any]:
         """The plan as plain data, which a client of any version can read."""
         _ = self._buffer
-        return self._plan.described()
+        return self._plan.describe()
 
-    def plan(self) -> Plan:
+    def plan(self) -> ServicePlan:
         """The plan of the service."""
         return self._plan
 
@@ -194,9 +304,9 @@ class Shard(ShardReader):
                 except Exception as error:
                     refused = refused or error
         self._save_if_due()
-        trouble = None if client in self._told else self._trouble
+        trouble = None if client in self._informed_clients else self._trouble
         if trouble is not None:
-            self._told.add(client)
+            self._informed_clients.add(client)
         return self._ack(client)._replace(refused=refused, warnings=tuple(warnings), trouble=trouble)
 
     def _write(self, push: Push) -> list[str]:
@@ -245,7 +355,7 @@ class Shard(ShardReader):
     # Reading
 
     def memory_location(self) -> MemoryLocation | None:
-        """Where other processes of this machine find the rows; None if the memory is not shared."""
+        """The location by which other processes of this machine read the rows; None if the memory is not shared."""
         return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shares_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
@@ -262,14 +372,14 @@ class Shard(ShardReader):
             raise SchemaError(
                 explain("save", "a service with a checkpoint", None, "Start the service with checkpoint=.")
             )
-        note = {"plan": self._described(), "life": self._ids.life, "clients": list(self._applied)}
+        note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
         path = checkpoint.of_shard(self._number)
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))
         self._durable = dict(self._applied)
         self._saved_at, self._unsaved, self._trouble = time.monotonic(), 0, None
-        self._told.clear()
+        self._informed_clients.clear()
         return self._checkpoint
 
     def _save_if_due(self) -> None:

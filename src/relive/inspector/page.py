@@ -8,6 +8,8 @@ import html
 import json
 import math
 import re
+import struct
+import zlib
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +20,56 @@ import torch
 
 from relive.fields.conversion import path_name
 from relive.fields.schema import Path as FieldPath
-from relive.inspector.measures import Measured, place
-from relive.inspector.pictures import frame, is_picture, png
-from relive.inspector.remarks import percent
-from relive.inspector.source import ENDS, Source
-from relive.inspector.wording import ends_told, facts_told, reuse_told, share_told
+from relive.inspector.measures import Measurements, percent, place
+from relive.inspector.source import ENDS, RowSource
+from relive.inspector.text import end_texts, fact_texts, reuse_texts, share_text
+
+_LARGEST = 72
+"""The most pixels of a frame's longer side; larger frames are averaged down."""
+_CHANNELS = 16
+_SMALLEST = 8
+
+
+def is_picture(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a field of this shape and dtype is shown as an image: bytes with height and width."""
+    sides = sorted(shape)[-2:]
+    return dtype == "uint8" and 2 <= len(shape) <= 4 and sides[0] >= _SMALLEST
+
+
+def frame(row: np.ndarray) -> np.ndarray:
+    """The image of a row, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
+    picture = row[..., -1] if row.ndim == 4 else row
+    if picture.ndim == 3:
+        if picture.shape[-1] > _CHANNELS or picture.shape[0] < picture.shape[-1]:
+            picture = np.moveaxis(picture, 0, -1)
+        picture = picture if picture.shape[-1] == 3 else picture[..., -1]
+    return _smaller(picture)
+
+
+def _smaller(picture: np.ndarray) -> np.ndarray:
+    factor = -(-max(picture.shape[:2]) // _LARGEST)
+    if factor == 1:
+        return picture
+    height, width = (side // factor * factor for side in picture.shape[:2])
+    blocks = picture[:height, :width].reshape(height // factor, factor, width // factor, factor, *picture.shape[2:])
+    return blocks.mean((1, 3)).round().astype(np.uint8)
+
+
+def png(picture: np.ndarray) -> bytes:
+    """A picture [H, W] or [H, W, 3] of bytes as a PNG file."""
+    height, width = picture.shape[:2]
+    color = 2 if picture.ndim == 3 else 0
+    # Each line begins with the number of its filter; 0 means unfiltered.
+    lines = np.zeros((height, 1 + picture[0].size), np.uint8)
+    lines[:, 1:] = picture.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
 
 _MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
 _MOST_SERIES, _FRAMES, _ALL_FRAME_BYTES = 16, (4, 16), 1 << 20
@@ -31,14 +78,14 @@ _FIRST = ("reward", "value", "advantage", "return", "action", "obs")
 _UNORDERED_ROWS = 64
 
 
-def browsed(source: Source, found: Measured) -> dict[str, Any]:
+def choose_episodes(source: RowSource, found: Measurements) -> dict[str, Any]:
     """The episodes that the page shows step by step, as many as fit in a small file, and their total number."""
     spans = _spans(source, found)
     series, left_out = _series(source)
     pictures = [path for path, (shape, dtype) in source.columns.items() if is_picture(shape, _name(dtype))]
     room, chosen = _ALL_STEPS, []
     sizes = [
-        _shown(source, path, torch.zeros(source.columns[path][0], dtype=torch.uint8, device="cpu")).size
+        _frame_of(source, path, torch.zeros(source.columns[path][0], dtype=torch.uint8, device="cpu")).size
         for path in pictures
     ]
     frames = _ALL_FRAME_BYTES // max(sum(sizes) * len(spans), 1)
@@ -61,7 +108,7 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _spans(source: Source, found: Measured) -> list[dict[str, Any]]:
+def _spans(source: RowSource, found: Measurements) -> list[dict[str, Any]]:
     """The episodes to show: the newest, best, worst and longest, then evenly spaced ones; or stretches of rows."""
     episodes = source.episodes
     if episodes is None:
@@ -93,7 +140,7 @@ def _finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _series(source: Source) -> tuple[list[tuple[FieldPath, int]], int]:
+def _series(source: RowSource) -> tuple[list[tuple[FieldPath, int]], int]:
     """The numbers that have a timeline, the most telling first, and how many are left out."""
     rank = {name: i for i, name in enumerate(_FIRST)}
     told_apart = [path for path in source.columns if path[0] not in ("terminated", "truncated")]
@@ -107,7 +154,7 @@ def _series(source: Source) -> tuple[list[tuple[FieldPath, int]], int]:
 
 
 def _episode(
-    source: Source,
+    source: RowSource,
     span: dict[str, Any],
     first: int,
     series: list[tuple[FieldPath, int]],
@@ -129,8 +176,8 @@ def _episode(
     }
 
 
-def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
-    pictures = [_shown(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
+def _strip(source: RowSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
+    pictures = [_frame_of(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
     return {
         "name": path_name(path),
@@ -141,7 +188,7 @@ def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict
     }
 
 
-def _shown(source: Source, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
+def _frame_of(source: RowSource, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
     axis = source.stacks.get(path)
     return frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
 
@@ -154,7 +201,7 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
     )
     source = contents["source"]
     inspected = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    shown = {**contents, "inspected": inspected, "told": _told(contents), "browser": episodes}
+    shown = {**contents, "inspected": inspected, "told": _texts(contents), "browser": episodes}
     parts = {
         "title": html.escape(
             " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspected)))
@@ -169,19 +216,19 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
     path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template), "utf-8")
 
 
-def _told(contents: dict[str, Any]) -> dict[str, Any]:
+def _texts(contents: dict[str, Any]) -> dict[str, Any]:
     """The texts that page, terminal and warnings share."""
     episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
     stats = episodes.get("stats")
     told: dict[str, Any] = {
-        "facts": list(facts_told(contents["source"])),
-        "reuse": list(reuse_told(contents["reuse"] or {})),
+        "facts": list(fact_texts(contents["source"])),
+        "reuse": list(reuse_texts(contents["reuse"] or {})),
     }
     if "ends" in episodes:
-        told["ends"] = ends_told(episodes["ends"], episodes["stopped"])
+        told["ends"] = end_texts(episodes["ends"], episodes["stopped"])
     if stats is not None:
-        told["stats_ends"] = ends_told({name: stats[name] for name in ("terminated", "truncated")}, stats["window"])
-        told["reasons"] = [[name, share_told(count, stats["window"])] for name, count in stats["reasons"].items()]
+        told["stats_ends"] = end_texts({name: stats[name] for name in ("terminated", "truncated")}, stats["window"])
+        told["reasons"] = [[name, share_text(count, stats["window"])] for name, count in stats["reasons"].items()]
     if reward is not None:
         told["zero"] = percent(reward["zero"] / reward["rows"])
     if priorities is not None and priorities["effective"] is not None:

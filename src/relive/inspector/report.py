@@ -11,14 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relive.datasets.minari.dataset import dataset_folder, opened
-from relive.inspector.cards import html_card, text_card
-from relive.inspector.dataset import source_of_dataset
-from relive.inspector.measures import measure
-from relive.inspector.remarks import number, remarks
+from relive.datasets.minari import dataset_folder, open_dataset
+from relive.inspector.measures import find_warnings, measure, number
 from relive.inspector.saved import look
-from relive.inspector.source import Source, source_of
-from relive.inspector.wording import episodes_told, facts_told, form_told
+from relive.inspector.source import RowSource, buffer_source, dataset_source
+from relive.inspector.text import episode_texts, fact_texts, form_text, html_card, text_card
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
@@ -69,11 +66,11 @@ class Report:
     def _summary(self, card: Callable[..., str]) -> str:
         """Facts, warnings and a table of the fields, without histograms."""
         found = self._contents
-        facts = [*facts_told(found["source"])]
+        facts = [*fact_texts(found["source"])]
         if (found["episodes"] or {}).get("count"):
-            facts += ((f"episodes: {name}", text) for name, text in episodes_told(found["episodes"]))
+            facts += ((f"episodes: {name}", text) for name, text in episode_texts(found["episodes"]))
         rows = [
-            (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
+            (field["name"], form_text(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
             for field in found["fields"]
         ]
         return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
@@ -102,17 +99,17 @@ def inspect(
     obs[1] never changes: it is 0.5 in all 10 rows.
     The reward is 1 in every row.
     """
-    from relive.inspector.page import browsed, write_page  # noqa: PLC0415
+    from relive.inspector.page import choose_episodes, write_page  # noqa: PLC0415
 
-    thing, facts = _opened(buffer_or_path)
+    thing, facts = _open(buffer_or_path)
     with getattr(thing, "_lock", contextlib.nullcontext()):
         source = _source(thing)
         source.stats = stats or source.stats
         source.about |= facts
         found = measure(source)
         contents = {"relive": _version(), **found.report}
-        contents["warnings"] = remarks(contents)
-        episodes = browsed(source, found) if html is not None else None
+        contents["warnings"] = find_warnings(contents)
+        episodes = choose_episodes(source, found) if html is not None else None
     if html is not None:
         write_page(Path(html), contents, episodes)
     return Report(contents)
@@ -124,24 +121,24 @@ def _version() -> str:
     return __version__
 
 
-def _source(thing: Any) -> Source:
+def _source(thing: Any) -> RowSource:
     if type(thing).__name__ == "MinariDataset":
-        return source_of_dataset(thing)
-    return source_of(thing)
+        return dataset_source(thing)
+    return buffer_source(thing)
 
 
-def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
+def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
     """The buffer or dataset at a path, and facts about the path; other objects unchanged."""
     if not isinstance(thing, str | PathLike):
         return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of relive.compat have one
     path = Path(thing)
     folder = dataset_folder(path)
     if folder is not None:
-        return opened(folder), {"path": str(path)}
-    return look(path), {"path": str(path), "saved": _saved(path)}
+        return open_dataset(folder), {"path": str(path)}
+    return look(path), {"path": str(path), "saved": _save_time(path)}
 
 
-def _saved(path: Path) -> str | None:
-    """When the newest checkpoint was written, by the time of its file."""
+def _save_time(path: Path) -> str | None:
+    """The time of the newest checkpoint's file."""
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
     return datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None

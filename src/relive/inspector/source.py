@@ -1,4 +1,4 @@
-"""Sources: buffers in the one form that the inspector reads, rows in time order and the episodes among them."""
+"""Stored rows behind one interface, for reports: a buffer of any kind, or a Minari dataset read episode by episode."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.datasets.minari import Episode, read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
+from relive.fields.conversion import as_tensor
+from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape, leaves_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.chains import Chains, of_stored
 from relive.replay.episodes import ordered
@@ -20,7 +22,7 @@ from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
-"""How an episode stops: terminated, truncated by a time limit, cut without an end, or still running."""
+"""The ways in which an episode stops: terminated, truncated, cut without an end, or still running."""
 
 _ROUND = ("round",)
 
@@ -44,14 +46,14 @@ class Episodes:
     is_open: np.ndarray
     """Whether the last stored step is the newest of its environment, so that an episode without an end goes on."""
     time: np.ndarray
-    """A number that orders the episodes of all environments by when they ended."""
+    """A number that orders the episodes of all environments by the time of their end."""
 
     def __len__(self) -> int:
         return len(self.start)
 
 
 @dataclass
-class Source:
+class RowSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
@@ -64,18 +66,18 @@ class Source:
     mass: torch.Tensor | None = None
     """The priorities of rows, to the power of alpha."""
     drawn: torch.Tensor | None = None
-    """How often each row was drawn."""
+    """The number of draws of each row."""
     reuse: dict[str, Any] = field(default_factory=dict)
     """The sampler's own figures about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """The axis of a row along which frames are stacked, the newest last."""
     chains: Chains = field(default_factory=Chains)
-    """How many steps continue the step before."""
+    """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
     """Stretches of rows that are read together; None if any rows can be."""
 
 
-def source_of(thing: Any) -> Source:
+def buffer_source(thing: Any) -> RowSource:
     """The source of a buffer; the caller holds the buffer's lock."""
     for kind, take in _KINDS.items():
         if isinstance(thing, kind):
@@ -106,7 +108,7 @@ def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
     return tuple(tensor.cpu().numpy() for tensor in tensors)
 
 
-def _of_replay(replay: ReplayBuffer) -> Source:
+def _replay_source(replay: ReplayBuffer) -> RowSource:
     storage = replay.storage
     ring = storage.memory.ring
     ids, slots, starts = ordered(storage)
@@ -129,22 +131,22 @@ def _of_replay(replay: ReplayBuffer) -> Source:
     }
     saved = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
     place = slots.cpu()
-    return Source(
+    return RowSource(
         about,
         len(ids),
         columns,
         read,
-        episodes=None if storage.keeps_next else _replayed(replay, ids, slots, starts),
+        episodes=None if storage.keeps_next else _replay_episodes(replay, ids, slots, starts),
         stats=replay.stats,
         mass=saved["mass"][place] if "mass" in saved else None,
         drawn=saved["drawn"][place] if "drawn" in saved else None,
-        reuse=_known_reuse(saved, written),
+        reuse=_sampler_figures(saved, written),
         chains=of_stored(storage.memory),
         stacks={path: leaf.axis for path, leaf in _leaves_of(replay._schema) if isinstance(leaf, Stacked)},
     )
 
 
-def _replayed(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> Episodes:
+def _replay_episodes(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> Episodes:
     ring = replay.storage.memory.ring
     begin = starts.nonzero().squeeze(1)
     stop = torch.cat([begin[1:], begin.new_tensor([len(ids)])]) if len(begin) else begin
@@ -158,7 +160,7 @@ def _replayed(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, star
     return Episodes(*_numbers(begin, stop, env, began, is_open, -ago))
 
 
-def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]:
+def _sampler_figures(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]:
     """The figures that every sampler keeps: how many rows were drawn in all, or how many an epoch has left."""
     known: dict[str, Any] = {}
     if "draws" in saved:
@@ -169,7 +171,7 @@ def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]
     return known
 
 
-def _of_rollout(rollout: RolloutBuffer) -> Source:
+def _rollout_source(rollout: RolloutBuffer) -> RowSource:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
     kept = rollout._flags.whole_mask(steps)
     # By environment, then time: t·N + n sorted by n.
@@ -183,11 +185,11 @@ def _of_rollout(rollout: RolloutBuffer) -> Source:
 
     about = _facts(rollout, num_steps=rollout.num_steps, num_stored=steps, num_envs=rollout.num_envs)
     about |= {"reset_rows": int((~kept).sum()), "autoreset": _autoreset(rollout)}
-    episodes = _rolled_out(rollout, flat) if len(flat) else None
-    return Source(about, len(flat), columns, read, episodes=episodes, stats=rollout.stats)
+    episodes = _rollout_episodes(rollout, flat) if len(flat) else None
+    return RowSource(about, len(flat), columns, read, episodes=episodes, stats=rollout.stats)
 
 
-def _rolled_out(rollout: RolloutBuffer, flat: torch.Tensor) -> Episodes:
+def _rollout_episodes(rollout: RolloutBuffer, flat: torch.Tensor) -> Episodes:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
     begins = rollout._flags.starts(steps).flatten()[flat]
     env = flat % envs
@@ -198,7 +200,7 @@ def _rolled_out(rollout: RolloutBuffer, flat: torch.Tensor) -> Episodes:
     return Episodes(*_numbers(begin, stop, env[begin], begins[begin], is_open, flat[stop - 1] // envs))
 
 
-def _of_distillation(buffer: DistillationBuffer) -> Source:
+def _distillation_source(buffer: DistillationBuffer) -> RowSource:
     ring = buffer._ring
     rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
     columns = _columns_of(buffer._schema) if buffer._columns else {}
@@ -217,11 +219,84 @@ def _of_distillation(buffer: DistillationBuffer) -> Source:
         oldest=len(rows) - 1 if len(rows) else None,
         round=buffer.round,
     )
-    return Source(about, len(rows), columns, read)
+    return RowSource(about, len(rows), columns, read)
 
 
-_KINDS: dict[type, Callable[[Any], Source]] = {
-    ReplayBuffer: _of_replay,
-    RolloutBuffer: _of_rollout,
-    DistillationBuffer: _of_distillation,
+_KINDS: dict[type, Callable[[Any], RowSource]] = {
+    ReplayBuffer: _replay_source,
+    RolloutBuffer: _rollout_source,
+    DistillationBuffer: _distillation_source,
 }
+
+
+_HOST = torch.device("cpu")
+_EPISODE_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "info")
+
+
+def dataset_source(dataset: Any) -> RowSource:
+    """A source of the steps of all episodes, one episode after the other."""
+    reader = _EpisodeReader(dataset)
+    starts, stops = reader.starts, reader.stops
+    columns: Columns = {}
+    if len(starts):
+        columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in reader.episode(0).items()}
+    complete = np.ones(len(starts), bool)
+    spans = Episodes(starts, stops, np.zeros(len(starts), np.int64), complete, ~complete, np.arange(len(starts)))
+    size = dataset.storage.metadata.get("dataset_size")
+    about = {
+        "kind": "MinariDataset",
+        "id": dataset.id,
+        "rows": int(stops[-1]) if len(stops) else 0,
+        "episodes": len(starts),
+        "bytes": None if size is None else round(1e6 * float(size)),
+    }
+    stretches = list(zip(starts.tolist(), stops.tolist(), strict=True))
+    return RowSource(about, about["rows"], columns, reader.read, episodes=spans, stretches=stretches)
+
+
+class _EpisodeReader:
+    """Reads rows of a dataset's episodes, and keeps the last episode in memory."""
+
+    def __init__(self, dataset: Any) -> None:
+        metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
+        steps = {
+            int(number): int(facts["total_steps"])
+            for number, facts in zip(dataset.episode_indices, metadata, strict=True)
+            if facts["total_steps"]
+        }
+        self._dataset = dataset
+        self._numbers = list(steps)
+        self.stops = np.cumsum(list(steps.values()), dtype=np.int64)
+        self.starts = self.stops - np.array(list(steps.values()), np.int64)
+        self._infos = _numeric_infos(dataset, self._numbers[0]) if steps else []
+        self._last: tuple[int, dict[Path, torch.Tensor]] | None = None
+
+    def episode(self, at: int) -> dict[Path, torch.Tensor]:
+        """The leaves [T, …] of an episode by its place."""
+        if self._last is None or self._last[0] != at:
+            self._last = at, _episode_leaves(next(read_episodes(self._dataset, self._infos, [self._numbers[at]])))
+        return self._last[1]
+
+    def read(self, start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
+        """The leaves [B, …] of rows from `start` to `stop`, which lie in one episode."""
+        at = int(np.searchsorted(self.stops, start, "right"))
+        first = int(self.starts[at])
+        return {path: self.episode(at)[path][start - first : stop - first] for path in paths}
+
+
+def _episode_leaves(episode: Episode) -> dict[Path, torch.Tensor]:
+    found = {path: leaf for name in _EPISODE_FIELDS for path, leaf in leaves_of((name,), getattr(episode, name))}
+    return {path: as_tensor(".".join(path), leaf, _HOST)[: episode.size] for path, leaf in found.items()}
+
+
+def _numeric_infos(dataset: Any, number: int) -> list[str]:
+    """The names of an episode's infos that are numbers per step; only these are shown as fields."""
+
+    def is_numeric(name: str) -> bool:
+        try:
+            next(read_episodes(dataset, [name], [number]))
+        except SchemaError:
+            return False
+        return True
+
+    return list(filter(is_numeric, next(dataset.iterate_episodes([number])).infos or {}))

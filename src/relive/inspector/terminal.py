@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from relive.errors import escaped
-from relive.inspector.remarks import number, percent
-from relive.inspector.wording import (
+from relive.inspector.measures import number, percent
+from relive.inspector.text import (
     ends_text,
-    episodes_told,
-    facts_told,
-    form_told,
-    reuse_told,
-    share_told,
-    spread_told,
+    episode_texts,
+    fact_texts,
+    form_text,
+    reuse_texts,
+    share_text,
+    spread_text,
 )
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -31,20 +31,20 @@ _NARROW = 12
 
 def render(report: dict[str, Any]) -> RenderableType:
     """The whole report, the warnings first."""
-    report = _shown(report)
+    report = _escape(report)
     parts: list[RenderableType] = [_facts(report["source"])]
     for title, body in _sections(report):
         parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), body]
     return Group(*parts)
 
 
-def _shown(part: Any) -> Any:
+def _escape(part: Any) -> Any:
     """The report with the control characters of all names and texts escaped."""
     if isinstance(part, str):
         return escaped(part)
     if isinstance(part, dict):
-        return {_shown(name): _shown(value) for name, value in part.items()}
-    return [_shown(value) for value in part] if isinstance(part, list) else part
+        return {_escape(name): _escape(value) for name, value in part.items()}
+    return [_escape(value) for value in part] if isinstance(part, list) else part
 
 
 def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
@@ -75,7 +75,7 @@ def _pairs(rows: Iterator[tuple[str, RenderableType]]) -> Table:
 
 
 def _facts(source: dict[str, Any]) -> Table:
-    return _pairs((title, Text(text)) for title, text in facts_told(source))
+    return _pairs((title, Text(text)) for title, text in fact_texts(source))
 
 
 def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
@@ -91,14 +91,14 @@ def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
 
 
 def _spread(moments: dict[str, Any]) -> Text:
-    return Text.assemble(f"{spread_told(moments)}  ", (bars(moments["histogram"]), "cyan"))
+    return Text.assemble(f"{spread_text(moments)}  ", (bars(moments["histogram"]), "cyan"))
 
 
 def _episodes(episodes: dict[str, Any]) -> Table:
     plots = {name: bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
     return _pairs(
         (name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan")))
-        for name, text in episodes_told(episodes)
+        for name, text in episode_texts(episodes)
     )
 
 
@@ -110,7 +110,7 @@ def _statistics(stats: dict[str, Any]) -> Table:
                 yield name, _spread(stats[name])
         yield "ends", Text(ends_text({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
         for name, count in stats["reasons"].items():
-            yield f"reason: {name}", Text(share_told(count, stats["window"]))
+            yield f"reason: {name}", Text(share_text(count, stats["window"]))
         for name, moments in stats["metrics"].items():
             if moments is not None:
                 yield f"metric: {name}", _spread(moments)
@@ -135,7 +135,7 @@ def _fields(fields: list[dict[str, Any]]) -> Table:
     table.add_column("values", no_wrap=True)
     table.add_column("")
     for field in fields:
-        _field_row(table, field, field["name"], form_told(field))
+        _field_row(table, field, field["name"], form_text(field))
         for part in field["dimensions"][:_MOST_PARTS] if len(field["dimensions"]) > 1 else ():
             _field_row(table, part, f"  {part['name']}", "")
         if len(field["dimensions"]) > _MOST_PARTS:
@@ -166,7 +166,7 @@ def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableTyp
 
 
 def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
-    for name, sentence in reuse_told(reuse):
+    for name, sentence in reuse_texts(reuse):
         yield name, Text(sentence)
     if "counted" in reuse:
         yield "draws per row", Text(bars(reuse["counted"]["histogram"]), "cyan")

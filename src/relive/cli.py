@@ -1,0 +1,202 @@
+"""The command line: `relive <command>`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import tensordict
+import torch
+
+from relive import __version__
+from relive.errors import CheckpointError, escaped
+from relive.inspector import inspect
+from relive.inspector.saved import examined
+from relive.kernels import backend
+
+INTERRUPTED = 130
+"""The exit code that shells expect after Ctrl-C: 128 + SIGINT."""
+BROKEN_PIPE = 141
+"""The exit code that shells expect if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
+NOT_INSTALLED = 2
+"""The exit code of `relive conformance` without its package."""
+
+EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage, 130 stopped by Ctrl-C."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code, one of `EXIT_CODES`."""
+    arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
+    try:
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it ends
+        return BROKEN_PIPE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="relive",
+        description="Experience memory for reinforcement learning in PyTorch.",
+        epilog=f"`relive <command> --help` describes a command. {EXIT_CODES}",
+    )
+    parser.add_argument("--version", action="version", version=f"relive {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="<command>", required=True)
+    for register in COMMANDS.values():
+        register(commands)
+    return parser
+
+
+def _register_inspect(commands: Any) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="show the contents of a checkpoint, a disk memory or a dataset, and what looks odd",
+        description=(
+            "Show the contents of a checkpoint, a disk memory or a Minari dataset: episodes, returns, ends, every "
+            "field, priorities and reuse, and say what looks odd. No file is changed."
+        ),
+        epilog="For example: relive inspect runs/replay --html report.html. "
+        "Exit code: 0 PATH was read (whatever it holds), 1 it cannot be read, 2 wrong usage, 130 stopped by Ctrl-C.",
+    )
+    parser.add_argument("path", metavar="PATH", help="a folder of checkpoints, of disk memory or of a Minari dataset")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the report as one self-contained HTML page"
+    )
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.set_defaults(run=_inspect)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    """Print a report on a checkpoint, a disk memory or a dataset, and where its page is."""
+    try:
+        report = inspect(arguments.path, html=arguments.html)
+    except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
+        # Minari raises all of these for broken files.
+        print(f"relive inspect: {escaped(str(error)) or type(error).__name__}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(report.to_json(indent=2))
+        return 0
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(report)
+        print(
+            "relive inspect: expected rich for tables, colours and histograms, got none. "
+            'This is the short text; run pip install "relive[cli]" for the whole report.',
+            file=sys.stderr,
+        )
+    else:
+        Console(highlight=False).print(report)
+    if arguments.html is not None:
+        print(f"\npage: {escaped(str(arguments.html))}")
+    return 0
+
+
+def _register_check(commands: Any) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="verify every checkpoint in a folder, or a disk memory",
+        description="Read every checkpoint below PATH, or a whole disk memory, to the last byte and print one line for "
+        "each. No file is changed.",
+        epilog="Exit code: 0 all are whole, 1 one is damaged or there is none, 2 wrong usage, 130 stopped by Ctrl-C.",
+    )
+    parser.add_argument("path", metavar="PATH", help="a folder of checkpoints, or of disk memory")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Verify every byte of checkpoints or disk memory, and print one line for each."""
+    results: list[dict[str, Any]] = []
+    try:
+        for number, error in examined(arguments.path):
+            results.append({"checkpoint": number, "whole": error is None, "wrong": error and str(error)})
+            if not arguments.json:
+                print(f"{number}: {escaped(str(error)) if error else 'whole'}", flush=True)
+    except CheckpointError as error:
+        print(f"relive check: {escaped(str(error))}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+    return 0 if all(checkpoint["whole"] for checkpoint in results) else 1
+
+
+def _register_conformance(commands: Any) -> None:
+    parser = commands.add_parser(
+        "conformance",
+        help="test the installed libraries, or your own buffer, for correctness (needs relive-conformance)",
+        description="Run the command relive-conformance with the same arguments.",
+        epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
+        add_help=False,
+        prefix_chars="\0",  # no argument begins with it: options are passed on, --help among them
+    )
+    parser.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
+    parser.set_defaults(run=_conformance)
+
+
+def _conformance(arguments: argparse.Namespace) -> int:
+    """Pass the arguments on to relive-conformance, or say how to install it."""
+    if find_spec("relive_conformance") is None:
+        print(
+            "relive conformance: expected the package relive-conformance, got none. "
+            "Run pip install ./conformance in a clone of relive.",
+            file=sys.stderr,
+        )
+        return NOT_INSTALLED
+    return import_module("relive_conformance.__main__").main(arguments.arguments, prog="relive conformance")
+
+
+def _register_version(commands: Any) -> None:
+    parser = commands.add_parser(
+        "version",
+        help="print the versions of relive and its dependencies",
+        description="Print the versions of relive and its dependencies, and the kernels in use.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the versions as JSON")
+    parser.set_defaults(run=_version)
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    """Print the versions that a bug report needs."""
+    parts = {
+        "relive": __version__,
+        "kernels": backend(),
+        "torch": str(torch.__version__),
+        "tensordict": tensordict.__version__,
+        "gymnasium": gymnasium.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if arguments.json:
+        print(json.dumps(parts, indent=2))
+        return 0
+    for name, version in parts.items():
+        print(f"{name:<11}{version}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Any], None]] = {
+    "inspect": _register_inspect,
+    "check": _register_check,
+    "conformance": _register_conformance,
+    "version": _register_version,
+}
+"""Functions that add the parser of a command, with its `run(arguments) -> int`."""

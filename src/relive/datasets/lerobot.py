@@ -1,0 +1,814 @@
+"""LeRobot datasets (v3): read block by block into any buffer, and written from a replay buffer."""
+
+from __future__ import annotations
+
+import io
+import json
+import reprlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+
+from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, Encoders, check_columns, check_encoders
+from relive.datasets.filling import (
+    FileRows,
+    FinalObs,
+    episode_arrays,
+    fill,
+    require_steps,
+    slice_leaves,
+    split_episodes,
+    write_atomically,
+)
+from relive.datasets.untrusted import (
+    MAX_JSON_BYTES,
+    damage,
+    decode_budget,
+    import_extra,
+    memory_budget,
+    parse_json,
+    parse_sizes,
+    wrap_errors,
+)
+from relive.errors import SchemaError, explain
+from relive.fields.schema import Path as FieldPath
+from relive.fields.schema import leaves_of
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Sampler
+from relive.storage import Memory
+
+_LONGEST_HEADER = 1 << 16
+_DICTIONARY_PAGE = 2
+_WIDTHS = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
+"""Bytes of a number and of its levels while a list of it is read."""
+
+
+def batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
+    """Yield batches of at most `count` rows of the columns `names`.
+
+    Rows may share their values, so that a short file has rows without end, or one row of a billion numbers. The
+    batches are shorter if each of their rows could be as long as the longest page.
+
+    Args:
+        where: the file, for messages.
+        path: the file.
+        names: the columns.
+        count: the most rows of a batch.
+        nbytes: the number of bytes of the dataset on the disk, which limits the memory of a batch.
+    """
+    parquet = import_extra("pyarrow.parquet", "lerobot")
+    with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
+        file = parquet.ParquetFile(body)
+        known = file.schema_arrow.names
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise damage(where, f"the column {missing[0]!r}", ", ".join(known))
+        longest = 1
+        for column in range(len(file.schema)):
+            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
+                longest = max(longest, _longest_value(where, file, body, column, nbytes))
+        count = max(1, min(count, decode_budget(nbytes) // 2 // longest))
+        yield from file.iter_batches(count, columns=names, use_threads=False)
+
+
+def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
+    """The most bytes that one value of a column can have; raises if its pages or its lists are too long."""
+    about, longest = file.schema.column(column), 1
+    for number in range(file.metadata.num_row_groups):
+        chunk = file.metadata.row_group(number).column(column)
+        pages = list(_pages(body, chunk))
+        largest = max((page.nbytes for page in pages), default=0)
+        values = sum(page.values for page in pages if not page.is_dictionary)
+        if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
+            raise damage(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+        longest = max(longest, _WIDTHS.get(about.physical_type, largest))
+        # All numbers of a row group may be in the list of its first row.
+        for needed, most in (
+            (largest, decode_budget(nbytes) // 2),
+            (longest * values if about.max_repetition_level else 0, memory_budget(nbytes)),
+        ):
+            if needed > most:
+                raise damage(f"{where}: {about.path}", f"pages and lists of at most {most:,} bytes", f"{needed:,}")
+    return longest
+
+
+class _Page(NamedTuple):
+    is_dictionary: bool
+    nbytes: int
+    """Its size when it is decompressed."""
+    values: int
+
+
+def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
+    """The headers of a column's pages in a row group."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
+        at = chunk.dictionary_page_offset
+    stop = at + chunk.total_compressed_size
+    while at < stop:
+        body.seek(at)
+        header, length = _Thrift(body.read(_LONGEST_HEADER)).struct()
+        values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
+        is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
+        if min(nbytes, size, values) < 0:
+            raise ValueError(f"a page of {size} bytes with {values} values")
+        yield _Page(is_dictionary, nbytes, values)
+        at += length + size
+
+
+class _Thrift:
+    """A struct in Thrift's compact protocol, as dicts of numbers by the numbers of their fields."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body, self._at = body, 0
+
+    def struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
+        """The fields of a struct, and where it ends."""
+        if depth > 8:
+            raise ValueError("structs inside each other")
+        fields: dict[int, Any] = {}
+        field = 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self._number()
+            fields[field] = self._value(head & 15, depth)
+        return fields, self._at
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # true, false: the kind is the value
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._number()
+        if kind in (7, 8):  # a float64, or bytes after their length: nothing that is needed
+            length = 8 if kind == 7 else self._unsigned()
+            self._at += length
+            return None
+        if kind == 12:
+            return self.struct(depth + 1)[0]
+        raise ValueError(f"a value of the kind {kind}")
+
+    def _byte(self) -> int:
+        self._at += 1
+        return self._body[self._at - 1]
+
+    def _unsigned(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return number
+
+    def _number(self) -> int:
+        number = self._unsigned()
+        return number >> 1 ^ -(number & 1)
+
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
+    """The pixels of a PNG or JPEG; its size is compared with `shape` before it is decoded."""
+    pillow = import_extra("PIL.Image", "lerobot", "Pillow")
+    if body is None:  # LeRobot would open the path beside it
+        raise damage(where, "the bytes of an image", "a path to a file outside")
+    with (
+        wrap_errors(where, "a PNG or JPEG"),
+        pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
+    ):
+        size = (picture.height, picture.width, picture.mode)
+        if size != (*shape[:2], _MODES.get(shape[2])):
+            raise damage(where, f"an image of {shape} pixels and channels", size)
+        return np.asarray(picture).reshape(shape)
+
+
+class Video:
+    """The frames of an .mp4, read in the order of their times."""
+
+    def __init__(self, where: str, path: Path, shape: tuple[int, ...], fps: float) -> None:
+        self._where, self._path, self._shape, self._fps = where, path, shape, fps
+        self._frames: Iterator[tuple[float, Any]] = iter(())
+        self._last: tuple[float, Any] | None = None
+
+    def frame(self, time: float) -> np.ndarray:
+        """The frame at a time in seconds; raises if there is none within half of a frame."""
+        if self._last is None or time < self._last[0] - 0.5 / self._fps:
+            self._frames = self._decode()
+            self._last = next(self._frames, None)
+        while self._last is not None and time > self._last[0] + 0.5 / self._fps:
+            self._last = next(self._frames, None)
+        if self._last is None or time < self._last[0] - 0.5 / self._fps:
+            remedy = "Download the dataset again."
+            raise SchemaError(explain(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy))
+        return self._last[1].to_ndarray(format="rgb24")
+
+    def _decode(self) -> Iterator[tuple[float, Any]]:
+        av = import_extra("av", "lerobot", "PyAV")
+        # Of a file object, as an .mp4 and nothing else, FFmpeg opens no further file.
+        with (
+            wrap_errors(self._where, "a video that can be read"),
+            self._path.open("rb") as file,
+            av.open(file, format="mp4") as container,
+        ):
+            stream = next(iter(container.streams.video), None)
+            size = None if stream is None else (stream.height, stream.width)
+            if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
+                raise damage(self._where, f"frames of {self._shape} pixels and channels", size)
+            # The bitstream has a size of its own, which the container may not tell; coded sizes are rounded up.
+            stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
+            for frame in container.decode(stream):
+                if (frame.height, frame.width) != self._shape[:2]:
+                    raise damage(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                yield float(frame.time or 0.0), frame
+
+
+_NUMBERS = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
+)  # fmt: skip
+_ROWS_AT_ONCE = 1 << 12
+_ROW_BYTES = 500
+"""The memory that a row of a small table takes in Python."""
+
+
+class Feature(NamedTuple):
+    """One column of a dataset."""
+
+    kind: str
+    """ "image", "video", "string", or the dtype of numbers."""
+    shape: tuple[int, ...]
+    """The shape in one frame; height, width and channels of a picture."""
+
+    @property
+    def column(self) -> ColumnSpec:
+        """Shape and dtype of one step in this column."""
+        if self.kind == "string":
+            return ColumnSpec((), np.dtype(object), "")
+        return ColumnSpec(self.shape, np.dtype(np.uint8 if self.is_picture else self.kind))
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is an image or a frame of a video."""
+        return self.kind in ("image", "video")
+
+
+class DatasetInfo:
+    """The features, files and tasks of a dataset, from the folder `meta`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.name = root, root.name
+        where = f"{self.name}: meta/info.json"
+        with (
+            wrap_errors(where, "the description of a LeRobot dataset"),
+            file_inside(root, "meta/info.json").open("rb") as file,
+        ):
+            body = file.read(MAX_JSON_BYTES + 1)
+        about = parse_json(where, body)
+        version = about.get("codebase_version")
+        if not isinstance(version, str) or not version.startswith("v3."):
+            remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
+            raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
+        features = about.get("features")
+        if not isinstance(features, dict) or "episode_index" not in features:
+            raise damage(where, "features with 'episode_index'", reprlib.repr(features))
+        self.features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
+        fps = about.get("fps")
+        if type(fps) not in (int, float) or not 0 < fps < 1e6:  # type: ignore[operator]
+            raise damage(where, "fps, a positive number", reprlib.repr(fps))
+        self.fps = float(fps)  # type: ignore[arg-type]
+        self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        """The number of bytes of the dataset on the disk."""
+
+    @property
+    def data_files(self) -> dict[str, Path]:
+        """The files of all frames by their names, in order."""
+        names = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("data/*/*.parquet"))
+        if not names:
+            remedy = "Download the whole dataset."
+            raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
+        return {name: file_inside(self.root, name) for name in names}
+
+    def tasks(self) -> dict[int, str]:
+        """The text of each task by its index; empty if the dataset has none."""
+        if not (self.root / "meta/tasks.parquet").exists():
+            return {}
+        where = f"{self.name}: meta/tasks.parquet"
+        with wrap_errors(where, "a parquet file that can be read"):
+            names = (
+                import_extra("pyarrow.parquet", "lerobot")
+                .read_schema(file_inside(self.root, "meta/tasks.parquet"))
+                .names
+            )
+        texts = [name for name in names if name != "task_index"]
+        if "task_index" not in names or len(texts) != 1:
+            raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
+        tasks: dict[int, str] = {}
+        for index, text in self.table("meta/tasks.parquet", ["task_index", texts[0]]):
+            if type(index) is not int or not isinstance(text, str):
+                raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
+            tasks[index] = text
+        return tasks
+
+    def table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
+        where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        for batch in batches(where, file_inside(self.root, file), names, _ROWS_AT_ONCE, self.nbytes):
+            columns = [batch.column(name).to_pylist() for name in names]
+            total += batch.nbytes + _ROW_BYTES * batch.num_rows
+            if total > most:
+                raise damage(where, f"rows of at most {most:,} bytes", "more")
+            yield from zip(*columns, strict=True)
+
+
+def file_inside(root: Path, name: str) -> Path:
+    """The path of a dataset's file; raises if a link leads out of the dataset."""
+    path, home = (root / name).resolve(), root.resolve()
+    # The cache of the Hugging Face hub keeps snapshots as links to its blobs.
+    blobs = root.absolute().parent.parent.resolve() / "blobs"
+    is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
+    if not path.is_relative_to(home) and not is_cached:
+        raise damage(f"{root.name}: {name}", "a file of the dataset itself", "a link out of it")
+    return path
+
+
+def _feature(where: str, about: Any) -> Feature:
+    if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
+        raise damage(where, "a feature with a dtype", reprlib.repr(about))
+    kind, shape = about["dtype"], parse_sizes(f"{where}: shape", about.get("shape"), 1)
+    if kind in ("image", "video"):
+        if len(shape) != 3:
+            raise damage(f"{where}: shape", "height, width and channels", shape)
+        names = about.get("names")
+        if isinstance(names, list) and names and names[0] in ("channel", "channels"):
+            shape = (*shape[1:], shape[0])
+        return Feature(kind, shape)
+    if kind not in (*_NUMBERS, "string"):
+        raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBERS)}", reprlib.repr(kind))
+    # LeRobot keeps one number per frame without an axis; names say that it is a vector of length 1.
+    return Feature(kind, () if shape == (1,) and not about.get("names") else shape)
+
+
+class VideoPosition(NamedTuple):
+    """Video file of an episode, and the time at which it starts there."""
+
+    file: str
+    start: float
+    """The time of the episode's first frame, in seconds."""
+
+
+class FrameReader:
+    """Reads rows in the order of a dataset."""
+
+    def __init__(self, info: DatasetInfo) -> None:
+        self._info = info
+        self._tasks: dict[int, str] | None = None
+        self._positions: dict[str, dict[int, VideoPosition]] = {}
+        self._videos: dict[str, tuple[str, Video]] = {}
+
+    def rows(self, names: Iterable[str], count: int) -> Iterator[dict[str, Any]]:
+        """Up to `count` rows at a time: numbers [K, …] or texts by column, always with "episode_index"."""
+        wanted = list(names)
+        stored = {name for name in wanted if name != "task" and self._info.features[name].kind != "video"}
+        stored |= {"episode_index"} | ({"task_index"} if "task" in wanted else set())
+        if any(name != "task" and self._info.features[name].kind == "video" for name in wanted):
+            stored |= {"timestamp"}
+        for file, path in self._info.data_files.items():
+            where = f"{self._info.name}: {file}"
+            for batch in batches(where, path, sorted(stored), count, self._info.nbytes):
+                rows = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
+                for name in wanted:
+                    if name == "task":
+                        rows[name] = self._task_texts(rows["task_index"])
+                    elif self._info.features[name].kind == "video":
+                        rows[name] = self._video(name, rows["episode_index"], rows["timestamp"])
+                yield rows
+
+    def finals(self, file: str, names: list[str]) -> Callable[[int], dict[str, Any]] | None:
+        """A function that gives the row of an episode in a file with one row per episode; None without the file.
+
+        Episodes must be asked for in order.
+        """
+        if not (self._info.root / file).exists():
+            return None
+        where = f"{self._info.name}: {file}"
+        rows = enumerate(batches(where, file_inside(self._info.root, file), sorted(names), 1, self._info.nbytes))
+
+        def row(number: int) -> dict[str, Any]:
+            for at, batch in rows:
+                if at == number:
+                    return {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in names}
+            raise damage(where, f"a row for episode {number}", "fewer rows")
+
+        return row
+
+    def _column(self, where: str, name: str, values: Any) -> Any:
+        feature = self._info.features.get(name)
+        if feature is None:
+            raise damage(where, "a feature of meta/info.json", "no such feature")
+        if feature.kind == "image":
+            return _images(where, values, feature.shape)
+        if feature.kind == "string":
+            texts = values.to_pylist()
+            if not all(isinstance(text, str) for text in texts):
+                raise damage(where, "texts", values.type)
+            return texts
+        return _numbers(where, values, feature)
+
+    def _task_texts(self, indices: np.ndarray) -> list[str]:
+        if self._tasks is None:
+            self._tasks = self._info.tasks()
+        try:
+            return [self._tasks[int(index)] for index in indices]
+        except KeyError as error:
+            raise damage(f"{self._info.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+
+    def _video(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
+        feature = self._info.features[name]
+        frames = np.empty((len(episodes), *feature.shape), np.uint8)
+        if name not in self._positions:
+            self._positions[name] = _video_positions(self._info, name)
+        for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
+            place = self._positions[name].get(episode)
+            if place is None:
+                raise damage(f"{self._info.name}: meta/episodes", f"the episode {episode}", "no such episode")
+            file, video = self._videos.get(name, ("", None))
+            if video is None or file != place.file:
+                where = f"{self._info.name}: {place.file}"
+                video = Video(where, file_inside(self._info.root, place.file), feature.shape, self._info.fps)
+                self._videos[name] = place.file, video
+            frames[row] = video.frame(place.start + time)
+        return frames
+
+
+def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
+    """Numbers [K, …] of a column, which may be nested lists."""
+    types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
+    count, flat = len(values), getattr(values, "storage", values)  # the storage of an extension type
+    while True:
+        if flat.null_count:
+            raise damage(where, "a value in every row", "rows without a value")
+        if not (types.is_list(flat.type) or types.is_large_list(flat.type) or types.is_fixed_size_list(flat.type)):
+            break
+        lengths = compute.unique(compute.list_value_length(flat))
+        if len(lengths) > 1:
+            raise damage(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
+        flat = flat.flatten()
+    numbers = flat.to_numpy(zero_copy_only=False)
+    if numbers.dtype != np.dtype(feature.kind) or numbers.size != count * int(np.prod(feature.shape)):
+        expected = f"{feature.kind} of shape {feature.shape} in every row"
+        raise damage(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
+    return numbers.reshape(count, *feature.shape)
+
+
+def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    types = import_extra("pyarrow.types", "lerobot")
+    values = getattr(values, "storage", values)
+    if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
+        raise damage(where, "images as bytes", values.type)
+    bodies = values.field("bytes").to_pylist()
+    return np.stack([image(where, body, shape) for body in bodies])
+
+
+def _video_positions(info: DatasetInfo, name: str) -> dict[int, VideoPosition]:
+    """The position of each episode in the videos of a camera."""
+    positions: dict[int, VideoPosition] = {}
+    keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
+    for path in sorted(info.root.glob("meta/episodes/*/*.parquet")):
+        where = f"{info.name}: {path.relative_to(info.root).as_posix()}"
+        for episode, chunk, file, start in info.table(path.relative_to(info.root).as_posix(), keys):
+            if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
+                raise damage(where, "whole numbers", (episode, chunk, file))
+            if not isinstance(start, float) or not 0 <= start < 1e12:
+                raise damage(where, "a time in seconds", start)
+            positions[episode] = VideoPosition(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
+    return positions
+
+
+_NAMES = {"observation": "obs", "action": "action"}
+_NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
+_FINAL_OBS = "meta/final_obs.parquet"
+"""The final observation of each episode, where `to_lerobot` wrote the dataset."""
+_LEFT_OUT = ("index", "episode_index", "frame_index", "timestamp", "task")
+"""Columns that are left out unless the caller names them: the order of rows says what they count, and task_index is the
+number of the task."""
+_ROWS_OF_FLAGS = 1 << 16
+
+
+def from_lerobot(
+    path: str | PathLike[str],
+    buffer: Any = None,
+    *,
+    columns: Columns | None = None,
+    encode: Encoders | None = None,
+    final_obs: FinalObs = "repeat",
+    sampler: Sampler | None = None,
+    device: torch.device | str | Memory = "cpu",
+    seed: int | None = None,
+) -> Any:
+    """Read a LeRobot dataset (v3), block by block, into a buffer; returns the buffer.
+
+    The feature `observation.images.top` is the part ("images", "top") of the observation, `action` the action,
+    `next.reward` the reward, `next.done` terminated and `next.truncated` truncated; all others, like `task_index`, are
+    extra fields. `index`, `episode_index`, `frame_index` and `timestamp` are left out unless `columns` names them, or
+    the buffer has extra fields of these names. A dataset without rewards gives 0; an episode that does not end with
+    `next.done` is truncated at its last step, unless the dataset has `next.truncated`.
+
+    Images are [height, width, channels] of uint8. So are the frames of videos, which are lossy: they are not the pixels
+    that the camera saw, and decoders may differ in their last bits.
+
+    The format has no final observations. A last step stores its own observation as the next one unless `final_obs` says
+    otherwise: imitation needs every action, and never looks at the next observation.
+
+    Args:
+        path: the folder of the dataset, which has `meta/info.json`.
+        buffer: the buffer to fill: a ReplayBuffer, a RolloutBuffer with num_envs=None or a DistillationBuffer. None
+            makes a ReplayBuffer with space for all steps, in which float64 becomes float32.
+        columns: the fields of features that are not the usual ones: `{"observation.images": None}` leaves out all
+            cameras, `{"next.success": "success"}` renames a feature.
+        encode: for each feature of texts, a function that turns a text into numbers; each text is encoded once. "task"
+            is the text of the task: `{"task": embed}` makes it the extra field "task".
+        final_obs: "repeat" stores a truncated last step with its own observation as the next one, from which a learner
+            then bootstraps; "drop" leaves it out. None is "drop" with a `DataWarning`.
+        sampler: the sampler of the new buffer.
+        device: the device or memory of the new buffer.
+        seed: the seed of the new buffer.
+    """
+    import_extra("pyarrow", "lerobot")
+    chosen, encoders = check_columns(columns), check_encoders(encode)
+    info = DatasetInfo(Path(path))
+    frames = FrameReader(info)
+    specs = _column_specs(info, frames, encoders)
+    plan = ColumnPlan("from_lerobot", info.name, info.nbytes, specs, _usual_path, chosen, encoders, buffer, ".")
+    steps, ends = _count(info, frames, plan)
+    if buffer is None:
+        buffer = plan.make_buffer(steps + ends, sampler, device, seed)
+    blocks = split_episodes(info.name, _read_rows(frames, plan), _final_obs(frames, plan))
+    return fill("from_lerobot", buffer, blocks, steps, final_obs)
+
+
+def _usual_path(column: str) -> FieldPath | None:
+    if column in _LEFT_OUT:
+        return None
+    first, *rest = column.split(".")
+    if first == "next" and rest and f"next.{rest[0]}" in _NEXT:
+        return (_NEXT[f"next.{rest[0]}"], *rest[1:])
+    return (_NAMES.get(first, first), *rest)
+
+
+def _column_specs(info: DatasetInfo, frames: FrameReader, encode: Encoders) -> dict[str, ColumnSpec]:
+    specs = {name: feature.column for name, feature in info.features.items()}
+    if "task_index" in specs:
+        specs["task"] = ColumnSpec((), np.dtype(object), "")
+    for name in encode.keys() & specs.keys():  # the first text tells the shape of an encoded one
+        for rows in frames.rows([name], 1):
+            specs[name] = ColumnSpec((), specs[name].dtype, rows[name][0])
+            break
+    return specs
+
+
+def _count(info: DatasetInfo, frames: FrameReader, plan: ColumnPlan) -> tuple[int, int]:
+    """The number of steps of a dataset, and of steps that end an episode."""
+    steps, ends, last, was_end, flags = 0, 0, None, True, plan.flags
+    for rows in frames.rows(flags, _ROWS_OF_FLAGS):
+        episode = rows["episode_index"]
+        is_end = np.any([rows[name] != 0 for name in flags], 0) if flags else np.zeros(len(episode), bool)
+        # An episode ends where its number changes, or where a flag says so; both together are one end.
+        changes = np.diff(episode, prepend=episode[0] if last is None else last) != 0
+        before = np.concatenate([[was_end], is_end[:-1]])
+        ends += int(is_end.sum()) + int((changes & ~before).sum())
+        steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
+    if not steps:
+        raise damage(info.name, "at least 1 frame", 0)
+    return steps, ends + (not was_end)
+
+
+def _read_rows(frames: FrameReader, plan: ColumnPlan) -> Iterator[FileRows]:
+    for rows in frames.rows(plan.paths, plan.rows_per_block):
+        yield FileRows(plan.to_fields({column: rows[column] for column in plan.paths}), rows["episode_index"])
+
+
+def _final_obs(frames: FrameReader, plan: ColumnPlan) -> Callable[[int], Any] | None:
+    """A function that reads an episode's final observation by its number; None if the dataset has none."""
+    following = frames.finals(_FINAL_OBS, plan.columns_of("obs"))
+    return following and (lambda number: plan.to_fields(following(number))["obs"])
+
+
+def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    """Whether numbers of this form are written as images: [height, width, 3] of uint8."""
+    return dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+
+
+def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
+    """The entry of a column in `meta/info.json`."""
+    shape, dtype = rows.shape[1:], rows.dtype
+    if is_image(shape, dtype):
+        return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
+    if dtype.kind not in "biuf" or len(shape) > 5:
+        remedy = "Write the buffer with to_hdf5 or to_zarr."
+        raise SchemaError(explain(name, "real numbers with at most 5 axes", f"{dtype} of shape {shape}", remedy))
+    return {"dtype": str(dtype), "shape": list(shape or (1,)), "names": ["0"] if shape == (1,) else None}
+
+
+def _arrow_array(rows: np.ndarray) -> Any:
+    """Rows [K, …] as an Arrow array: numbers, lists of them, or images as lossless PNG."""
+    pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
+    if is_image(inner, rows.dtype):
+        bodies = pyarrow.array([_png(row) for row in rows], pyarrow.binary())
+        paths = pyarrow.nulls(len(rows), pyarrow.string())
+        return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
+    values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
+    if inner == (1,):  # as LeRobot keeps one number per frame
+        return values
+    if len(inner) == 1:
+        return pyarrow.FixedSizeListArray.from_arrays(values, inner[0])
+    for size in reversed(inner):
+        offsets = np.arange(0, len(values) + 1, size, dtype=np.int32)
+        values = pyarrow.ListArray.from_arrays(pyarrow.array(offsets), values)
+    return values
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    body = io.BytesIO()
+    import_extra("PIL.Image", "lerobot", "Pillow").fromarray(pixels).save(body, "PNG", compress_level=1)
+    return body.getvalue()
+
+
+class _FeatureStats:
+    """Statistics of a column, by which LeRobot's policies normalise; for images per channel, between 0 and 1."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._squares = 0, 0.0, 0.0
+        self._least, self._most = np.inf, -np.inf
+
+    def update(self, rows: np.ndarray) -> None:
+        """Add rows [K, …]."""
+        numbers = np.asarray(rows, np.float64)
+        if is_image(rows.shape[1:], rows.dtype):
+            numbers = numbers.reshape(-1, 3)[:, :, None, None] / 255
+        numbers = numbers if numbers.ndim > 1 else numbers[:, None]
+        self._count += len(numbers)
+        self._sum, self._squares = self._sum + numbers.sum(0), self._squares + np.square(numbers).sum(0)
+        self._least, self._most = np.minimum(self._least, numbers.min(0)), np.maximum(self._most, numbers.max(0))
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of the column in `meta/stats.json`."""
+        mean = self._sum / self._count
+        deviation = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0))
+        figures = {"min": self._least, "max": self._most, "mean": mean, "std": deviation}
+        return {name: np.asarray(each).tolist() for name, each in figures.items()} | {"count": [self._count]}
+
+
+_FILE_BYTES = 100_000_000
+_GROUP_VALUES = 1 << 22
+"""The most numbers of a column in a row group, from which a reader knows how long its lists can be."""
+_FEATURES = {field: feature for feature, field in (_NAMES | _NEXT).items()}
+_COUNTED = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+
+_PANDAS = {
+    "index_columns": ["__index_level_0__"],
+    "column_indexes": [],
+    "columns": [
+        {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, field, kind, numpy in (
+            ("task_index", "task_index", "int64", "int64"),
+            (None, "__index_level_0__", "unicode", "object"),
+        )
+    ],
+    "pandas_version": "2.0.0",
+}
+"""Metadata that make the texts the index of a pandas table."""
+
+
+def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, tasks: str | Sequence[str] = "") -> None:
+    """Write the episodes of a replay buffer as a LeRobot dataset (v3), which `from_lerobot` reads back bit for bit.
+
+    The part "x" of the observation is the feature `observation.x`, an observation without parts `observation.state`;
+    `next.reward`, `next.done` (terminated), `next.truncated` and extra fields have features too. Pictures [height,
+    width, 3] of uint8 are lossless PNG images. Final observations are in a file of their own, `meta/final_obs.parquet`,
+    which LeRobot ignores. The dataset appears when it is whole.
+
+    Args:
+        replay: a replay buffer in time order, with at least one step.
+        path: the folder, which must not exist.
+        fps: steps per second, which say the time of each frame.
+        tasks: the text of the task; or a text for each number of the extra field "task_index".
+    """
+    import_extra("pyarrow", "lerobot")
+    require_steps("to_lerobot", replay)
+    with write_atomically("to_lerobot", path) as unfinished:
+        _DatasetWriter(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
+
+
+class _DatasetWriter:
+    """Writes a dataset, episode by episode."""
+
+    def __init__(self, root: Path, fps: float, tasks: list[str]) -> None:
+        self._root, self._fps, self._tasks = root, fps, tasks
+        self._features: dict[str, Any] = {}
+        self._moments: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
+        self._episodes: list[dict[str, Any]] = []
+        self._frames, self._file = 0, -1
+        self._file_bytes = _FILE_BYTES
+        self._writer: Any = None
+
+    def write(self, replay: ReplayBuffer) -> None:
+        final = _ParquetWriter(self._root / _FINAL_OBS)
+        for episode in episode_arrays(replay):
+            next_obs = episode.pop("next_obs")
+            self._write_episode(dict(_feature_columns(episode)))
+            final.write(dict(_feature_columns({"obs": slice_leaves(next_obs, slice(-1, None))})))
+        final.close()
+        self._writer.close()
+        self._write_metadata()
+
+    def _write_episode(self, columns: dict[str, np.ndarray]) -> None:
+        count, number = (
+            len(columns["action"]) if "action" in columns else len(columns["next.done"]),
+            len(self._episodes),
+        )
+        index = np.arange(count)
+        columns |= {
+            "timestamp": (index / self._fps).astype(np.float32),
+            "frame_index": index,
+            "episode_index": np.full(count, number),
+            "index": index + self._frames,
+        }
+        columns.setdefault("task_index", np.zeros(count, np.int64))
+        named = np.unique(columns["task_index"]).tolist()
+        if not all(0 <= task < len(self._tasks) for task in named):
+            remedy = "Pass a text for each number of the extra field 'task_index'."
+            raise SchemaError(explain("to_lerobot: tasks", f"a text for {named}", f"{len(self._tasks)} texts", remedy))
+        self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
+        for name, rows in columns.items():
+            self._moments[name].update(rows)
+        if self._file_bytes >= _FILE_BYTES:
+            self._next_file()
+        self._file_bytes += self._writer.write(columns)
+        place = {"data/chunk_index": self._file // 1000, "data/file_index": self._file % 1000}
+        place |= {"dataset_from_index": self._frames, "dataset_to_index": self._frames + count}
+        place |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        texts = [self._tasks[task] for task in named]
+        self._episodes.append({"episode_index": number, "tasks": texts, "length": count, **place})
+        self._frames += count
+
+    def _next_file(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._file, self._file_bytes = self._file + 1, 0
+        name = f"chunk-{self._file // 1000:03d}/file-{self._file % 1000:03d}.parquet"
+        self._writer = _ParquetWriter(self._root / "data" / name)
+
+    def _write_metadata(self) -> None:
+        pyarrow, meta = import_extra("pyarrow", "lerobot"), self._root / "meta"
+        parquet = import_extra("pyarrow.parquet", "lerobot")
+        tasks = pyarrow.table({"task_index": np.arange(len(self._tasks)), "__index_level_0__": self._tasks})
+        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(_PANDAS)})  # LeRobot looks tasks up by their text
+        parquet.write_table(tasks, meta / "tasks.parquet")
+        (meta / "episodes/chunk-000").mkdir(parents=True)
+        parquet.write_table(pyarrow.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
+        stats = {name: moments.as_json() for name, moments in self._moments.items()}
+        (meta / "stats.json").write_text(json.dumps(stats), "utf-8")
+        info = {
+            "codebase_version": "v3.0", "robot_type": None, "fps": self._fps, "chunks_size": 1000,
+            "data_files_size_in_mb": 100, "video_files_size_in_mb": 200, "total_tasks": len(self._tasks),
+            "total_episodes": len(self._episodes), "total_frames": self._frames,
+            "splits": {"train": f"0:{len(self._episodes)}"}, "video_path": None, "features": self._features,
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        }  # fmt: skip
+        (meta / "info.json").write_text(json.dumps(info, indent=4), "utf-8")
+
+
+class _ParquetWriter:
+    """A parquet file that grows by row groups."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._writer = path, None
+
+    def write(self, columns: dict[str, np.ndarray]) -> int:
+        """Append rows; returns how many bytes they have in memory."""
+        table = import_extra("pyarrow", "lerobot").table({name: _arrow_array(rows) for name, rows in columns.items()})
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
+        most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
+        self._writer.write_table(table, max(1, _GROUP_VALUES // most))
+        return table.nbytes
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[union-attr]
+
+
+def _feature_columns(tree: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, part in tree.items():
+        for parts, leaf in leaves_of((_FEATURES.get(name, name),), part):
+            feature = "observation.state" if parts == ("observation",) else ".".join(parts)
+            if name in _COUNTED or any("." in part or "/" in part for part in parts[1:]) or "/" in name:
+                remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
+                raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
+            yield feature, leaf

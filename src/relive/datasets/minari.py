@@ -1,0 +1,358 @@
+"""Minari datasets: read episode by episode into any buffer, and written from a replay buffer."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from relive.datasets.filling import (
+    STEP,
+    EpisodeBlock,
+    episode_arrays,
+    extra_fields,
+    fill,
+    join_leaves,
+    require_ordered,
+    slice_leaves,
+)
+from relive.datasets.hdf5 import require_self_contained
+from relive.datasets.untrusted import damage, import_extra, parse_json, require_similar_size, wrap_errors
+from relive.errors import SchemaError, explain
+from relive.fields.conversion import as_tensor, path_name
+from relive.fields.schema import DTYPES, Field, Tree, caller_shape, kept_dtype, leaves_of, map_leaves
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Sampler
+from relive.storage import Memory
+
+_MOST_METADATA = 1 << 24
+"""The longest metadata.json: the limits of every pixel of an image are in it."""
+_MOST_NUMBERS = 1 << 22
+
+
+class Episode(NamedTuple):
+    """One episode of a dataset: T steps and T + 1 observations."""
+
+    number: int
+    obs: Any
+    action: Any
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    info: dict[str, Any]
+    """Nested arrays [T, …] of each step's info."""
+
+    @property
+    def size(self) -> int:
+        """The number of steps."""
+        return len(self.reward)
+
+
+def open_dataset(dataset: Any) -> Any:
+    """The MinariDataset of an object, a path or an id, after checks of its files."""
+    minari = _import_minari()
+    if isinstance(dataset, minari.MinariDataset):
+        _require_self_contained(Path(dataset.storage.data_path))
+        return dataset
+    if not isinstance(dataset, str | PathLike):
+        remedy = "Pass a MinariDataset, its id or its path."
+        raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
+    folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
+    if folder is None:
+        return minari.load_dataset(str(dataset))  # raises an error that names the missing dataset
+    _require_spaces(folder)
+    _require_self_contained(folder)
+    with wrap_errors(str(folder), "a Minari dataset that can be read"):
+        return minari.MinariDataset(folder)
+
+
+def _dataset_path(dataset_id: str) -> Path:
+    """The folder of a local dataset."""
+    from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
+
+    return Path(get_dataset_path(dataset_id))
+
+
+def _stored_bytes(dataset: Any) -> int:
+    """The number of bytes of a dataset on the disk."""
+    return sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
+
+
+def _require_spaces(folder: Path) -> None:
+    """Raise if a space is missing or huge.
+
+    Without one Minari would make the dataset's environment, which can run any code.
+    """
+    where, metadata = f"{folder.name}/metadata.json", _metadata(folder)
+    for name in ("observation_space", "action_space"):
+        if isinstance(metadata.get(name), str):
+            with wrap_errors(f"{where}: {name}", "a space"):
+                _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
+    missing = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
+    if missing:
+        remedy = "Its environment would be made: if you trust it, pass minari.MinariDataset(path) instead of the path."
+        raise SchemaError(explain(where, f"the key {missing[0]!r}", "no such key", remedy))
+
+
+def _require_small_space(where: str, space: Any) -> None:
+    """Raise if a space has a shape that Minari would fill with limits, from few bytes."""
+    if isinstance(space, Mapping):
+        for name in ("shape", "n"):
+            axes = space.get(name)
+            if isinstance(axes, list) and math.prod(axes) > _MOST_NUMBERS:
+                raise damage(f"{where}: {name}", f"at most {_MOST_NUMBERS:,} numbers", reprlib.repr(axes))
+        if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MOST_NUMBERS:
+            raise damage(f"{where}: n", f"at most {_MOST_NUMBERS:,} numbers", space["n"])
+        space = space.get("subspaces", ())
+        space = list(space.values()) if isinstance(space, Mapping) else space
+        if isinstance(space, list):
+            for part in space:
+                _require_small_space(where, part)
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    with (folder / "metadata.json").open("rb") as file:
+        return parse_json(f"{folder.name}/metadata.json", file.read(_MOST_METADATA + 1), _MOST_METADATA)
+
+
+def _require_self_contained(folder: Path) -> None:
+    file = folder / "main_data.hdf5"
+    if file.exists():
+        require_self_contained(file, is_read_in_groups=True)
+
+
+def dataset_folder(path: Path) -> Path | None:
+    """The folder of a Minari dataset's files: `path` or "data" in it; None if neither holds a dataset."""
+    for folder in (path, path / "data"):
+        try:
+            metadata = _metadata(folder)
+        except (OSError, SchemaError):
+            continue
+        if "data_format" in metadata:
+            return folder
+    return None
+
+
+def _import_minari() -> Any:
+    """The module `minari`."""
+    return import_extra("minari", "minari", "Minari")
+
+
+def read_episodes(
+    dataset: Any, infos: Iterable[str] | None = None, which: Iterable[int] | None = None
+) -> Iterator[Episode]:
+    """Yield the episodes of a dataset that have steps, in its order."""
+    names = None if infos is None else list(infos)
+    with wrap_errors(str(dataset.storage.data_path), "episodes that can be read"):
+        for data in dataset.iterate_episodes(which):
+            if len(data.rewards):
+                yield _episode(data, names)
+
+
+def _episode(data: Any, names: list[str] | None) -> Episode:
+    number, steps = int(data.id), len(data.rewards)
+    where = f"episode {number}"
+    for path, leaf in leaves_of(("observations",), _tuples_to_dicts(data.observations)):
+        if len(leaf) != steps + 1:
+            raise SchemaError(
+                explain(f"{where}: {path_name(path)}", f"{steps + 1} observations", len(leaf), "Repair the dataset.")
+            )
+    given = data.infos or {}
+    info = {name: _info(f"{where}: infos", given, name, steps) for name in (given if names is None else names)}
+    terminated, truncated = (np.asarray(flag).astype(bool) for flag in (data.terminations, data.truncations))
+    obs, action = _tuples_to_dicts(data.observations), _tuples_to_dicts(data.actions)
+    return Episode(number, obs, action, np.asarray(data.rewards), terminated, truncated, info)
+
+
+def _tuples_to_dicts(tree: Any) -> Any:
+    """Nested tuples as dicts with keys "0", "1", …, as buffers store them; leaves as arrays."""
+    if isinstance(tree, tuple):
+        return {str(i): _tuples_to_dicts(part) for i, part in enumerate(tree)}
+    if isinstance(tree, Mapping):
+        return {str(name): _tuples_to_dicts(part) for name, part in tree.items()}
+    return np.asarray(tree)
+
+
+def _info(where: str, given: Mapping[str, Any], name: str, steps: int) -> Any:
+    if name not in given:
+        got = f"an episode with {', '.join(map(str, given)) or 'no infos'}"
+        raise SchemaError(explain(where, f"{name!r} in every episode", got, "Leave it out of infos=."))
+    return _per_step(f"{where}: {name}", _tuples_to_dicts(given[name]), steps)
+
+
+def _per_step(where: str, tree: Any, steps: int) -> Any:
+    if isinstance(tree, dict):
+        return {name: _per_step(f"{where}.{name}", part, steps) for name, part in tree.items()}
+    if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (steps, steps + 1):
+        got = f"dtype {tree.dtype} of shape {tree.shape}"
+        remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
+        raise SchemaError(explain(where, f"numbers, an entry for each of {steps} steps", got, remedy))
+    return tree[1:] if len(tree) == steps + 1 else tree  # the first entry belongs to the reset
+
+
+_HOST = torch.device("cpu")
+
+
+def from_minari(
+    dataset: Any,
+    buffer: Any = None,
+    *,
+    infos: Iterable[str] | None = None,
+    sampler: Sampler | None = None,
+    device: torch.device | str | Memory = "cpu",
+    seed: int | None = None,
+) -> Any:
+    """Read a Minari dataset, episode by episode, into a buffer; returns the buffer.
+
+    A replay buffer with several environments stores each episode in the environment with the fewest steps so far. Of
+    the extra fields, one called "info" takes all infos, and any other takes the info of its name. A RolloutBuffer must
+    have num_envs=None and space for all steps. A terminal shows the progress of long reads.
+
+    If the dataset is larger than the buffer, the newest steps stay, and a `DataWarning` says how many did not fit.
+
+    Args:
+        dataset: a `MinariDataset`, the id of a local dataset, or a path.
+        buffer: the buffer to fill. None makes a ReplayBuffer with space for all steps and the dtypes of
+            `ReplayBuffer.for_env`: float64 becomes float32. Other buffers keep the dtypes of their fields.
+        infos: the names of the infos to keep in the field "info"; by default all, which must be arrays of numbers.
+        sampler: the sampler of the new buffer.
+        device: the device or memory of the new buffer.
+        seed: the seed of the new buffer.
+    """
+    source = open_dataset(dataset)
+    if buffer is None:
+        buffer = _make_buffer(source, infos, sampler, device, seed)
+    extra = list(extra_fields("from_minari", buffer))
+    blocks = (_block(episode, extra) for episode in read_episodes(source, infos))
+    return fill("from_minari", buffer, blocks, source.total_steps)
+
+
+def _block(episode: Episode, extra: list[str]) -> EpisodeBlock:
+    where = f"episode {episode.number}"
+    given = {"info": episode.info, **episode.info}
+    for name in extra:
+        if name not in given:
+            known = ", ".join(episode.info) or "it has no infos"
+            remedy = "Declare only fields that every episode has."
+            raise SchemaError(explain(where, f"an info for each extra field ({known})", repr(name), remedy))
+    obs, next_obs = slice_leaves(episode.obs, slice(None, -1)), slice_leaves(episode.obs, slice(1, None))
+    flags = episode.terminated, episode.truncated
+    return EpisodeBlock(
+        where, obs, next_obs, episode.action, episode.reward, *flags, {name: given[name] for name in extra}
+    )
+
+
+def _make_buffer(
+    dataset: Any, infos: Iterable[str] | None, sampler: Sampler | None, device: Any, seed: int | None
+) -> ReplayBuffer:
+    first = next(read_episodes(dataset, infos), None)
+    if first is None:
+        raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
+    rows = dataset.total_steps + dataset.total_episodes
+    leaves = [leaf for tree in (first.obs, first.action, first.info) for _, leaf in leaves_of((), tree)]
+    row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
+    require_similar_size("from_minari", rows, row_bytes, _stored_bytes(dataset))
+    return ReplayBuffer(
+        # The final observation of an episode takes a row too.
+        rows,
+        dataset.observation_space,
+        dataset.action_space,
+        reward=Field(first.reward.shape[1:]),
+        extra={"info": map_leaves(_field, first.info)} if first.info else None,
+        sampler=sampler,
+        device=device,
+        seed=seed,
+    )
+
+
+def _field(values: np.ndarray) -> Field:
+    tensor = as_tensor("info", values[:1], _HOST)
+    return Field(tensor.shape[1:], kept_dtype(tensor.dtype))
+
+
+def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
+    """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; returns the MinariDataset.
+
+    Extra fields become infos, and each part of a field "info" becomes an info of its own name; infos of the reset,
+    which a buffer does not store, are zero. Images are not compressed as JPEG, which is lossy, unless
+    `jpeg_encoding=True`.
+
+    Args:
+        replay: a replay buffer in time order.
+        dataset_id: the id of the dataset in Minari's form: "namespace/name-v0".
+        options: options of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. The default spaces
+            are the widest that the fields allow.
+    """
+    minari = _import_minari()
+    require_ordered("to_minari", replay)
+    trees = replay._schema.trees
+    given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
+    options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
+    spaces = [options.get(name) for name in ("observation_space", "action_space")]
+    with warnings.catch_warnings():
+        # Minari warns about missing authors and sources, which callers may leave out.
+        warnings.filterwarnings("ignore", category=UserWarning, module="minari")
+        is_ours = False
+
+        def buffers() -> Iterator[Any]:
+            nonlocal is_ours
+            is_ours = True  # Minari has made the folder, which was not there before
+            yield from (_episode_buffer(one, spaces) for one in episode_arrays(replay))
+
+        try:
+            return minari.create_dataset_from_buffers(dataset_id, buffers(), **options)
+        except BaseException:
+            if is_ours:
+                shutil.rmtree(_dataset_path(dataset_id), ignore_errors=True)
+            raise
+
+
+def _episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
+    """An episode [T] as Minari's EpisodeBuffer."""
+    obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
+    fields = {name: part for name, part in tree.items() if name not in (*STEP, "next_obs")}
+    infos = {**fields.pop("info", {}), **fields}
+    return _import_minari().data_collector.EpisodeBuffer(
+        observations=_for_space(spaces[0], obs),
+        actions=_for_space(spaces[1], tree["action"]),
+        rewards=tree["reward"],
+        terminations=tree["terminated"],
+        truncations=tree["truncated"],
+        infos=map_leaves(_with_reset, infos) if infos else None,
+    )
+
+
+def _with_reset(info: np.ndarray) -> Any:
+    """An info of all steps after an entry of zeros, for the reset."""
+    entries = np.concatenate([np.zeros_like(info[:1]), info])
+    return list(entries) if entries.ndim == 1 else entries  # Minari cannot read Arrow files of arrays without a shape
+
+
+def _for_space(space: Any, tree: Any) -> Any:
+    """The parts "0", "1", … of a Tuple space as a tuple."""
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_for_space(part, tree[str(i)]) for i, part in enumerate(space.spaces))
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _for_space(part, tree[name]) for name, part in space.spaces.items()}
+    return tree
+
+
+def _space(tree: Tree) -> gym.Space[Any]:
+    if isinstance(tree, dict):
+        return gym.spaces.Dict({name: _space(part) for name, part in tree.items()})
+    dtype = DTYPES[tree.dtype] or np.dtype(np.float32)
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    else:
+        low, high = (0, 1) if dtype.kind == "b" else (torch.iinfo(tree.dtype).min, torch.iinfo(tree.dtype).max)
+    return gym.spaces.Box(low, high, caller_shape(tree), dtype.type)

@@ -1,0 +1,710 @@
+"""Zarr stores in diffusion policy's layout: read block by block into any buffer, and written from a replay buffer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import reprlib
+import stat
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, check_columns
+from relive.datasets.filling import (
+    STEP,
+    FileRows,
+    FinalObs,
+    episode_arrays,
+    fill,
+    require_steps,
+    slice_leaves,
+    split_episodes,
+    write_atomically,
+)
+from relive.datasets.untrusted import (
+    MAX_JSON_BYTES,
+    damage,
+    decode_budget,
+    import_extra,
+    parse_json,
+    parse_sizes,
+    wrap_errors,
+)
+from relive.errors import SchemaError, explain
+from relive.fields.schema import Path as FieldPath
+from relive.fields.schema import leaves_of
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Sampler
+from relive.storage import Memory
+from relive.storage.codec import to_json
+
+_MOST_FILES = 1 << 22
+_DEEPEST = 16
+
+
+class Store:
+    """The files of a store by their names ("data/img/0.0.0.0"), and the chunks that were decoded last.
+
+    Args:
+        name: the name of the store, for messages.
+        nbytes: the number of bytes of the store on the disk.
+        sizes: the size of each file.
+        body: a function that reads a file of a number of bytes, by its name.
+    """
+
+    def __init__(self, name: str, nbytes: int, sizes: dict[str, int], body: Callable[[str, int], bytes]) -> None:
+        self.name, self.nbytes, self.sizes, self._body = name, nbytes, sizes, body
+        self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
+        """The number, the bytes and the rows of the chunk that was decoded last, by array."""
+
+    def chunk_rows(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
+        """The rows of an array's chunk; `decode` makes them, of `nbytes` bytes, unless they were the last ones."""
+        last, _, rows = self._decoded.get(array, (-1, 0, None))
+        if last == number and rows is not None:
+            return rows
+        self._decoded.pop(array, None)
+        if nbytes + sum(each for _, each, _ in self._decoded.values()) > decode_budget(self.nbytes):
+            self._decoded.clear()
+        rows = decode()
+        self._decoded[array] = number, nbytes, rows
+        return rows
+
+    def read(self, name: str, most: int) -> bytes:
+        """A whole file; raises if it is longer than `most` bytes."""
+        where = f"{self.name}: {name}"
+        if self.sizes[name] > most:
+            raise damage(where, f"at most {most:,} bytes", f"{self.sizes[name]:,}")
+        with wrap_errors(where, "a file that can be read"):
+            body = self._body(name, self.sizes[name])
+        if len(body) != self.sizes[name]:
+            raise damage(where, f"{self.sizes[name]} bytes", len(body))
+        return body
+
+
+@contextmanager
+def open_store(path: Path) -> Iterator[Store]:
+    """Open the store in a folder or .zip."""
+    if path.is_dir():
+        sizes = dict(_files(path, path.name, "", 0))
+        yield Store(path.name, sum(sizes.values()), sizes, partial(_read_file, path))
+        return
+    with wrap_errors(str(path), "a folder or a .zip with a zarr store"):
+        archive, nbytes = zipfile.ZipFile(path), path.stat().st_size
+    with archive:
+        yield Store(path.name, nbytes, dict(_entries(path.name, archive)), partial(_read_entry, archive))
+
+
+def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+    if depth > _DEEPEST:
+        raise damage(f"{store}: {prefix}", f"at most {_DEEPEST} folders inside each other", "more")
+    with os.scandir(folder) as entries:
+        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_FILES + 1)]
+    if len(files) > _MOST_FILES:
+        raise damage(f"{store}: {prefix}", f"at most {_MOST_FILES} files", "more")
+    for name, about in files:
+        if stat.S_ISDIR(about.st_mode):
+            yield from _files(folder / name, store, f"{prefix}{name}/", depth + 1)
+        elif stat.S_ISREG(about.st_mode):
+            yield f"{prefix}{name}", about.st_size
+        else:
+            kind = "a link" if stat.S_ISLNK(about.st_mode) else "a device or pipe"
+            raise damage(f"{store}: {prefix}{name}", "a file of the store itself", kind)
+
+
+def _read_file(folder: Path, name: str, nbytes: int) -> bytes:
+    with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+        return file.read(nbytes + 1)
+
+
+def _read_entry(archive: zipfile.ZipFile, name: str, nbytes: int) -> bytes:
+    with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it checks the size
+        return file.read(nbytes) + file.read(1)
+
+
+def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
+    entries = archive.infolist()
+    if len(entries) > _MOST_FILES or len(set(archive.namelist())) != len(entries):
+        raise damage(name, f"at most {_MOST_FILES} files with distinct names", len(entries))
+    for entry in entries:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise damage(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
+        if not entry.is_dir():
+            yield entry.filename, entry.file_size
+
+
+_WINDOWS = {"zlib": 15, "gzip": 31}
+_SLICE = 1 << 14
+"""Compressed bytes that are inflated at once: they give at most 1,032 times as many."""
+
+_BLOSC_HEADER = struct.Struct("<4B3I")
+_BLOSC_COPY, _BLOSC_WHOLE = 0x02, 0x10
+_BLOSC_COMPRESSORS = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
+_MOST_SPLITS, _LEAST_SPLIT = 16, 128
+
+
+def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
+    """The `nbytes` bytes of a chunk; raises, before anything is allocated, if it cannot have that many.
+
+    Args:
+        where: the chunk, for messages.
+        kind: the compressor; None if the chunk is not compressed.
+        body: the bytes of the file.
+        nbytes: how many bytes the array says that a chunk has.
+    """
+    with wrap_errors(where, f"bytes that {kind} wrote"):
+        if kind is None:
+            _require_size(where, len(body), nbytes)
+            return np.frombuffer(body, np.uint8)
+        if kind in _WINDOWS:
+            return _inflate(where, body, nbytes, _WINDOWS[kind])
+        _require_size(where, _SIZES[kind](body), nbytes)
+        if kind == "blosc":
+            _require_blosc(body)
+        out = np.zeros(nbytes, np.uint8)
+        import_extra("numcodecs", "zarr").get_codec({"id": kind}).decode(body, out=out)
+        return out
+
+
+def _require_size(where: str, claimed: int, nbytes: int) -> None:
+    if claimed != nbytes:
+        raise damage(where, f"{nbytes:,} bytes", f"{claimed:,}")
+
+
+def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
+    stream, view, done = zlib.decompressobj(window), memoryview(body), 0
+    out = np.zeros(nbytes, np.uint8)
+    for start in range(0, len(view), _SLICE):
+        if stream.eof:
+            raise ValueError("bytes after the end of the stream")
+        part = stream.decompress(view[start : start + _SLICE], nbytes - done + 1)
+        if done + len(part) > nbytes:
+            raise damage(where, f"{nbytes:,} bytes", f"{done + len(part):,}, or more")
+        out[done : done + len(part)] = np.frombuffer(part, np.uint8)
+        done += len(part)
+    if not stream.eof or stream.unused_data:
+        raise ValueError("bytes after the end of the stream" if stream.eof else "a stream without its end")
+    _require_size(where, done, nbytes)
+    return out
+
+
+def _lz4_size(body: Any) -> int:
+    return struct.unpack_from("<I", body)[0]
+
+
+def _zstd_size(body: Any) -> int:
+    magic, head = struct.unpack_from("<IB", body)
+    if magic != 0xFD2FB528:
+        raise ValueError(f"the magic number {magic:08x}")
+    single, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
+    width = (single, 2, 4, 8)[head >> 6]
+    field = bytes(body[5 + (1 - single) + dictionary :][:width])
+    if not width or len(field) < width:
+        raise ValueError("a frame without its size")
+    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
+
+
+def _blosc_size(body: Any) -> int:
+    return _BLOSC_HEADER.unpack_from(body)[4]
+
+
+def _require_blosc(body: Any) -> None:
+    """Raise unless the lengths and offsets in a blosc chunk agree with its bytes.
+
+    c-blosc is not told how long the body is: it believes the header, and older versions the offsets too.
+    """
+    version, _, flags, typesize, nbytes, blocksize, length = _BLOSC_HEADER.unpack_from(body)
+    if length != len(body):
+        raise ValueError(f"a header that says {length:,} bytes, in a file of {len(body):,}")
+    if version != 2 or flags & 0x08:
+        raise ValueError(f"the version {version} and the flags {flags:#04x}")
+    # With a rest, c-blosc would fill the end of each block from memory that it has never written.
+    if not typesize or not 0 < blocksize <= nbytes or (blocksize > typesize and blocksize % typesize):
+        raise ValueError(f"blocks of {blocksize:,} bytes, of items of {typesize}, in a chunk of {nbytes:,}")
+    if flags & _BLOSC_COPY:
+        if length != nbytes + _BLOSC_HEADER.size:
+            raise ValueError(f"{length:,} bytes for a copy of {nbytes:,}")
+        return
+    if flags >> 5 not in _BLOSC_COMPRESSORS:
+        raise ValueError(f"the compressor {flags >> 5}")
+    _require_blosc_blocks(body, -(-nbytes // blocksize), nbytes % blocksize, typesize, blocksize, flags)
+
+
+def _require_blosc_blocks(body: Any, blocks: int, rest: int, typesize: int, blocksize: int, flags: int) -> None:
+    """Raise unless every block, and every part of one, lies in the body."""
+    first = _BLOSC_HEADER.size + 4 * blocks
+    if first > len(body):
+        raise ValueError(f"{blocks:,} blocks in {len(body):,} bytes")
+    is_split = not flags & _BLOSC_WHOLE and typesize <= _MOST_SPLITS and blocksize // typesize >= _LEAST_SPLIT
+    for block, start in enumerate(struct.unpack_from(f"<{blocks}i", body, _BLOSC_HEADER.size)):
+        at = start
+        for _ in range(typesize if is_split and not (rest and block == blocks - 1) else 1):
+            if not first <= at <= len(body) - 4:
+                raise ValueError(f"block {block} at byte {at:,} of {len(body):,}")
+            size = struct.unpack_from("<i", body, at)[0]
+            at += 4 + size
+            if size < 0 or at > len(body):
+                raise ValueError(f"{size:,} bytes in block {block}, which ends after byte {len(body):,}")
+
+
+_SIZES: dict[str, Callable[[Any], int]] = {"blosc": _blosc_size, "lz4": _lz4_size, "zstd": _zstd_size}
+CODECS = (*_SIZES, *_WINDOWS)
+"""The compressors that can be read."""
+
+
+_LARGEST_CHUNK = 1 << 30
+_MOST_CHUNKS = 1 << 20
+_V2_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c8|c16)")
+_V3_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class ArraySpec(NamedTuple):
+    """The form of an array, as its metadata declare it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    fill: Any
+    order: str
+    codec: str | None
+    """The compressor of the chunks; None if they are not compressed."""
+    key: Callable[[tuple[int, ...]], str]
+    """Gives the name of the chunk at some coordinates."""
+
+
+class ZarrArray:
+    """One array of a store."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name, self.where = store, name, f"{store.name}: {name}"
+        parse = _spec_2 if f"{name}/.zarray" in store.sizes else _spec_3
+        self.spec = parse(self.where, store, name)
+        self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.spec.shape, self.spec.chunks, strict=True))
+        self._nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
+        if math.prod(self._grid) > _MOST_CHUNKS + 64 * len(store.sizes):
+            raise damage(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
+        needed = self._nbytes + (0 if self._is_one_wide else self._band_bytes)
+        most = min(_LARGEST_CHUNK, decode_budget(store.nbytes))
+        if needed > most:
+            raise damage(self.where, f"chunks of at most {most:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk is stored; the rows of a chunk that is not have the fill value."""
+        at = itertools.product(*map(range, self._grid))
+        return math.prod(self._grid) <= len(self._store.sizes) and all(self._key(i) in self._store.sizes for i in at)
+
+    @property
+    def _is_one_wide(self) -> bool:
+        """Whether every row lies in one chunk."""
+        return math.prod(self._grid[1:]) == 1
+
+    @property
+    def _band_bytes(self) -> int:
+        """The number of bytes of the rows of all chunks with the same first coordinate."""
+        length = min(self.spec.chunks[0], self.spec.shape[0])
+        return length * math.prod(self.spec.shape[1:]) * self.spec.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows from start to stop, in the byte order of this machine."""
+        length = self.spec.chunks[0]
+        rows = np.empty((stop - start, *self.spec.shape[1:]), self.spec.dtype.newbyteorder("="))
+        for number in range(start // length, -(-stop // length)):
+            first = max(start, number * length)
+            last = min(stop, (number + 1) * length)
+            band = self._chunk_rows(number)
+            rows[first - start : last - start] = band[first - number * length : last - number * length]
+        return rows
+
+    def _chunk_rows(self, number: int) -> np.ndarray:
+        """The rows of all chunks with this first coordinate."""
+        if self._is_one_wide:
+            nbytes, make = self._nbytes, lambda: self._chunk((number, *(0 for _ in self._grid[1:])))
+        else:
+            nbytes, make = self._band_bytes, lambda: self._band(number)
+        return self._store.chunk_rows(self._name, number, nbytes, make)
+
+    def _band(self, number: int) -> np.ndarray:
+        length = min(self.spec.chunks[0], self.spec.shape[0])
+        band = np.empty((length, *self.spec.shape[1:]), self.spec.dtype)
+        for inner in itertools.product(*map(range, self._grid[1:])):
+            lows = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
+            place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.spec.chunks[1:], strict=True))
+            part = band[(slice(None), *place)]
+            part[...] = self._chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
+        return band
+
+    def _key(self, at: tuple[int, ...]) -> str:
+        return f"{self._name}/{self.spec.key(at)}"
+
+    def _chunk(self, at: tuple[int, ...]) -> np.ndarray:
+        """The part of a chunk that lies in the array."""
+        key, inside = self._key(at), tuple(map(slice, self.spec.shape))
+        if key not in self._store.sizes:
+            extent = tuple(map(min, self.spec.chunks, self.spec.shape))
+            return np.broadcast_to(self.spec.fill, extent)
+        # Bytes that cannot be compressed grow a little.
+        body = self._store.read(key, self._nbytes + self._nbytes // 8 + 4096)
+        decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._nbytes)
+        return decoded.view(self.spec.dtype).reshape(self.spec.chunks, order=self.spec.order)[inside]  # type: ignore[arg-type]
+
+
+def _spec_2(where: str, store: Store, name: str) -> ArraySpec:
+    about = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
+    dtype, order, filters = (about.get(key) for key in ("dtype", "order", "filters"))
+    if not isinstance(dtype, str) or not _V2_DTYPE.fullmatch(dtype):
+        raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
+    if order not in ("C", "F") or filters:
+        raise damage(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
+    separator = about.get("dimension_separator", ".")
+    codec = about.get("compressor")
+    if codec is not None:
+        codec = _codec(where, codec.get("id") if isinstance(codec, dict) else codec)
+    shape, chunks = _extents(where, about.get("shape"), about.get("chunks"))
+    fill = _fill(where, about.get("fill_value"), np.dtype(dtype))
+    return ArraySpec(shape, np.dtype(dtype), chunks, fill, order, codec, _keys(where, separator, ""))
+
+
+def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
+    about = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
+    dtype = about.get("data_type")
+    if not isinstance(dtype, str) or not _V3_DTYPE.fullmatch(dtype):
+        raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
+    grid, encoding = (_extension(where, about, key) for key in ("chunk_grid", "chunk_key_encoding"))
+    if grid[0] != "regular" or encoding[0] not in ("default", "v2") or about.get("storage_transformers"):
+        raise damage(where, "a regular grid of chunks", f"{grid[0]!r}, {encoding[0]!r}")
+    first, *rest = _pipeline(where, about.get("codecs"))
+    if first[0] != "bytes" or len(rest) > 1:
+        got = ", ".join(repr(codec) for codec, _ in (first, *rest))
+        raise SchemaError(
+            explain(where, "the codec 'bytes' and one compressor", got, "Write it without sharding or transposing.")
+        )
+    is_default = encoding[0] == "default"
+    separator = encoding[1].get("separator", "/" if is_default else ".")
+    order = ">" if first[1].get("endian") == "big" else "<"
+    kind = np.dtype(dtype).newbyteorder(order)
+    shape, chunks = _extents(where, about.get("shape"), grid[1].get("chunk_shape"))
+    codec = _codec(where, rest[0][0]) if rest else None
+    fill = _fill(where, about.get("fill_value"), kind)
+    return ArraySpec(
+        shape, kind, chunks, fill, "C", codec, _keys(where, separator, f"c{separator}" if is_default else "")
+    )
+
+
+def _pipeline(where: str, codecs: Any) -> list[tuple[str, dict[str, Any]]]:
+    if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
+        raise damage(where, "a list of codecs", reprlib.repr(codecs))
+    return [_extension(where, {"codec": codec}, "codec") for codec in codecs]
+
+
+def _extension(where: str, about: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of an extension point of format 3."""
+    extension = about.get(key)
+    if isinstance(extension, dict) and isinstance(extension.get("name"), str):
+        settings = extension.get("configuration", {})
+        if isinstance(settings, dict):
+            return extension["name"], settings
+    raise damage(where, f"{key} with a name", reprlib.repr(extension))
+
+
+def _codec(where: str, name: Any) -> str:
+    """The name of a compressor; its settings are in its bytes."""
+    if name not in CODECS:
+        raise damage(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
+    return name
+
+
+def _extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    extents = parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
+    if len(extents[0]) != len(extents[1]) or not extents[0]:
+        raise damage(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
+    return extents
+
+
+def _keys(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
+    if separator not in (".", "/"):
+        raise damage(where, "a separator . or /", reprlib.repr(separator))
+    return lambda at: prefix + separator.join(map(str, at))
+
+
+def _fill(where: str, value: Any, dtype: np.dtype) -> Any:
+    value = 0 if value is None else _NUMBERS.get(value, value) if isinstance(value, str) else value
+    try:
+        with np.errstate(all="ignore"):
+            return np.array(complex(*value) if isinstance(value, list) else value).astype(dtype, casting="unsafe")
+    except (TypeError, ValueError, OverflowError):
+        raise damage(where, "a number as fill value", reprlib.repr(value)) from None
+
+
+_ROWS_OF_FLAGS = 1 << 20
+FIELDS = "relive_fields"
+"""The attribute of the root that says which field each column is, where `to_zarr` wrote the store."""
+
+
+def from_zarr(
+    path: str | PathLike[str],
+    buffer: Any = None,
+    *,
+    columns: Columns | None = None,
+    final_obs: FinalObs = "repeat",
+    sampler: Sampler | None = None,
+    device: torch.device | str | Memory = "cpu",
+    seed: int | None = None,
+) -> Any:
+    """Read a zarr store in diffusion policy's layout, block by block, into a buffer; returns the buffer.
+
+    The store has an array per column in `data`, with the steps of all episodes, and `meta/episode_ends`. The columns
+    "action", "reward", "terminated" and "truncated" are these fields, a column with the name of an extra field of
+    `buffer` is that field, and all others are parts of the observation. A store without rewards gives 0; one without
+    flags is truncated where an episode ends. The store may be a folder or a .zip, of format 2 or 3.
+
+    The layout has no final observations. A last step stores its own observation as the next one unless `final_obs` says
+    otherwise: imitation needs every action, and never looks at the next observation.
+
+    Args:
+        path: the folder or .zip.
+        buffer: the buffer to fill: a ReplayBuffer, a RolloutBuffer with num_envs=None or a DistillationBuffer. None
+            makes a ReplayBuffer with space for all steps, in which float64 becomes float32.
+        columns: the fields of columns that are not the usual ones: `{"n_contacts": None}` leaves a column out,
+            `{"img": "obs.camera", "stage": "stage"}` renames one and makes the other an extra field.
+        final_obs: "repeat" stores a truncated last step with its own observation as the next one, from which a learner
+            then bootstraps; "drop" leaves it out. None is "drop" with a `DataWarning`.
+        sampler: the sampler of the new buffer.
+        device: the device or memory of the new buffer.
+        seed: the seed of the new buffer.
+    """
+    chosen = check_columns(columns)
+    with open_store(Path(path)) as store:
+        source = _StoreReader(store)
+        plan = ColumnPlan("from_zarr", store.name, store.nbytes, source.columns, source.usual_path, chosen, {}, buffer)
+        ends = source.ends
+        if buffer is None:
+            buffer = plan.make_buffer(int(ends[-1]) + len(ends) + source.inner_ends(plan), sampler, device, seed)
+        blocks = split_episodes(store.name, source.read(plan), source.final_obs(plan))
+        return fill("from_zarr", buffer, blocks, int(ends[-1]), final_obs)
+
+
+class _StoreReader:
+    """The arrays of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._arrays = {name: ZarrArray(store, f"data/{name}") for name in _arrays_below(store, "data/")}
+        ends = ZarrArray(store, "meta/episode_ends") if _has(store, "meta/episode_ends") else None
+        if ends is None or not self._arrays:
+            expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
+            got = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
+            raise SchemaError(explain(store.name, expected, got, remedy))
+        self.ends = _episode_ends(ends, store.nbytes)
+        for array in self._arrays.values():
+            if array.spec.shape[0] != self.ends[-1]:
+                raise damage(array.where, f"{self.ends[-1]} rows, the last of meta/episode_ends", array.spec.shape)
+        if not any(array.is_complete for array in self._arrays.values()):
+            raise damage(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
+        self.columns = {
+            name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()
+        }
+        self._fields = _saved_fields(store)
+
+    def usual_path(self, column: str) -> FieldPath:
+        """The path of the field that a column becomes."""
+        if column in self._fields:
+            return self._fields[column]
+        return (column,) if column in STEP else ("obs", *column.split("/"))
+
+    def inner_ends(self, plan: ColumnPlan) -> int:
+        """The number of rows with an end flag before the last row of their episode."""
+        rows, count = int(self.ends[-1]) if plan.flags else 0, 0
+        for start in range(0, rows, _ROWS_OF_FLAGS):
+            stop = min(start + _ROWS_OF_FLAGS, rows)
+            is_end = np.any([self._arrays[name].read(start, stop) != 0 for name in plan.flags], 0)
+            first, last = np.searchsorted(self.ends, (start, stop), "right")
+            is_end[self.ends[first:last] - 1 - start] = False
+            count += int(is_end.sum())
+        return count
+
+    def read(self, plan: ColumnPlan) -> Iterator[FileRows]:
+        """All rows in order."""
+        total = int(self.ends[-1])
+        for start in range(0, total, plan.rows_per_block):
+            stop = min(start + plan.rows_per_block, total)
+            fields = plan.to_fields({column: self._arrays[column].read(start, stop) for column in plan.paths})
+            yield FileRows(fields, np.searchsorted(self.ends, np.arange(start, stop), "right"))
+
+    def final_obs(self, plan: ColumnPlan) -> Callable[[int], Any] | None:
+        """A function that reads an episode's final observation by its number; None if `to_zarr` did not write it."""
+        names = plan.columns_of("obs")
+        if not all(_has(self._store, f"meta/final_obs/{name}") for name in names):
+            return None
+        arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in names}
+        for name, array in arrays.items():
+            spec, expected = array.spec, (len(self.ends), *self._arrays[name].spec.shape[1:])
+            if spec.shape != expected or spec.dtype != self._arrays[name].spec.dtype:
+                raise damage(array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}")
+
+        def read(number: int) -> Any:
+            return plan.to_fields({name: array.read(number, number + 1) for name, array in arrays.items()})["obs"]
+
+        return read
+
+
+def _arrays_below(store: Store, prefix: str) -> list[str]:
+    names = set()
+    for name in store.sizes:
+        if name.startswith(prefix) and name.endswith("/.zarray"):
+            names.add(name[len(prefix) : -len("/.zarray")])
+        elif name.startswith(prefix) and name.endswith("/zarr.json"):
+            about = parse_json(f"{store.name}: {name}", store.read(name, MAX_JSON_BYTES))
+            if about.get("node_type") == "array":
+                names.add(name[len(prefix) : -len("/zarr.json")])
+    return sorted(names)
+
+
+def _has(store: Store, name: str) -> bool:
+    return f"{name}/.zarray" in store.sizes or f"{name}/zarr.json" in store.sizes
+
+
+def _episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
+    spec, most = array.spec, decode_budget(nbytes)
+    if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > most:
+        raise damage(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
+    ends = array.read(0, spec.shape[0]).astype(np.int64)
+    if ends[0] < 1 or (np.diff(ends) < 1).any():
+        raise damage(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
+    return ends
+
+
+def _saved_fields(store: Store) -> Mapping[str, FieldPath]:
+    if ".zattrs" not in store.sizes:
+        return {}
+    where = f"{store.name}: .zattrs"
+    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS, {})
+    if not isinstance(fields, dict):
+        raise damage(where, f"an object in {FIELDS!r}", reprlib.repr(fields))
+    for path in fields.values():
+        if not isinstance(path, list) or not path or not all(isinstance(part, str) for part in path):
+            raise damage(where, "lists of names", reprlib.repr(path))
+    return {column: tuple(path) for column, path in fields.items()}
+
+
+_CHUNK_BYTES = 2_000_000
+
+Write = Callable[[str, bytes], None]
+
+
+def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
+    """Write the episodes of a replay buffer as a zarr store (format 2), which `from_zarr` reads back bit for bit.
+
+    The array `data/x` is the part "x" of the observation, `data/obs` an observation without parts; "action", "reward",
+    "terminated", "truncated" and extra fields have arrays of their names. Final observations are in `meta/final_obs`,
+    and the attributes of the root say which field each array is. The store appears when it is whole.
+
+    Args:
+        replay: a replay buffer in time order, with at least one step.
+        path: the folder, or the .zip, which must not exist.
+    """
+    require_steps("to_zarr", replay)
+    with write_atomically("to_zarr", path) as unfinished, ExitStack() as stack:
+        _write_store(replay, _target(unfinished, stack, is_zip=Path(path).suffix == ".zip"))
+
+
+def _target(path: Path, stack: ExitStack, *, is_zip: bool) -> Write:
+    if is_zip:
+        return stack.enter_context(zipfile.ZipFile(path, "x")).writestr
+
+    def write(name: str, body: bytes) -> None:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(body)
+
+    return write
+
+
+def _write_store(replay: ReplayBuffer, write: Write) -> None:
+    arrays: dict[str, _ArrayWriter] = {}
+    names: dict[FieldPath, str] = {}
+    ends = 0
+    for episode in episode_arrays(replay):
+        final = slice_leaves(episode.pop("next_obs"), slice(-1, None))
+        leaves = dict(leaf for name, tree in episode.items() for leaf in leaves_of((name,), tree))
+        names = names or _names(leaves)
+        for parts, leaf in leaves.items():
+            _append(arrays, write, f"data/{names[parts]}", leaf)
+        for parts, leaf in leaves_of(("obs",), final):
+            _append(arrays, write, f"meta/final_obs/{names[parts]}", leaf)
+        ends += len(episode["terminated"])
+        _append(arrays, write, "meta/episode_ends", np.array([ends]))
+    for array in arrays.values():
+        array.finish()
+    for group in ("", "data/", "meta/", "meta/final_obs/"):
+        write(f"{group}.zgroup", to_json({"zarr_format": 2}))
+    write(".zattrs", to_json({FIELDS: {name: list(parts) for parts, name in names.items()}}))
+
+
+def _append(arrays: dict[str, _ArrayWriter], write: Write, name: str, rows: np.ndarray) -> None:
+    if name not in arrays:
+        arrays[name] = _ArrayWriter(write, name, rows)
+    arrays[name].append(rows)
+
+
+def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
+    """The array of each leaf: short where that is enough."""
+    short = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
+    used = Counter(short.values())
+    return {parts: name if used[name] == 1 else ".".join(parts) for parts, name in short.items()}
+
+
+class _ArrayWriter:
+    """An array that grows along its first axis; whole chunks are written as they fill."""
+
+    def __init__(self, write: Write, name: str, like: np.ndarray) -> None:
+        self._write, self._name = write, name
+        self._inner, self._dtype = like.shape[1:], like.dtype
+        row = max(1, int(np.prod(self._inner)) * self._dtype.itemsize)
+        self._chunk = np.zeros((max(1, _CHUNK_BYTES // row), *self._inner), self._dtype)
+        self._rows = 0
+        self._codec = import_extra("numcodecs", "zarr").Blosc("lz4", clevel=5, shuffle=1)
+
+    def append(self, rows: np.ndarray) -> None:
+        length = len(self._chunk)
+        while len(rows):
+            at = self._rows % length
+            part = rows[: length - at]
+            self._chunk[at : at + len(part)] = part
+            self._rows += len(part)
+            rows = rows[len(part) :]
+            if self._rows % length == 0:
+                self._flush()
+
+    def _flush(self) -> None:
+        coordinates = ((self._rows - 1) // len(self._chunk), *(0 for _ in self._inner))
+        self._write(f"{self._name}/{'.'.join(map(str, coordinates))}", bytes(self._codec.encode(self._chunk)))
+        self._chunk[...] = 0
+
+    def finish(self) -> None:
+        if self._rows % len(self._chunk):
+            self._flush()
+        about = {
+            "zarr_format": 2,
+            "shape": [self._rows, *self._inner],
+            "chunks": list(self._chunk.shape),
+            "dtype": self._dtype.str,
+            "compressor": self._codec.get_config(),
+            "fill_value": None if self._dtype.kind == "c" else 0,
+            "order": "C",
+            "filters": None,
+        }
+        self._write(f"{self._name}/.zarray", to_json(about))

@@ -1,0 +1,434 @@
+"""A client's side of a service: calls to shards, streams of rows to them, and reading them."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import select
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+
+import relive
+from relive.concurrent.processes import connect
+from relive.distributed.protocol import ServicePlan, StepBlock, difference, pack, to_plain
+from relive.distributed.shard import Ack, MemoryLocation, Push, Shard, ShardReader
+from relive.errors import IncompatibleService, SchemaError, ShardUnavailable, explain, warn_user
+
+NAMESPACE = "relive"
+"""The Ray namespace of all services, so that every job of the cluster finds them."""
+
+
+def start_actors(service: str, plan: ServicePlan, options: Mapping[str, Any]) -> list[Any]:
+    """Start one process per shard."""
+    if not isinstance(service, str) or not service:
+        raise SchemaError(explain("name", "a str that is not empty", repr(service), "Pass a name for the service."))
+    settings = {
+        "namespace": NAMESPACE,
+        "max_restarts": 0 if plan.checkpoint is None else -1,
+        "num_cpus": 0,
+        "scheduling_strategy": "SPREAD",
+        **options,
+    }
+    remote = ray.remote(Shard)
+    actors: list[Any] = []
+    try:
+        for shard in range(plan.num_shards):
+            actors.append(remote.options(name=_actor_name(service, shard), **settings).remote(plan, shard))
+    except ValueError:
+        for actor in actors:
+            ray.kill(actor)
+        remedy = "Connect to it with ReplayService.connect, close it, or choose another name."
+        raise SchemaError(explain("name", "a name not in use", repr(service), remedy)) from None
+    return actors
+
+
+def find_actor(service: str, shard: int) -> Any:
+    """The process of a shard, by the name of its service."""
+    try:
+        return ray.get_actor(_actor_name(service, shard), namespace=NAMESPACE)
+    except ValueError:
+        remedy = "Start the service, or check its name; its driver may have ended."
+        where = f"shard {shard} of {service!r}"
+        raise ShardUnavailable(
+            explain(where, "a process in this cluster", "no such process", remedy), retry=True
+        ) from None
+
+
+def _actor_name(service: str, shard: int) -> str:
+    return f"{service}/{shard}"
+
+
+def require_compatible(service: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise unless a service has this version of relive and the arguments that its client expects."""
+    wanted = {"relive": relive.__version__, **to_plain(expected)}
+    differs = difference(wanted, {key: found.get(key) for key in wanted})
+    if differs:
+        where = f"service {service!r}"
+        remedy = "Connect with the settings of the service, and with its version of relive."
+        raise IncompatibleService(
+            explain(where, "the settings of the client (client against service)", differs, remedy)
+        )
+
+
+_PAUSE = 0.1
+"""Seconds between two attempts to call a shard that is restarting."""
+
+
+class Interrupted(Exception):
+    """The shard's process ended before it answered; it may or may not have done the work."""
+
+
+class Calls:
+    """One client's calls to the shards of a service."""
+
+    def __init__(self, service: str, actors: list[Any], timeout: float) -> None:
+        self._service, self._actors, self._timeout = service, actors, timeout
+
+    def deadline(self) -> float:
+        """The time by which a call that starts now must end."""
+        return time.monotonic() + self._timeout
+
+    def start(self, shard: int, verb: str, *arguments: Any) -> Any:
+        """Start a call, without waiting; returns the reference to its answer."""
+        return getattr(self._actors[shard], verb).remote(*arguments)
+
+    def is_answered(self, ref: Any) -> bool:
+        """Whether the answer is here, so that `fetch` would not wait."""
+        return bool(ray.wait([ref], timeout=0)[0])
+
+    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
+        """Wait for the answer of a call."""
+        try:
+            return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
+        except GetTimeoutError:
+            raise self.late(shard) from None
+        except RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, Exception) else error) from None
+        except ActorDiedError:
+            remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
+            raise self._unavailable(
+                shard, "a running process", "a process that has ended", remedy, retry=False
+            ) from None
+        except RayError as error:
+            # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
+            raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
+
+    def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
+        """Call several shards at once, and repeat a call if its shard restarts: the call must be safe to repeat."""
+        refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
+        return {shard: self._insist(shard, ref, deadline, verb, *arguments[shard]) for shard, ref in refs.items()}
+
+    def ask_all(self, verb: str, deadline: float) -> list[Any]:
+        """Call every shard without arguments."""
+        return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
+
+    def _insist(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
+        while True:
+            try:
+                return self.fetch(shard, ref, deadline)
+            except Interrupted:
+                time.sleep(_PAUSE)
+                ref = self.start(shard, verb, *arguments)
+
+    def late(self, shard: int) -> ShardUnavailable:
+        """The error for a shard that has not answered in time."""
+        remedy = "Try again; the shard may be starting or busy."
+        return self._unavailable(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
+
+    def _unavailable(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
+        where = f"shard {shard} of {self._service!r}"
+        return ShardUnavailable(explain(where, expected, got, remedy), retry)
+
+    def end(self) -> None:
+        """End the processes for good, and wait until they are gone."""
+        for actor in self._actors:
+            ray.kill(actor)
+        deadline = self.deadline()
+        for shard in range(len(self._actors)):
+            with suppress(ShardUnavailable):  # raised by a process that is gone
+                while time.monotonic() < deadline:
+                    self._insist(shard, self.start(shard, "plan"), deadline, "plan")
+                    time.sleep(_PAUSE)
+
+
+_RETRY_SECONDS = 5.0
+"""Seconds after which a client tries again to open the memory of a shard."""
+
+
+class ClientReader:
+    """Reads shards in place if they are on this machine, and by calls otherwise.
+
+    Only the memory of a living shard is read. If its process has ended, the client calls the shard, which waits for the
+    restart, and opens the new memory. A shard whose memory could not be opened, because its process had just ended or
+    is on another machine, is read by calls for a while; then the client tries again, as it may have restarted here.
+    """
+
+    may_read_in_place = True
+    """Benchmarks set it to False to measure calls."""
+
+    def __init__(self, calls: Calls, plan: ServicePlan, seed: int | None) -> None:
+        self._calls, self._plan, self._seed = calls, plan, seed
+        self._local: dict[int, _LocalShard | None] = {}
+        self._tried: dict[int, float] = {}
+        """The time of the last attempt to open each shard's memory."""
+
+    def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
+        """The answers of the shards to `verb` with their arguments."""
+        local = {shard: self._local_reader(shard, deadline) for shard in arguments}
+        remote = {shard: each for shard, each in arguments.items() if local[shard] is None}
+        answers = self._calls.ask(verb, remote, deadline)
+        for shard, reader in local.items():
+            if reader is not None:
+                answers[shard] = self._ask_here(shard, reader, deadline, verb, arguments[shard])
+        return {shard: answers[shard] for shard in arguments}
+
+    def _ask_here(self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]) -> Any:
+        with reader.lock.within(deadline - time.monotonic()) as is_locked:
+            if not is_locked:  # for example while a large shard is being saved
+                raise self._calls.late(shard)
+            return getattr(reader, verb)(*arguments)
+
+    def ask_all(self, verb: str, deadline: float) -> list[Any]:
+        """The answers of all shards to `verb`."""
+        return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ()), deadline).values())
+
+    @property
+    def in_place(self) -> int:
+        """The number of shards whose memory is open in this process."""
+        return sum(local is not None for local in self._local.values())
+
+    def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
+        """A reader of the shard's memory, if it can be read here."""
+        local = self._local.get(shard)
+        if self._is_due(shard) if local is None else not local.is_alive:
+            location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
+            local = self._local[shard] = self._open(location, shard)
+            self._tried[shard] = time.monotonic()
+        return None if local is None else local.reader
+
+    def _is_due(self, shard: int) -> bool:
+        waited = time.monotonic() - self._tried.get(shard, -math.inf)
+        return self.may_read_in_place and waited > _RETRY_SECONDS
+
+    def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
+        if location is None or not hasattr(os, "pidfd_open"):
+            return None
+        key = [0 if self._seed is None else self._seed, shard, location.ids.life]
+        seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
+        with suppress(ConnectionError, SchemaError, OSError):  # the memory is on another machine, or not accessible
+            reader = ShardReader(self._plan, connect(location.handle, seed=seed), location.ids)
+            return _LocalShard(location.process, reader)
+        return None
+
+
+class _LocalShard:
+    """A shard of this machine, whose process may end."""
+
+    def __init__(self, process: int, reader: ShardReader) -> None:
+        self.reader = reader
+        self._ended = os.pidfd_open(process)
+        weakref.finalize(self, os.close, self._ended)
+
+    @property
+    def is_alive(self) -> bool:
+        poll = select.poll()  # threads cannot share one
+        poll.register(self._ended, select.POLLIN)
+        return not poll.poll(0)
+
+
+KEPT_BYTES = 64 << 20
+"""The most bytes of blocks kept to be sent again after a restart: the shard has them, but no checkpoint yet."""
+
+
+class Stream:
+    """Pushes blocks without waiting while fewer than `max_pending` are unconfirmed, then waits for the shard.
+
+    One call is under way at a time, and blocks that come meanwhile go together in the next call: the busier a shard is,
+    the fewer calls it gets for the same rows. A block is kept until a checkpoint contains it, or until newer blocks
+    need the memory. After a restart of the shard, kept blocks that it lacks are sent again; the rest are lost.
+    """
+
+    patience = 2e-3
+    """Seconds after a call during which the stream does not ask for the answer: asking costs time, and waiting blocks
+    are sent together."""
+
+    def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
+        self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
+        self._position = 0
+        """The number of rows pushed."""
+        self._kept: deque[Push] = deque()
+        """Blocks that the shard has confirmed, but that no checkpoint contains."""
+        self._sent: list[Push] = []
+        """Blocks of the call under way."""
+        self._waiting: list[Push] = []
+        """Blocks for the next call."""
+        self._answer: Any = None
+        """Ray's reference to the answer of the call under way."""
+        self._asked = 0.0
+        """The time at which the answer was last asked for."""
+        self._envs: set[int] = set()
+        self.lost = 0
+        """The number of rows that restarts have lost."""
+
+    @property
+    def pending(self) -> int:
+        """The number of blocks that the shard has not confirmed."""
+        return len(self._sent) + len(self._waiting)
+
+    def make_room(self, deadline: float) -> None:
+        """Wait until another block may be pushed. An error leaves the stream unchanged, so that a caller can retry."""
+        if self._is_answered():
+            self._settle(deadline)
+        while self.pending >= self._max_pending:
+            self._settle(deadline)
+
+    def send_waiting(self, deadline: float) -> None:
+        """Send the waiting blocks if the last call was answered; without further pushes nothing else would."""
+        if self._waiting and self._is_answered():
+            self._settle(deadline)
+
+    def _is_answered(self) -> bool:
+        now = time.monotonic()
+        if not self._sent or now - self._asked <= self.patience:
+            return False
+        self._asked = now
+        return self._calls.is_answered(self._answer)
+
+    def push(self, envs: np.ndarray, block: StepBlock, cut: np.ndarray) -> None:
+        """Take a block, after `make_room`."""
+        push = Push(self._position, envs, block, cut)
+        self._position = push.end
+        self._envs.update(envs.tolist())
+        self._waiting.append(push)
+        self._send()
+
+    def flush(self, deadline: float) -> None:
+        """Wait until the shard has every pushed block, also if it has restarted since it confirmed one."""
+        self._settle_all(deadline)
+        if self._kept:
+            self._resume(deadline)
+            self._settle_all(deadline)
+
+    def _settle_all(self, deadline: float) -> None:
+        while self.pending:
+            self._settle(deadline)
+
+    def _send(self) -> None:
+        if self._waiting and not self._sent:
+            self._answer = self._calls.start(self._shard, "push", self._client, self._waiting)
+            self._asked = time.monotonic()
+            self._sent, self._waiting = self._waiting, []
+
+    def _settle(self, deadline: float) -> None:
+        """Wait for the answer to the call under way, and act on it."""
+        try:
+            ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
+        except Interrupted:
+            return self._resume(deadline)
+        if ack.applied < self._sent[-1].end:  # the shard has restarted without earlier blocks
+            return self._resume(deadline)
+        self._kept.extend(self._sent)
+        self._sent = []
+        self._forget(ack)
+        self._send()
+        for message in ack.warnings:
+            warn_user(message)
+        if ack.trouble is not None:
+            warnings.warn(
+                f"shard {self._shard}: cannot write checkpoints, so that a restart loses newer rows. {ack.trouble}",
+                stacklevel=2,
+            )
+        if ack.refused is not None:
+            raise ack.refused
+
+    def _resume(self, deadline: float) -> None:
+        """Ask the shard which blocks it has, and send those that it lacks."""
+        pushes = [*self._kept, *self._sent, *self._waiting]
+        arguments = self._client, pushes[0].position, np.array(sorted(self._envs), np.int64)
+        ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
+        self._kept = deque(push for push in pushes if push.end <= ack.applied)
+        self._sent, self._waiting = [], [push for push in pushes if push.end > ack.applied]
+        self._forget(ack)
+        self._send()
+        if ack.lost:
+            self.lost += ack.lost
+            warnings.warn(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", stacklevel=2)
+
+    def _forget(self, ack: Ack) -> None:
+        while self._kept and self._kept[0].end <= ack.durable:
+            self._kept.popleft()
+        kept = sum(push.block.nbytes for push in self._kept)
+        while kept > KEPT_BYTES:
+            kept -= self._kept.popleft().block.nbytes
+
+
+class Sender:
+    """Sends each environment's steps to its shard; several threads may use it."""
+
+    def __init__(self, calls: Calls, plan: ServicePlan, max_pending: int) -> None:
+        client = secrets.token_hex(16)
+        self._calls, self._plan = calls, plan
+        self.streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
+        self._cut: set[int] = set()
+        """Environments whose next rows start an episode."""
+        self._lock = threading.RLock()
+
+    @property
+    def pending(self) -> int:
+        """The number of blocks that no shard has confirmed yet."""
+        return sum(stream.pending for stream in self.streams)
+
+    @property
+    def lost(self) -> int:
+        """The number of rows that restarted shards have lost and that cannot be sent again."""
+        return sum(stream.lost for stream in self.streams)
+
+    def push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:
+        """Send converted leaves and next observations [T, k, …] of k environments to their shards."""
+        ids = envs.numpy()
+        owner = self._plan.shard_of(ids)
+        with self._lock:
+            shards = sorted(set(owner.tolist()))
+            deadline = self._calls.deadline()
+            for shard in shards:
+                self.streams[shard].make_room(deadline)
+            for shard in shards:
+                mine = torch.from_numpy(np.nonzero(owner == shard)[0])
+                parts = [leaves, nexts]
+                if len(mine) < len(ids):
+                    parts = [[leaf[:, mine] for leaf in part] for part in parts]
+                own = ids[mine.numpy()]
+                cut = np.array([env for env in own.tolist() if env in self._cut], np.int64)
+                self._cut.difference_update(cut.tolist())
+                first = self._plan.envs(shard).start
+                self.streams[shard].push(own - first, pack(self._plan.schema, *parts), cut - first)
+
+    def cut(self, envs: torch.Tensor) -> None:
+        """End the current episodes of `envs`: their next rows start new ones."""
+        with self._lock:
+            self._cut.update(envs.tolist())
+
+    def send_waiting(self, deadline: float) -> None:
+        """Send waiting blocks to every shard that has answered its last call."""
+        with self._lock:
+            for stream in self.streams:
+                stream.send_waiting(deadline)
+
+    def flush(self, deadline: float) -> None:
+        """Wait until the shards have every row that was pushed."""
+        with self._lock:
+            for stream in self.streams:
+                stream.flush(deadline)

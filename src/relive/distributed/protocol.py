@@ -1,0 +1,335 @@
+"""The terms that clients and shards share: the plan of a service, the ids of its rows, and blocks of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import relive
+from relive.errors import SchemaError, explain
+from relive.fields.autoreset import parse_autoreset
+from relive.fields.buffer_schemas import replay_schema
+from relive.fields.checks import above_zero, positive
+from relive.fields.conversion import convert, path_name
+from relive.fields.schema import Field, Schema, caller_shape, config_of, declare
+from relive.fields.schema import Path as FieldPath
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Prioritized, Sampler, Uniform
+from relive.replay.samplers.registry import config_of as sampler_config
+from relive.storage import Memory
+from relive.storage.shared import shares_memory
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The folder and the interval of a service's checkpoints; a restarted shard continues from its newest one.
+
+    A shard saves after a push if `seconds` have passed or `rows` steps have come since its last save, and on `save()`.
+
+    Args:
+        path: a folder that all machines of the service can access.
+        seconds: the time between saves.
+        rows: the number of steps between saves; None does not count steps.
+        keep: the number of newest checkpoints to keep.
+    """
+
+    path: str | PathLike[str]
+    seconds: float = 60.0
+    rows: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        above_zero("Checkpoint.seconds", self.seconds, "Pass a number above 0.")
+        if self.rows is not None:
+            positive("Checkpoint.rows", self.rows)
+        positive("Checkpoint.keep", self.keep)
+
+    def of_shard(self, shard: int) -> Path:
+        """The folder of a shard."""
+        return Path(fspath(self.path)).absolute() / f"shard-{shard}"
+
+
+@dataclass(frozen=True)
+class ServicePlan:
+    """The description that every shard and every client of a service has."""
+
+    capacity: int
+    obs: Any
+    action: Any
+    reward: Any
+    extra: Mapping[str, Any]
+    num_envs: int
+    num_shards: int
+    sampler: Sampler
+    autoreset: Any
+    checkpoint: Checkpoint | None
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        positive("num_envs", self.num_envs)
+        if positive("num_shards", self.num_shards) > self.num_envs:
+            remedy = "Start fewer shards: each environment belongs to one shard."
+            raise SchemaError(explain("num_shards", f"at most num_envs={self.num_envs}", self.num_shards, remedy))
+        if not isinstance(self.sampler, Uniform | Prioritized):
+            remedy = "Pass one of these: other samplers cannot be split across shards."
+            raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
+        self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer without memory checks the rest
+
+    def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
+        return ReplayBuffer(
+            capacity,
+            self.obs,
+            self.action,
+            num_envs=num_envs,
+            reward=self.reward,
+            extra=self.extra,
+            sampler=sampler,
+            device=Memory.of(device),
+            autoreset=self.autoreset,
+            seed=seed,
+        )
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The schema of the rows."""
+        return replay_schema(self.obs, self.action, self.reward, self.extra)
+
+    @cached_property
+    def _fields(self) -> list[tuple[str, Field]]:
+        return [
+            (path_name(path), Field(caller_shape(field), field.dtype))
+            for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
+        ]
+
+    def convert(self, leaf_index: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """A caller's value of a leaf as a tensor that fits its field [*lead, …]."""
+        name, field = self._fields[leaf_index]
+        return convert(prefix + name, field, leaf, lead, _HOST)
+
+    @cached_property
+    def first_envs(self) -> np.ndarray:
+        """The first environment of each shard [S]; neighbours share a shard, so that an actor mostly writes to one."""
+        return np.arange(self.num_shards) * self.num_envs // self.num_shards
+
+    def envs(self, shard: int) -> range:
+        """The environments of a shard."""
+        first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
+        return range(first, stop)
+
+    def shard_of(self, env: np.ndarray) -> np.ndarray:
+        """The shards of environments `env` [k]."""
+        return np.searchsorted(self.first_envs, env, side="right") - 1
+
+    @property
+    def shard_sampler(self) -> Sampler:
+        """The sampler of one shard: that of the service, without weights, which the client computes for all shards."""
+        return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
+
+    def buffer(self, shard: int) -> ReplayBuffer:
+        """An empty buffer for the environments of a shard."""
+        envs = len(self.envs(shard))
+        rows = self.capacity // self.num_envs
+        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.seed_of(shard))
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of a shard: shared with other processes of its machine, if the machine can."""
+        return Memory.shared() if shares_memory() else Memory.of("cpu")
+
+    def seed_of(self, part: int) -> int | None:
+        """The seed of shard number `part`, or of the client if `part` is `num_shards`."""
+        if self.seed is None:
+            return None
+        return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain data, which clients and restarted shards compare before they read anything else."""
+        return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED})}
+
+
+_COMPARED = ("capacity", "num_envs", "num_shards", "obs", "action", "reward", "extra", "sampler", "autoreset")
+
+
+def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a service as plain data; raises if one is unknown."""
+    unknown = set(arguments) - set(_COMPARED)
+    if unknown:
+        remedy = f"Pass only {', '.join(_COMPARED)}."
+        raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
+    return {name: _plain(name, value) for name, value in arguments.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name in ("obs", "action", "reward"):
+        return config_of(declare(name, value))
+    if name == "extra":
+        return {key: config_of(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+    if name == "sampler":
+        return sampler_config(value) or type(value).__name__
+    if name == "autoreset":
+        mode = parse_autoreset(value)
+        return None if mode is None else mode.name
+    return value
+
+
+def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The differences of two descriptions, as part of a sentence; empty if they are equal."""
+    return "; ".join(
+        f"{name} {expected.get(name, 'nothing')!r} against {found.get(name, 'nothing')!r}"
+        for name in {**expected, **found}
+        if expected.get(name) != found.get(name)
+    )
+
+
+ROWS = 1 << 32
+"""More rows than an environment can have."""
+
+
+class ShardIds:
+    """The ids of one shard: (row + life · 2^32) · num_envs + env.
+
+    In a shard's first life they equal the ids of a single buffer. A shard that continues from a checkpoint numbers new
+    rows like the rows that it has lost; the number of its life tells them apart.
+    """
+
+    def __init__(self, envs: range, num_envs: int, starts: np.ndarray, life: int) -> None:
+        self.starts = starts
+        """The first row of each environment in the newest lives [lives, envs]; a life ends where the next starts."""
+        self.life = life
+        """The number of the newest life."""
+        self._envs, self._num_envs = envs, num_envs
+        if (life + 1) * ROWS * num_envs >= 1 << 63:
+            raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
+
+    def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
+        """The ids after a restart: rows from `head` [envs] on have a new life; lives before `oldest` are dropped."""
+        starts = np.concatenate([self.starts, head[None]])
+        gone = int((starts[1:] <= oldest).all(1).sum())
+        return ShardIds(self._envs, self._num_envs, starts[gone:], self.life + 1)
+
+    def to_service(self, ids: np.ndarray) -> np.ndarray:
+        """The service's ids [B] of the rows with the ids `ids` in the shard's buffer."""
+        row, env = np.divmod(ids, len(self._envs))
+        before = (self.starts[:, env] <= row).sum(0)
+        life = self.life - len(self.starts) + before
+        return (row + life * ROWS) * self._num_envs + env + self._envs.start
+
+    def to_shard(self, ids: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids in the shard's buffer of the service's `ids` [B], and a mask of the rows that were not lost."""
+        rows, env = np.divmod(ids, self._num_envs)
+        env = env - self._envs.start
+        life, row = np.divmod(rows, ROWS)
+        inside = row * len(self._envs) + env
+        never = (
+            (ids < 0) | (life > self.life) | ((life == self.life) & ((row >= head[env]) | (row < self.starts[-1, env])))
+        )
+        if never.any():
+            at = int(never.nonzero()[0][0])
+            remedy = "Pass ids from batch['index']."
+            raise IndexError(explain("index", "the id of a stored transition", int(ids[at]), remedy))
+        return inside, (row < head[env]) & (self.to_service(inside) == ids)
+
+
+_BFLOAT16 = np.dtype("V2")
+"""Two raw bytes, for bfloat16, which numpy lacks."""
+
+
+class StepBlock(NamedTuple):
+    """T steps of k environments. The next observation of a step is the observation of the step after it, except at
+    `breaks`."""
+
+    leaves: list[np.ndarray]
+    """The leaves in the schema's order: observations [T + 1, k, …], all others [T, k, …]."""
+    breaks: np.ndarray
+    """The steps t · k + e whose next observation differs from the observation after them, int64 [M]."""
+    next_obs: list[np.ndarray]
+    """The leaves of the next observations at `breaks` [M, …]."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(array.nbytes for array in (*self.leaves, self.breaks, *self.next_obs))
+
+
+def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.Tensor]) -> StepBlock:
+    """A block with memory of its own, from converted leaves and next observations [T, k, …]."""
+    arrays = [to_array(leaf) for leaf in leaves]
+    following = [to_array(leaf) for leaf in nexts]
+    observed = schema.leaf_indices["obs"]
+    broken = np.zeros(arrays[0].shape[:2], np.bool_)
+    for i, after in zip(observed, following, strict=True):
+        broken[:-1] |= _differs(arrays[i][1:], after[:-1])
+    breaks = np.flatnonzero(broken)
+    finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
+    for i, after in zip(observed, following, strict=True):
+        arrays[i] = np.concatenate([arrays[i], after[-1:]])
+    return StepBlock([array if i in observed else array.copy() for i, array in enumerate(arrays)], breaks, finals)
+
+
+def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The leaves and the next observations of a block, as a buffer takes them; copied only where necessary."""
+    arrays, nexts = list(block.leaves), []
+    for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
+        after = arrays[i][1:]
+        if len(block.breaks):
+            after = after.copy()
+            after.reshape(-1, *after.shape[2:])[block.breaks] = finals
+        arrays[i] = arrays[i][:-1]
+        nexts.append(after)
+    return tuple(map(_readable, arrays)), tuple(map(_readable, nexts))
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """The memory of a host tensor as an array."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
+    return tensor.numpy()
+
+
+def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    """The concatenation of arrays [b, …] as a tensor with memory of its own."""
+    narrow = arrays[0].dtype == _BFLOAT16
+    plain = [array.view(np.int16) if narrow else array for array in arrays]
+    whole = torch.from_numpy(np.concatenate(plain))
+    return whole.view(torch.bfloat16) if narrow else whole
+
+
+def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:
+    """Parts of a batch [b, …] as one tensor: arrays are copied, a single tensor is not."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts):
+        return to_tensor(arrays)
+    tensors = [to_tensor([part]) if isinstance(part, np.ndarray) else part for part in parts]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def to_arrays(leaves: Mapping[FieldPath, torch.Tensor]) -> dict[FieldPath, np.ndarray]:
+    """The memory of host tensors as arrays."""
+    return {path: to_array(leaf) for path, leaf in leaves.items()}
+
+
+def _readable(array: np.ndarray) -> torch.Tensor | np.ndarray:
+    return to_tensor([array]) if array.dtype == _BFLOAT16 else array
+
+
+def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
+    a, b = (_words(x) for x in (a, b))
+    return (a != b).any(-1)
+
+
+def _words(x: np.ndarray) -> np.ndarray:
+    """The bytes of rows [T, k, …] as words [T, k, W], as wide as divides a row."""
+    size = x.itemsize * int(np.prod(x.shape[2:]))
+    word = next(width for width in (8, 4, 2, 1) if size % width == 0)
+    flat = np.ascontiguousarray(x).reshape(-1).view(np.dtype(f"u{word}"))
+    return flat.reshape(*x.shape[:2], size // word)
