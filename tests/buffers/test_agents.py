@@ -110,7 +110,7 @@ class TestRollout:
         value, reward = one_step()["value"], one_step()["reward"]
         for changed, message in (
             ({"reward": {"fox": reward["fox"]}}, r"^reward: expected the keys .*, got the keys \['fox'\]"),
-            ({"reward": reward["fox"]}, r"^reward: expected the keys \['fox', 'pack'\], got ndarray"),
+            ({"reward": reward["fox"]}, r"^reward: expected the keys \['fox', 'pack'\], got numpy.ndarray"),
             ({"value": {**value, "pack": None}}, "^value.pack: expected a value, got None"),
             ({"value": {**value, "pack": value["fox"]}}, r"^value.pack: expected shape \(3, 2\)"),
         ):  # fmt: skip

@@ -457,6 +457,7 @@ def test_what_is_planted_in_statistics_and_norms_is_found(name: str) -> None:
     assert_found(told(), *LISTENERS[name])
 
 
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
 @pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # which is what it is about
 def test_rewards_and_observations_may_be_no_numbers() -> None:
     replay = told()
@@ -617,6 +618,7 @@ samplers = st.sampled_from(
 )
 
 
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
 @settings(max_examples=60, deadline=None)
 @given(
     seed=seeds, rows=st.integers(1, 9), num_envs=st.integers(1, 4), length=st.integers(1, 25), sampler=samplers,

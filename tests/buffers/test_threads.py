@@ -266,7 +266,7 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
     "stats": (rl.EpisodeStats, lambda: rl.EpisodeStats(2, window=3), STATS),
     "norm": (rl.RunningNorm, lambda: rl.RunningNorm(3), NORM),
 }
-MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config"}
+MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config", "from_disk"}
 WITH_THE_LOCK = {"config", "state", "load_state", "rows"}
 """What savers call, who hold the lock: the tensors that they get share the buffer's memory."""
 

@@ -66,7 +66,6 @@ def draw(replay: rl.ReplayBuffer) -> list[Any]:
 
 def make_replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
     extra = {"tag": rl.Field((), torch.int32)}
-    stats = rl.EpisodeStats(N, window=5)
     return rl.ReplayBuffer(
         24,
         2,
@@ -74,10 +73,8 @@ def make_replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
         num_envs=N,
         extra=extra,
         sampler=sampler,
-        stats=stats,
-        norm={"obs": rl.RunningNorm(2)},
         seed=7,
-        **options,
+        **({"stats": rl.EpisodeStats(N, window=5), "norm": {"obs": rl.RunningNorm(2)}} | options),
     )
 
 

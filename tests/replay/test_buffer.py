@@ -71,7 +71,7 @@ class TestMaking:
 
     @pytest.mark.parametrize("name", ["obs", "next_obs", "weight", "index", "discount", "train", "is_first"])
     def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"extra: expected names that are not reserved, got '{name}'"):
+        with pytest.raises(rl.SchemaError, match=f"extra: expected other names than .*{name}.* reserved, got '{name}'"):
             rl.ReplayBuffer(4, obs=1, action=(), extra={name: 1})
 
     def test_settings_that_make_no_sense_are_refused(self) -> None:
@@ -696,7 +696,7 @@ class TestViews:
 
     @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan"), "1", True])
     def test_a_discount_is_in_its_range(self, gamma: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="NStep.gamma: expected a number in"):
+        with pytest.raises(rl.SchemaError, match="NStep.gamma: expected a number( from 0 to 1)?, got"):
             rl.NStep(3, gamma)
 
     def test_hindsight_settings_are_checked(self) -> None:

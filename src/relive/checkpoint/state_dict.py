@@ -65,7 +65,7 @@ class StateDictMixin:
         with self._lock, _refused():
             taken = _given(state)
             _require_alike(self.config(), taken.config)
-            trial = _made(taken, _kind(self), self.config(), sampler=getattr(self, "sampler", None))
+            trial = _made(taken, _kind(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
             for root, base in vars(self).get("_checkpoints", {}).items():
                 self._checkpoints[root] = base.without_rows()  # they are replaced
@@ -147,7 +147,7 @@ def _kind(buffer: Any) -> Any:
 
 def _settings(buffer: Any) -> dict[str, Any]:
     """Settings that a config cannot describe: a sampler of the caller's own, and pinned memory."""
-    found = {"sampler": buffer.sampler} if hasattr(buffer, "sampler") else {}
+    found = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return found | ({"device": Memory.pinned()} if is_pinned else {})
 

@@ -150,7 +150,7 @@ class Drawing:
     def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
         chosen: Any = _TRANSITION if view is None else _checked(view)
         plan: ReadPlan = chosen.plan(self._store.schema).within(self._store.memory.ring.slots)
-        if not plan.is_transition:
+        if not plan.is_transition or plan.reduced is not None:  # goals come from other steps
             require_order(self._store, view)
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()

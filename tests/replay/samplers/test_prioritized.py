@@ -82,13 +82,13 @@ def test_a_handle_with_a_function_for_beta_says_so_when_it_is_pickled() -> None:
 
 @pytest.mark.parametrize("beta", [1.4, -0.1, float("nan"), "0.4", rl.Linear(0.4, 1.4, 10), rl.Linear(-1.0, 1.0, 10)])
 def test_a_beta_outside_of_0_to_1_is_refused(beta: Any) -> None:
-    with pytest.raises(rl.SchemaError, match=r"Prioritized\.beta: expected a number of 0 to 1"):
+    with pytest.raises(rl.SchemaError, match=r"Prioritized\.beta: expected a number( from 0 to 1)?, got"):
         rl.Prioritized(beta=beta)
 
 
 def test_a_function_that_gives_such_a_beta_is_refused_when_it_does() -> None:
     replay = filled(rl.Prioritized(beta=lambda drawn: 1.4))
-    with pytest.raises(rl.SchemaError, match=r"Prioritized\.beta: expected a number of 0 to 1"):
+    with pytest.raises(rl.SchemaError, match=r"Prioritized\.beta: expected a number( from 0 to 1)?, got"):
         replay.sample(2)
 
 
