@@ -269,7 +269,8 @@ def _widened(leaf: Leaf) -> Leaf:
     if width * k <= NARROW or width * size % 8 or (k > 1 and inner * size % 8):
         return leaf
     words = width * size // 8
-    return Leaf(
+    as_longs = as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu"))
+    return Leaf(as_longs, (words, words, k, inner * size // 8, zero))
         as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu")),
         (words, words, k, inner * size // 8, zero),
     )
