@@ -271,9 +271,6 @@ def _widened(leaf: Leaf) -> Leaf:
     words = width * size // 8
     as_longs = as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu"))
     return Leaf(as_longs, (words, words, k, inner * size // 8, zero))
-        as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu")),
-        (words, words, k, inner * size // 8, zero),
-    )
 
 
 class StepWriter:
