@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["Handle", "Node", "TensorDict", "TensorDictBase"]
+__all__ = ["Handle", "Node", "Sampler", "TensorDict", "TensorDictBase"]
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
     from relive.concurrent.processes import Handle
+    from relive.replay.samplers import Sampler
     from relive.storage.codec import Node
 else:
     _MODULES = {
@@ -23,6 +24,7 @@ else:
         "TensorDictBase": "tensordict",
         "Handle": "relive.concurrent.processes",
         "Node": "relive.storage.codec",
+        "Sampler": "relive.replay.samplers",
     }
 
     def __getattr__(name: str) -> Any:

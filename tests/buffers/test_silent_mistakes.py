@@ -293,9 +293,7 @@ class TestCounters:
     def test_two_buffers_do_not_count_into_one_object(self) -> None:
         stats = rl.EpisodeStats(None)
         replay = rl.ReplayBuffer(8, 2, (), stats=stats)
-        with pytest.raises(
-            rl.SchemaError, match="stats: expected statistics that no other buffer counts in, got those of another"
-        ):
+        with pytest.raises(rl.SchemaError, match="stats: expected statistics that no other buffer counts in"):
             rl.RolloutBuffer(8, None, 2, (), stats=stats)
         twin = copy.deepcopy(replay)
         assert twin.stats is not None

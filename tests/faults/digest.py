@@ -12,6 +12,10 @@ from tensordict import TensorDictBase
 
 CACHES = {
     "_lock",
+    "_views",  # readers of views
+    "_continuity",  # looks at steps before they are stored; what it knows is no part of the buffer
+    "_memory_of_obs",
+    "_declared",
     "_environments",
     "_readers",
     "_reader",

@@ -200,9 +200,11 @@ EXTRA = {"mark": rl.Mutable(rl.Field()), "number": rl.Field((), torch.int64)}
 
 
 def made(where: Any, sampler: Any, **settings: Any) -> rl.ReplayBuffer:
+    is_shared = rl.Memory.of(where).is_shared  # which refuses statistics
     return rl.ReplayBuffer(
         CAPACITY, obs=2, action=(), num_envs=NUM_ENVS, sampler=sampler, device=where, extra=EXTRA, seed=0,
-        stats=rl.EpisodeStats(NUM_ENVS, window=4), norm={"obs": rl.RunningNorm(2)}, **settings,
+        **({} if is_shared else {"stats": rl.EpisodeStats(NUM_ENVS, window=4), "norm": {"obs": rl.RunningNorm(2)}}),
+        **settings,
     )  # fmt: skip
 
 

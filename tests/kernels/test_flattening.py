@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a key is too many": ({"a": 1, "b": {"0": 1, "1": 2}, "c": 3}, r"got the keys \['a', 'b', 'c'\]"),
     "a key is another": ({"a": 1, "c": {"0": 1, "1": 2}}, r"got the keys \['a', 'c'\]"),
     "a leaf is None": ({"a": None, "b": (1, 2)}, r"obs\.a: expected a value, got None"),
-    "an inner field is None": ({"a": 1, "b": None}, r"obs\.b: expected the keys \['0', '1'\], got NoneType"),
+    "an inner field is None": ({"a": 1, "b": None}, r"obs\.b: expected the keys \['0', '1'\], got None"),
     "a tuple is too short": ({"a": 1, "b": (1,)}, r"obs\.b: expected the keys \['0', '1'\], got the keys \['0'\]"),
     "a tuple is given for names": ((1, (1, 2)), r"obs: expected the keys \['a', 'b'\], got the keys \['0', '1'\]"),
     "an array is given": (7, r"obs: expected the keys \['a', 'b'\], got int"),

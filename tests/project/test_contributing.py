@@ -34,16 +34,21 @@ def filled(sampler: Any) -> rl.ReplayBuffer:
     return replay
 
 
-def test_the_sampler_draws_the_newest_rows_and_the_view_adds_the_change(names: dict[str, Any]) -> None:
-    batch = filled(names["Recent"](10)).sample(500, names["Delta"]())
-    assert set(batch["reward"].tolist()) == set(range(50, 60))
+def test_the_sampler_prefers_new_rows_and_the_view_adds_the_change(names: dict[str, Any]) -> None:
+    replay: Any = rl.ReplayBuffer(100, obs=1, action=(), sampler=names["ByPolicyAge"](1.0), seed=0)
+    for t in range(60):
+        replay.sampler.version = t // 20
+        replay.add([float(t * t)], 0.0, float(t), False, False, [float((t + 1) ** 2)])
+    batch = replay.sample(4_000, names["Delta"]())
+    shares = torch.bincount((batch["reward"] // 20).long()) / 4_000
+    assert shares.tolist() == pytest.approx([1 / 7, 2 / 7, 4 / 7], abs=0.03)
     assert torch.equal(batch["delta"].squeeze(1), 2 * batch["reward"] + 1)
 
 
 def test_the_sampler_goes_on_after_a_load_and_with_views_of_ours(names: dict[str, Any], tmp_path: Path) -> None:
-    replay = filled(names["Recent"](10))
+    replay = filled(names["ByPolicyAge"](10))
     replay.save(tmp_path)
-    again = rl.load(tmp_path, rl.ReplayBuffer, sampler=names["Recent"](10))
+    again = rl.load(tmp_path, rl.ReplayBuffer, sampler=names["ByPolicyAge"](10))
     for view in (names["Delta"](), rl.NStep(3, 0.9), rl.Sequence(4)):
         assert torch.equal(again.sample(50, view)["index"], replay.sample(50, view)["index"])
 

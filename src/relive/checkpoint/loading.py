@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
+from relive import lazy
 from relive.checkpoint.archive import Archive, Manifest, manifest_file
 from relive.checkpoint.rows import read_rows
 from relive.checkpoint.saving import PreviousSave, pass_over, remember
@@ -36,7 +37,6 @@ from relive.storage.files import Files
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
     from relive.replay.buffer import ReplayBuffer
-    from relive.replay.samplers import Sampler
     from relive.rollout.buffer import RolloutBuffer
 
 Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
@@ -49,7 +49,7 @@ def load(
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
-    sampler: Sampler | None = None,
+    sampler: lazy.Sampler | None = None,
     files: type[Files] = Files,
 ) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...
 
@@ -61,7 +61,7 @@ def load(
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
-    sampler: Sampler | None = None,
+    sampler: lazy.Sampler | None = None,
     files: type[Files] = Files,
 ) -> Buffer: ...
 
@@ -72,7 +72,7 @@ def load(
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
-    sampler: Sampler | None = None,
+    sampler: lazy.Sampler | None = None,
     files: type[Files] = Files,
 ) -> Any:
     """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.

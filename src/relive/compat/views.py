@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -12,11 +12,16 @@ from relive.errors import SchemaError, explain
 from relive.fields.checks import same_shape
 
 
-class MemoryView:
-    """An attribute that is the memory `buffer._memory_of(name)`; `name` is the attribute's own unless another is given.
+class HasMemory(Protocol):
+    """A buffer whose attributes are `MemoryView`s. It may also have `_assign(name, value)`, which takes assignments."""
 
-    What is assigned to it is written into that memory, or goes to `buffer._assign(name, value)`.
-    """
+    def _memory_of(self, name: str) -> Any:
+        """The memory that an attribute is."""
+        ...
+
+
+class MemoryView:
+    """An attribute that is memory of its buffer; `name` is the attribute's own unless another is given."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -28,8 +33,9 @@ class MemoryView:
         return self if buffer is None else buffer._memory_of(self._name)
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        if hasattr(buffer, "_assign"):
-            buffer._assign(self._name, value)
+        own = getattr(buffer, "_assign", None)
+        if own is not None:
+            own(self._name, value)
         else:
             assign(self._name, buffer._memory_of(self._name), value)
 

@@ -33,6 +33,8 @@ class NativeStore(RowStore):
     def __init__(self, memory: RowMemory) -> None:
         super().__init__(memory)
         self._core = _ring_of(memory)
+        self.native = kernels.native()
+        """The native module, whatever `kernels.force` says later."""
         self._core.watch_cuts(memory.has_stats)
         self._write_back = _write_back_of(self._core, memory)
         self._reads_files = memory.seals is not None
@@ -237,7 +239,7 @@ class NativeReader(PlanReader):
             )
             for anchor, offsets, mask, of_observations in plan.groups
         ]
-        self._core: Any = kernels.native().PlanReader(
+        self._core: Any = store.native.PlanReader(
             core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
             plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from relive.errors import SchemaError
-from relive.fields.conversion import bits_of
+from relive.fields.conversion import bits_of, numpy_view
 from relive.fields.schema import Stacked
 from relive.kernels.torch_ops import wide
 from relive.replay.chains import Chains, of_step
@@ -125,7 +126,7 @@ class TorchWriter:
             obs, env = [leaves[i] for i in memory.observed], self._first_ids[0]
             counted = of_step(memory, obs, env, self._head, self._open, self._resetting)
             rewards = (leaves[i] for i in memory.schema.leaf_indices["reward"])
-            infinite = any(x.is_floating_point() and not bool(x.isfinite().all()) for x in rewards)
+            infinite = any(x.is_floating_point() and not _is_finite(x) for x in rewards)
             counted += Chains(infinite=int(infinite))
         reset = self._resetting.clone() if memory.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
@@ -258,3 +259,9 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     same = a == b
     # Flags as bytes: torch finds the smallest of these several times as fast on the host.
     return same.view(torch.uint8).amin(1).view(torch.bool) if same.numel() else same.all(1)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a host tensor has finite numbers only."""
+    array = numpy_view(tensor)  # numpy's numbers are no launches
+    return bool(tensor.isfinite().all() if array is None else np.isfinite(array).all())

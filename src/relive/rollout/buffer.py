@@ -18,6 +18,7 @@ from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.fields.assembly import check_destination, import_tensordict, to_device
 from relive.fields.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
+from relive.fields.conversion import numpy_view
 from relive.fields.declarations import device_of, tree_of
 from relive.fields.schema import Declaration, Path, positive
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
@@ -270,7 +271,7 @@ class RolloutBuffer(StateDictMixin):
 
     def _look_at_memory(self, row: int, obs: Any) -> None:
         first = self._storage.named()[self._schema.paths[self._schema.leaf_indices["obs"][0]]]
-        stored = first[row - 1 : row].numpy() if row and first.is_cpu else None
+        stored = numpy_view(first[row - 1 : row]) if row else None
         message = self._memory_of_obs.message(self._schema.flatten("obs", obs), stored)
         if message is not None:
             warn_user(message)

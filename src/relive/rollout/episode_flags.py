@@ -240,7 +240,7 @@ class StoredDoubts:
             remedy = (
                 "If the environment resets in the step after an end, declare autoreset=NEXT_STEP: such a step is none."
             )
-            got = f"a reward of 0 at all {self._after_ends} of them, and elsewhere others"
+            got = f"a reward of 0 after all {self._after_ends} ends, and not elsewhere"
             yield explain("autoreset", "steps after an end that are steps of new episodes", got, remedy)
 
     def _look_like_reset_rows(self, rewards: list[torch.Tensor], steps: int) -> bool:

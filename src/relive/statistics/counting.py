@@ -100,6 +100,17 @@ def hold(counted: Counted) -> None:
     counted._is_held = True
 
 
+def claim(stats: Counted, owner: object) -> None:
+    """Let statistics belong to one buffer: the steps of two would be counted into the same episodes."""
+    if stats._owner() is not None:
+        gc.collect()  # a buffer that nobody has any more may wait for it
+    if stats._owner() is not None:
+        remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
+        expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
+        raise SchemaError(explain("stats", expected, got, remedy))
+    stats._owner = weakref.ref(owner)
+
+
 class Episodes(NamedTuple):
     """The numbers of `EpisodeStats`, and the leaves of a step that they are counted from."""
 

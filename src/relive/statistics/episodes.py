@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -88,15 +86,6 @@ class EpisodeStats(counting.Counted):
         metrics = range(3, 3 + len(self.metrics))
         numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(dtypes)))
         return counting.counters(dtypes, self.num_envs or 1, (0, 1), numbers, ())
-
-    def _claim(self, owner: object) -> None:
-        """Belong to the observers of one buffer: the steps of two would be counted into the same episodes."""
-        if self._owner() is not None:
-            gc.collect()  # a buffer that nobody has any more may wait for it
-        if self._owner() is not None:
-            remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
-            raise SchemaError(explain("stats", "statistics that no other buffer counts in", "those of another", remedy))
-        self._owner = weakref.ref(owner)
 
     @property
     def _fields(self) -> dict[str, Field]:

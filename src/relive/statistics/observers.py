@@ -20,7 +20,7 @@ from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.fields.vocabulary import NAME
-from relive.statistics.counting import counters, hold
+from relive.statistics.counting import claim, counters, hold
 from relive.statistics.episodes import EpisodeStats, episodes_of, plan_steps
 from relive.statistics.norm import Norms, RunningNorm, moments_of, plan_rows
 from relive.storage.codec import Node
@@ -80,7 +80,7 @@ class Observers:
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
         if stats is not None:
-            stats._claim(self)
+            claim(stats, self)
         for one in self._counted:
             one.to(device)
         self.native = self._native_counters(schema) if listened else None
