@@ -40,13 +40,13 @@ class Advantages:
         storage, lead = self._storage, self._storage.lead
         steps = storage.complete("compute_advantage")
         self._require_values(steps)
-        for message in self._doubts.of(steps):
-            warn_user(message)
         last = {"value": [value.clone() for value in self._values("last_value", last_value, lead)]}
         if last_obs is not None:
             leaves = observation_leaves(self._schema, last_obs, lead, storage.device, prefix="last_")
             last["obs"] = [leaf.clone() for leaf in leaves]
         targets = self._estimated(steps, last["value"], final_value, bootstrap, gamma, lam)
+        for message in self._doubts.of(steps):
+            warn_user(message)
 
         def change() -> None:
             self.last.keep(last)

@@ -116,7 +116,7 @@ class ReusedMemory:
         """Look at the leaves of an observation; `stored` is the first one's array of the step before."""
         view = numpy_view(obs[0])
         last, self._last = self._last, view
-        if view is None or last is None or stored is None or not view.size:
+        if view is None or last is None or stored is None or not view.size or view.size != stored.size:
             return None
         if view.__array_interface__["data"][0] != last.__array_interface__["data"][0] or view.dtype != last.dtype:
             self.left -= 1
