@@ -50,12 +50,18 @@ def share(kind: str, histories: int) -> int:
     return histories if kind in ("rollout", "distillation") else -(-histories // 9)
 
 
+JUMPING = pytest.mark.filterwarnings("ignore:obs. expected (a rollout|steps) that start")
+"""Histories jump on purpose."""
+
+
+@JUMPING
 @pytest.mark.promise("K1")
 @pytest.mark.parametrize("kind", select("rollout", of=KINDS))
 def test_any_history_is_that_of_the_model(kind: str) -> None:
     live(kind, share(kind, trials("K1", 100)), 50)
 
 
+@JUMPING
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_long_history_is_that_of_the_model(kind: str) -> None:
