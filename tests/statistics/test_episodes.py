@@ -591,7 +591,7 @@ class TestBuffers:
 @pytest.mark.parametrize("make", [rl.EpisodeStats, rl.RunningNorm])
 def test_what_the_native_core_counts_stays_where_it_is(make: Any) -> None:
     counted = make(2)
-    options = {"stats": counted} if make is rl.EpisodeStats else {"norm": {"obs": counted}}
+    options: Any = {"stats": counted} if make is rl.EpisodeStats else {"norm": {"obs": counted}}
     rl.ReplayBuffer(8, obs=2, action=(), num_envs=2, **options)
     assert counted.to("cpu") is counted
     with pytest.raises(rl.SchemaError, match="expected cpu, where a buffer counts its steps, got meta"):
