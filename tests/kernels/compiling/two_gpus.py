@@ -188,7 +188,8 @@ def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 def calls(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
     """The calls of training loops, and of the kernels that these do not need."""
-    from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415 (which needs Triton)
+    from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (which needs Triton)
+    from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
 
     launches.NUM_ENVS = launches.launch_peers.NUM_ENVS = 8
     launches.BATCH = 16
@@ -199,7 +200,13 @@ def calls(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
         stream = DeviceStream(0, there)
         return lambda: stream.uniform(8, there)
 
+    def changing_large_trees() -> Callable[[], object]:
+        leaves = torch.zeros(8, dtype=torch.int64, device=device)
+        tree = TritonTree(1 << 15, leaves.device)
+        return lambda: tree.set(leaves, torch.ones(8, dtype=torch.float64, device=device))
+
     more = {
+        "priorities of a large tree": changing_large_trees,
         "prioritized draw, weights by all": lambda: launches._prioritizing(launches._replay(device, by_all)),
         "uniform numbers": drawing_numbers,
     }
