@@ -107,6 +107,8 @@ class Prioritized(Sampler):
         self.tree = self.storage.tree()
         """The masses of slots; the leaf after them is nowhere: writes to it need no synchronisation."""
         self._slots = self.tree.num_leaves - 1
+        self._new_row = 1.0, self.mass(1.0)
+        """The priority of new rows, and its mass."""
         self._numbers: Any = [1.0, 0]
         """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
         allocator = self.storage.memory.allocator
@@ -197,7 +199,13 @@ class Prioritized(Sampler):
         self._largest = largest
 
     def after_write(self) -> None:
-        self.storage.mark(self.mass(self._largest))
+        largest = self._largest
+        if not isinstance(largest, float):  # on a device, where comparing would wait
+            self.storage.mark(self.mass(largest))
+            return
+        if largest != self._new_row[0]:
+            self._new_row = largest, self.mass(largest)
+        self.storage.mark(self._new_row[1])
 
     def on_clear(self) -> None:
         self.tree.set(torch.arange(self._slots, device=self.storage.device), 0.0)
