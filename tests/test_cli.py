@@ -174,7 +174,7 @@ def test_a_sampler_that_only_its_maker_can_make_again_does_not_make_rows_less_wh
     on_disk: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if on_disk:
-        pytest.importorskip("relive.kernels._native")
+        pytest.importorskip("relive.kernels._native", reason="this install has no native core (no compiler)")
     device = rl.Memory.disk(tmp_path) if on_disk else "cpu"
     replay = rl.ReplayBuffer(9, 1, 1, sampler=rl.Prioritized(beta=lambda _: 0.5), device=device)
     replay.add([1.0], [0.0], 1.0, False, False, [2.0])

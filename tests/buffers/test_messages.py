@@ -95,7 +95,7 @@ def test_reserved_names() -> None:
 
 @pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
 def test_our_classes_in_stable_baselines3() -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
+    sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     for algorithm, argument, kind in (
         (sb3.DQN, "replay_buffer_class", rl.ReplayBuffer),
         (sb3.PPO, "rollout_buffer_class", rl.RolloutBuffer),
@@ -117,7 +117,7 @@ def test_a_missing_file(tmp_path: Path, folder: str) -> None:
 
 
 def test_a_missing_dataset(tmp_path: Path) -> None:
-    pytest.importorskip("h5py")
+    pytest.importorskip("h5py", reason="needs h5py, an extra")
     from relive.datasets import from_hdf5  # noqa: PLC0415 (needs h5py)
 
     with pytest.raises(Exception, match="nowhere") as caught:

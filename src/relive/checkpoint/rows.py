@@ -163,7 +163,7 @@ def _read_segment(
         columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
         pieces = _pieces(held, rows.first)
         for flat in columns:
-            expect_bulk(_written(flat, pieces))
+            expect_bulk(_destination(flat, pieces))
         filled = (_fill(source, flat, *piece, where) for flat in columns for piece in pieces)
         deque(watched(filled, total, "loading rows"), 0)
         source.finish()
@@ -201,7 +201,7 @@ def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | 
     return list(zip(places.split(held.step), keep.split(held.step), strict=True))
 
 
-def _written(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
+def _destination(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
     """The part of a column that pieces of slots lie in."""
     if not isinstance(pieces[0][0], slice):
         return flat

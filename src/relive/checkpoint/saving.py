@@ -97,7 +97,7 @@ def save(
             base = _base(buffer, archive, entries, damaged)
             number, lineage = archive.next_number(), base.lineage
             is_joining = bool(entries) and all(entry.lineage != lineage for entry in entries.values())
-            segments = [] if rows is None else _written(archive, number, rows, base)
+            segments = [] if rows is None else _write_segments(archive, number, rows, base)
             arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
@@ -169,7 +169,7 @@ def _verified(archive: Archive, base: PreviousSave, damaged: list[str]) -> Previ
     return replace(base, segments=segments)
 
 
-def _written(archive: Archive, number: int, rows: Rows, base: PreviousSave) -> list[Segment]:
+def _write_segments(archive: Archive, number: int, rows: Rows, base: PreviousSave) -> list[Segment]:
     """The segments that hold all rows: those of `base` that are still needed, and new ones."""
     # A segment whose every row was overwritten is needed no more.
     kept = [one for one in base.segments if bool((one.stop > rows.first).any())]

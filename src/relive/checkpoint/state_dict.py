@@ -63,9 +63,9 @@ class StateDictMixin:
         changes nothing.
         """
         with self._lock, _refused():
-            taken = _given(state)
+            taken = _parse_state(state)
             _require_alike(self.config(), taken.config)
-            trial = _made(taken, _kind(self), self.config(), sampler=_settings(self).get("sampler"))
+            trial = _build_buffer(taken, _kind(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
             for root, base in vars(self).get("_checkpoints", {}).items():
                 self._checkpoints[root] = base.without_rows()  # they are replaced
@@ -74,15 +74,15 @@ class StateDictMixin:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
-            taken = _taken(self)
-            new = memo[id(self)] = _made(taken, _kind(self), taken.config, **_settings(self))
+            taken = _take_snapshot(self)
+            new = memo[id(self)] = _build_buffer(taken, _kind(self), taken.config, **_settings(self))
             own = _own(self)
         return _with(new, type(self), copy.deepcopy(own, memo))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _refuse_spawning(self)
         with self._lock:
-            taken = _taken(self)
+            taken = _take_snapshot(self)
             parts = taken.config, taken.values, packed(taken.arrays), packed(taken.columns)
             return _unpickled, (type(self), _kind(self), _settings(self), *parts), _own(self)
 
@@ -97,7 +97,7 @@ class StateDictMixin:
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
 
-def _taken(buffer: Any) -> Snapshot:
+def _take_snapshot(buffer: Any) -> Snapshot:
     """The snapshot of a buffer in this process's own memory."""
     snapshot = Snapshot.of(buffer)
     memory = snapshot.values.get("memory", {}).get("name", "own")
@@ -108,7 +108,7 @@ def _taken(buffer: Any) -> Snapshot:
     return snapshot
 
 
-def _given(state: Any) -> Snapshot:
+def _parse_state(state: Any) -> Snapshot:
     """The snapshot that a caller says a state is."""
     names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
     if names != list(_PARTS) or not all(isinstance(state[name], Mapping) for name in _PARTS):
@@ -123,7 +123,7 @@ def _snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, co
     return Snapshot(config, values, arrays, Rows(columns, none, none))
 
 
-def _made(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
+def _build_buffer(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
     """A buffer of this snapshot, made as `config` says."""
     new = kind.from_config(Node("config", config), snapshot.reader(), **changes)
     _fill(snapshot, new)
@@ -170,7 +170,7 @@ def _unpickled(
 ) -> Any:
     """The buffer that `StateDictMixin.__reduce_ex__` took apart."""
     arrays, rows = map(unpacked, parts)
-    new = _made(_snapshot(config, values, arrays, rows), maker, config, **settings)
+    new = _build_buffer(_snapshot(config, values, arrays, rows), maker, config, **settings)
     new.check()
     return _with(new, kind, {})
 

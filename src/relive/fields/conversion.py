@@ -277,7 +277,7 @@ def _largest(dtype: torch.dtype) -> float:
 
 
 def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
-    """Which finite numbers became infinite."""
+    """Mask of the finite numbers that became infinite."""
     infinite = converted.isinf()
     return infinite & tensor.isfinite() if tensor.is_floating_point() or tensor.is_complex() else infinite
 

@@ -1,4 +1,4 @@
-"""Where a report is made, how large its sizes are, and what every section of it needs."""
+"""The device and the sizes of a report, and the data that its sections share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view reads around each drawn row: the one language between views and backends."""
+"""Read plans: the leaves, offsets and sums that a view reads around each drawn row, and that backends execute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_INDEX: Path = ("step_index",)
 
 
 class Anchor(IntEnum):
-    """Where offsets count from; the native core has the same numbers."""
+    """The row that offsets count from; the native core has the same numbers."""
 
     ROW = 0
     """The drawn row."""
@@ -36,7 +36,7 @@ class Anchor(IntEnum):
 
 
 class Layout(IntEnum):
-    """Where a batch has offsets outside the episode, or not stored; the native core has the same numbers."""
+    """The treatment of offsets outside the episode, or not stored; the native core has the same numbers."""
 
     NEAREST = 0
     """In their places: the nearest step is repeated."""

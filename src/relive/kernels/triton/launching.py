@@ -44,7 +44,7 @@ class Launch:
         self._rest = *map(_address, own), *(constants[name] for name in names if name in constants)
         self._compiled: dict[Any, Any] = {}
         self._specialised: list[int] = []
-        """Which arguments are integers that the kernel is compiled for."""
+        """Positions of the integer arguments that the kernel is compiled for."""
 
     def __call__(self, near: torch.Tensor, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch on the device of `near` and on that device's current stream.
@@ -93,7 +93,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Pointer:
-    """What Triton compiles for instead of a tensor."""
+    """Stands for a tensor when Triton compiles a kernel."""
 
     dtype: torch.dtype
     address: int

@@ -41,7 +41,7 @@ class TritonTree:
         self._least = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
         self._subtrees = -(-num_leaves // kernels.SUBTREE.value)
         self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
-        """Which subtrees have leaves that changed."""
+        """Flags of the subtrees whose leaves changed."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
         """Of each leaf, the last place where a running update has it; else 0."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
