@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import multiprocessing
+import os
 import pickle
 import shutil
 import warnings
@@ -14,7 +16,9 @@ import pytest
 
 import relive as rl
 from relive.checkpoint.archive import Archive
+from relive.checkpoint.saving import save
 from relive.inspector.saved import check
+from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 
 ANOTHER = r"save to .*: checkpoints of another buffer are there, and stay"
@@ -150,6 +154,28 @@ def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
     assert equal(digest(rl.load(tmp_path, number=1)), digest(first))
     first.save(tmp_path, keep=1)  # in full, as the checkpoint that it would have continued is gone
     assert list(lineages(tmp_path)) == [3, 4]
+
+
+def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(tmp_path: Path) -> None:
+    """A read error passes: the checkpoint behind it is neither joined nor removed."""
+    replay = made()
+    for _ in range(2):
+        replay.save(tmp_path)
+    newest = tmp_path / "manifests" / "00000002.json"
+
+    class Refusing(Files):
+        def read(self, file: int, count: int) -> bytes:
+            if os.path.samestat(os.fstat(file), newest.stat()):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(file, count)
+
+    loaded = rl.load(tmp_path, number=1)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        save(loaded, tmp_path, keep=1, files=Refusing)
+    loaded.save(tmp_path, keep=1)
+    found = lineages(tmp_path)
+    assert list(found) == [1, 2, 4]
+    assert found[1] == found[2] != found[4]
 
 
 OTHERS: dict[str, Any] = {

@@ -346,6 +346,13 @@ class Archive:
             return False
         return True
 
+    def is_damaged(self, number: int) -> bool:
+        """Whether a checkpoint can never be loaded; False if the disk does not answer, which may pass."""
+        try:
+            return not self._is_valid(number)
+        except OSError:
+            return False
+
     def _place(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         self.files.place(f"tmp/{name.replace('/', '-')}", name, parts)
         if "/" not in name:

@@ -134,7 +134,7 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
 def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
     """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
     base: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
-    if base is None or _is_continued(base, entries):
+    if base is None or _is_continued(base, archive, entries):
         return PreviousSave(secrets.token_hex(16), 0)
     if base.number not in entries or entries[base.number].lineage != base.lineage:
         return base.without_rows()
@@ -145,10 +145,10 @@ def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: 
     return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
-def _is_continued(base: PreviousSave, entries: Mapping[int, Entry]) -> bool:
-    """Whether somebody else has saved in this lineage since."""
-    newer = (n for n, entry in entries.items() if n > base.number and entry.lineage == base.lineage)
-    return any(n not in base.damaged for n in newer)
+def _is_continued(base: PreviousSave, archive: Archive, entries: Mapping[int, Entry]) -> bool:
+    """Whether another buffer has saved in this lineage since, or may have: the disk did not give its manifest."""
+    newer = (n for n in archive.numbers() if n > base.number and n not in base.damaged)
+    return any(entries[n].lineage == base.lineage if n in entries else not archive.is_damaged(n) for n in newer)
 
 
 def _verified(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import relive as rl
 from relive import kernels
+from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import digest as contents
 from tests.checkpoint.traffic import equal
@@ -48,8 +49,8 @@ class Machine(RuleBasedStateMachine):
         self.serial = 0
         self.saved: dict[int, tuple[Any, Any]] = {}
         """What each checkpoint must be: the model, and everything that the buffer was."""
-        self.lineages: dict[int, int] = {}
-        """By number of a checkpoint, the number of the first one of its lineage."""
+        self.lineages: dict[int, str] = {}
+        """The lineage that each checkpoint's manifest names."""
         self.base = 0
         """The checkpoint that the buffer was saved to or loaded from last."""
         self._open = ExitStack()
@@ -131,7 +132,7 @@ class Machine(RuleBasedStateMachine):
             self.count("save that failed")
         assert equal(contents(self.buffer), then)
         if number is not None:
-            self._join(number)
+            self._join(number, may_start=True)
             self._remember(number)
 
     @rule(data=st.data())
@@ -144,11 +145,17 @@ class Machine(RuleBasedStateMachine):
         assert digest(self.buffer) == then
         self.count("wrong call")
 
-    def _join(self, number: int) -> None:
-        """A checkpoint has the lineage of the one that its buffer was last, unless that was continued since."""
-        lineage = self.lineages.get(self.base, number)
-        if any(n > self.base and self.lineages[n] == lineage for n in self.saved):
-            lineage = number
+    def _join(self, number: int, *, may_start: bool = False) -> None:
+        """A checkpoint has the lineage of the one that its buffer was last, unless that was continued since.
+
+        A disk that did not give a manifest may have hidden that it was: then it `may_start` another lineage.
+        """
+        lineage = Archive(self.root).manifest(number).lineage
+        expected = self.lineages.get(self.base)
+        if any(n > self.base and self.lineages[n] == expected for n in self.saved):
+            expected = None
+        is_new = lineage not in self.lineages.values()
+        assert is_new if expected is None else lineage == expected or (may_start and is_new)
         self.lineages[number], self.base = lineage, number
 
     def _remember(self, number: int) -> None:
