@@ -14,7 +14,7 @@ NUMPY := numpy==2.3.5
 SANITIZERS := address undefined thread
 # torch and tensordict of each environment; the first has the oldest of everything that pyproject.toml allows.
 COMPATIBILITY := 2.6.0/0.7.2 2.10.0/0.10.0 2.10.0/0.13.0 2.13.0/0.13.0 2.13.0/0.15.3
-COMPATIBLE := tests/test_lazy.py tests/test_distillation.py tests/estimators tests/fields tests/replay/test_buffer.py \
+COMPATIBLE := tests/test_lazy.py tests/test_distillation.py tests/estimators tests/schema tests/replay/test_buffer.py \
 	tests/replay/test_mixture.py tests/rollout tests/statistics tests/concurrent/test_prefetch.py
 OLDEST := numpy==1.26.4 gymnasium==1.1.0
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1

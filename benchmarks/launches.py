@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
 
 import relive as rl
 from relive import kernels
-from relive.randomness import Randomness
+from relive.rng import Randomness
 
 from . import launch_peers
 from .launch_peers import BATCH, CALLS, NUM_ENVS, OBS, STEPS, Calls, rollout_step, transition

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from relive.distributed import ReplayService
-from relive.fields.schema import Field
+from relive.schema.fields import Field
 
 from . import machine
 from .report import Result

@@ -22,8 +22,8 @@ import relive
 import relive as rl
 from relive.cli import COMMANDS, main
 from relive.errors import escaped, explain
-from relive.fields import schema
 from relive.inspector.terminal import render
+from relive.schema import fields
 from relive.statistics import observers
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.inspector.test_page import data_of, walk
@@ -309,7 +309,7 @@ def test_control_characters_are_shown() -> None:
 
 @pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
 def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (schema, observers):  # which refuse such names
+    for module in (fields, observers):  # which refuse such names
         monkeypatch.setattr(module, "NAME", re.compile(".*", re.DOTALL))
     stats = rl.EpisodeStats(None, metrics=(name,), reasons=())
     replay = rl.ReplayBuffer(8, 2, 1, extra={name: ()}, stats=stats, seed=0)

@@ -27,8 +27,6 @@ from relive.estimators import (
     normalize,
     vtrace,
 )
-from relive.fields.mutable import Mutable
-from relive.fields.schema import Carry, Field, Stacked
 from relive.inspector import inspect
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
@@ -45,6 +43,8 @@ from relive.replay.samplers import (
 )
 from relive.replay.views import Hindsight, NStep, Sequence, Transition, Window
 from relive.rollout.buffer import RolloutBuffer
+from relive.schema.fields import Carry, Field, Stacked
+from relive.schema.mutable import Mutable
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import RunningNorm
 from relive.storage import Memory

@@ -18,7 +18,15 @@ from relive.checkpoint.rows import Rows
 from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import (
+from relive.kernels import complete
+from relive.kernels.reader import reader
+from relive.locking import lock_for
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.ring import HostRing
+from relive.rng import Randomness
+from relive.rollout.batching import Epochs, order_of
+from relive.rollout.buffer import RolloutBuffer
+from relive.schema.assembly import (
     assembler,
     check_batch_size,
     check_destination,
@@ -27,32 +35,14 @@ from relive.fields.assembly import (
     to_device,
     value_of,
 )
-from relive.fields.checks import nonempty, share
-from relive.fields.conversion import as_tensor, bits_of, convert, path_name, row_ids
-from relive.fields.declarations import device_of as saved_device
-from relive.fields.declarations import tree_of
-from relive.fields.invariants import require, require_all, require_form
-from relive.fields.mutable import refuse_mutable
-from relive.fields.schema import (
-    Declaration,
-    Field,
-    Schema,
-    Tree,
-    declare,
-    declare_whole,
-    kept_dtype,
-    positive,
-    refuse_reserved,
-)
-from relive.fields.vocabulary import suggests_keywords, suggests_methods
-from relive.kernels import complete
-from relive.kernels.reader import reader
-from relive.locking import lock_for
-from relive.randomness import Randomness
-from relive.replay.buffer import ReplayBuffer
-from relive.replay.ring import HostRing
-from relive.rollout.batching import Epochs, order_of
-from relive.rollout.buffer import RolloutBuffer
+from relive.schema.checks import nonempty, positive, share
+from relive.schema.conversion import as_tensor, bits_of, convert, path_name, row_ids
+from relive.schema.declarations import device_of as saved_device
+from relive.schema.declarations import tree_of
+from relive.schema.fields import Declaration, Field, Schema, Tree, declare, declare_whole, kept_dtype, refuse_reserved
+from relive.schema.invariants import require, require_all, require_form
+from relive.schema.mutable import refuse_mutable
+from relive.schema.vocabulary import suggests_keywords, suggests_methods
 from relive.storage import Memory
 from relive.storage.codec import Node
 

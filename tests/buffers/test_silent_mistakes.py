@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.fields import conversion
+from relive.schema import conversion
 
 LATER = r"autoreset: expected steps after an end that are steps of new episodes.* declare autoreset=NEXT_STEP"
 SAME = r"autoreset: expected no final observations under autoreset={}, got info.* declare autoreset=SAME_STEP"

@@ -12,7 +12,7 @@ import pytest
 import relive as rl
 from relive import kernels
 from relive.checkpoint import archive
-from relive.fields.schema import Field
+from relive.schema.fields import Field
 from relive.storage import codec, commits, disk
 from tests.checkpoint.traffic import KINDS, equal
 

@@ -12,8 +12,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import relive as rl
-from relive.fields.conversion import bits_of
 from relive.replay.ring import HISTORY, TRANSITION
+from relive.schema.conversion import bits_of
 from relive.storage.codec import bytes_of
 
 N = 3

@@ -97,7 +97,7 @@ def test_a_checkpoint_moves_to_the_host_and_back(filled: Place, sampler: Any, tm
 
 def test_every_call_runs_and_nothing_waits(on: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     if on.device.type == "meta":
-        monkeypatch.setattr("relive.randomness.Randomness.generator", lambda *_: None)
+        monkeypatch.setattr("relive.rng.Randomness.generator", lambda *_: None)
     monkeypatch.setattr(launches, "NUM_ENVS", 8)
     monkeypatch.setattr(launches.launch_peers, "NUM_ENVS", 8)
     monkeypatch.setattr(launches, "BATCH", 16)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relive.distributed.protocol import ServicePlan, pack, to_array, to_tensor, unpack
-from relive.fields.schema import Field
+from relive.schema.fields import Field
 from tests.distributed.local import plan_of, steps_of
 
 

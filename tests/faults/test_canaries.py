@@ -276,7 +276,7 @@ def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkey
         twin: Any = rl.load(tmp_path / kind)
         if hasattr(buffer, "_tests_clock"):
             twin._tests_clock = buffer._tests_clock.copy()
-        twin._random.restore(rl.randomness.Randomness(1).snapshot())  # type: ignore[attr-defined]
+        twin._random.restore(rl.rng.Randomness(1).snapshot())  # type: ignore[attr-defined]
         assert streams.stream(kind, twin, 3, 20) != streams.stream(kind, buffer, 3, 20)
 
 

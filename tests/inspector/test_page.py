@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import relive as rl
-from relive.fields import schema
 from relive.inspector.page import frame, is_picture, png
+from relive.schema import fields
 from relive.statistics import observers
 
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1>{{script}}&\u2028"
@@ -91,7 +91,7 @@ def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: P
 
 
 def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (schema, observers):  # which refuse such names
+    for module in (fields, observers):  # which refuse such names
         monkeypatch.setattr(module, "NAME", re.compile(".*"))
     stats = rl.EpisodeStats(None, reasons=(HOSTILE,))
     replay = rl.ReplayBuffer(9, obs={HOSTILE: 1}, action=(), stats=stats)

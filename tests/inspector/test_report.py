@@ -17,9 +17,9 @@ from rich.console import Console
 
 import relive as rl
 from relive.compat import apexrl
-from relive.fields import schema
 from relive.inspector import measures, report
 from relive.inspector.measures import histogram, number, percent
+from relive.schema import fields
 
 NAN = float("nan")
 
@@ -431,7 +431,7 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "NAME", re.compile(".*"))  # which refuses such names
+    monkeypatch.setattr(fields, "NAME", re.compile(".*"))  # which refuses such names
     replay = rl.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
     replay.add({"[red]x[/red]": [1.0]}, 0.0, 0.0, False, False, next_obs={"[red]x[/red]": [2.0]})
     assert "obs.[red]x[/red]" in str(rl.inspect(replay))

@@ -17,7 +17,7 @@ import relive as rl
 from benchmarks.launch_peers import CALLS
 from benchmarks.launches import Launches, counted, of_ours, ours
 from relive import kernels
-from relive.randomness import Randomness
+from relive.rng import Randomness
 
 BARS = {
     "replay add": 40,

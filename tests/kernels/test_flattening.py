@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.errors import SchemaError
-from relive.fields.schema import Field, Schema, Tree, declare
 from relive.kernels.flattening import Flattening
+from relive.schema.fields import Field, Schema, Tree, declare
 
 NAMES = ("obs", "action", "reward")
 BACKENDS = ["native", "torch"] if kernels.native() is not None else ["torch"]

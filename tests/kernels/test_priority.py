@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from relive import kernels
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.randomness import Randomness
+from relive.rng import Randomness
 from tests.kernels.tree_histories import HUGE, TINY, History, assert_lives, histories
 from tests.reference.priority import SlowTree
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relive import Field, SchemaError, kernels
-from relive.fields.schema import DTYPES, Schema
 from relive.kernels.reader import reader
 from relive.rollout.storage import Storage
+from relive.schema.fields import DTYPES, Schema
 from relive.storage import Memory
 
 ROWS, ENVS = 3, 2

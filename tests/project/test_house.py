@@ -12,7 +12,7 @@ import relive
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "relive"
 ROOMS = (
-    "errors", "lazy", "locking", "randomness", "fields", "kernels", "storage", "checkpoint", "estimators", "statistics",
+    "errors", "lazy", "locking", "rng", "schema", "kernels", "storage", "checkpoint", "estimators", "statistics",
     "rollout", "replay", "distillation", "concurrent", "distributed", "datasets", "inspector",
     "compat", "cli", "gpu_report",
 )  # fmt: skip

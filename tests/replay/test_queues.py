@@ -11,7 +11,7 @@ import torch
 
 import relive as rl
 from relive import kernels
-from relive.randomness import Randomness
+from relive.rng import Randomness
 from tests.layouts import Both
 
 

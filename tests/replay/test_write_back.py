@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import relive as rl
 from relive import kernels
-from relive.randomness import Randomness
+from relive.rng import Randomness
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
 

@@ -21,7 +21,7 @@ EVERYTHING = (
     *KERNELS,
     "tests/estimators",
     "tests/faults",
-    "tests/fields/test_exporters.py",
+    "tests/schema/test_exporters.py",
     "tests/replay/test_buffer.py",
     "tests/replay/test_write_back.py",
     "tests/rollout/test_recurrent.py",

@@ -28,7 +28,7 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
-from relive.fields.declarations import present
+from relive.schema.declarations import present
 from relive.storage import Memory
 from relive.storage.codec import FileArrays, Node
 from relive.storage.disk import is_made

@@ -13,7 +13,7 @@ import torch
 from relive.checkpoint.archive import Archive, File, Manifest, ReadFile
 from relive.checkpoint.progress import watched
 from relive.errors import CorruptCheckpoint, explain
-from relive.fields.conversion import bits_of
+from relive.schema.conversion import bits_of
 from relive.storage.allocator import expect_bulk
 from relive.storage.codec import ArrayInfo, Arrays, bytes_of, dtype_name, memory_of, require_flags
 from relive.storage.files import Stamp

@@ -19,7 +19,7 @@ from relive.checkpoint.progress import watched
 from relive.checkpoint.rows import Rows, Segment
 from relive.checkpoint.snapshot import KINDS, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
-from relive.fields.schema import positive
+from relive.schema.checks import positive
 from relive.storage.codec import Arrays, array_of, bytes_of
 from relive.storage.files import Files
 

@@ -18,8 +18,8 @@ import torch
 from relive.checkpoint.rows import Rows
 from relive.checkpoint.snapshot import Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
-from relive.fields.conversion import with_own_storage
 from relive.kernels import complete
+from relive.schema.conversion import with_own_storage
 from relive.storage import Memory
 from relive.storage.codec import DTYPES, Arrays, Node, TensorArrays, bytes_of, dtype_name, memory_of
 

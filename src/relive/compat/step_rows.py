@@ -16,11 +16,11 @@ from tensordict import TensorDict
 from relive.compat.views import is_tree
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
-from relive.fields.checks import nonempty
-from relive.fields.conversion import convert, misaligned_error
-from relive.fields.schema import Field
 from relive.kernels.row_writer import RowWriter, row_writer
 from relive.rollout.buffer import RolloutBuffer
+from relive.schema.checks import nonempty
+from relive.schema.conversion import convert, misaligned_error
+from relive.schema.fields import Field
 
 SCORES = ("advantage", "return")
 """What is computed after the rollout."""

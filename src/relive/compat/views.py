@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.fields.checks import same_shape
+from relive.schema.checks import same_shape
 
 
 class HasMemory(Protocol):

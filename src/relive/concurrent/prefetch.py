@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from relive import lazy
-from relive.fields.assembly import check_batch_size, check_destination
-from relive.fields.checks import positive
 from relive.replay.views import Transition, View
+from relive.schema.assembly import check_batch_size, check_destination
+from relive.schema.checks import positive
 
 _MOST_BATCHES = 1 << 16
 """Made ahead: more is a mistake that would only end with the memory."""

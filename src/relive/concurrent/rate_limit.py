@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from relive import lazy
 from relive.errors import ClosedError, SchemaError, explain
-from relive.fields.assembly import check_batch_size, check_destination
-from relive.fields.checks import finite, positive
-from relive.fields.conversion import env_numbers
-from relive.fields.vocabulary import suggests_keywords
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
+from relive.schema.assembly import check_batch_size, check_destination
+from relive.schema.checks import finite, positive
+from relive.schema.conversion import env_numbers
+from relive.schema.vocabulary import suggests_keywords
 
 _PAUSES = (0.0002, 0.005)
 """Seconds between two looks at the counts: the first pause, and the longest."""

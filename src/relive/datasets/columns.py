@@ -12,10 +12,10 @@ import torch
 from relive.datasets.filling import BLOCK_BYTES, STEP, declared_fields, extra_fields
 from relive.datasets.untrusted import damage, decode_budget, require_similar_size
 from relive.errors import SchemaError, explain
-from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
-from relive.fields.vocabulary import NAME
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
+from relive.schema.vocabulary import NAME
 from relive.storage import Memory
 from relive.storage.allocator import available_bytes
 

@@ -18,10 +18,10 @@ import torch
 from relive.checkpoint.progress import watched
 from relive.distillation import DistillationBuffer
 from relive.errors import BufferFullError, DataWarning, SchemaError, explain
-from relive.fields.checks import nonempty, one_of
-from relive.fields.schema import DTYPES, Tree, map_leaves
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
+from relive.schema.checks import nonempty, one_of
+from relive.schema.fields import DTYPES, Tree, map_leaves
 
 STEP = ("obs", "action", "reward", "terminated", "truncated")
 """The fields of a step that every buffer has."""

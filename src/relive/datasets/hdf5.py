@@ -27,10 +27,10 @@ from relive.datasets.filling import (
 )
 from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_errors
 from relive.errors import SchemaError, explain
-from relive.fields.checks import one_of, positive
-from relive.fields.schema import leaves_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.schema.checks import one_of, positive
+from relive.schema.fields import leaves_of
 from relive.storage import Memory
 
 _D4RL = {

@@ -29,10 +29,10 @@ from relive.datasets.filling import (
 from relive.datasets.hdf5 import require_self_contained
 from relive.datasets.untrusted import damage, import_extra, parse_json, require_similar_size, wrap_errors
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_tensor, path_name
-from relive.fields.schema import DTYPES, Field, Tree, caller_shape, kept_dtype, leaves_of, map_leaves
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.schema.conversion import as_tensor, path_name
+from relive.schema.fields import DTYPES, Field, Tree, caller_shape, kept_dtype, leaves_of, map_leaves
 from relive.storage import Memory
 
 _MOST_METADATA = 1 << 24

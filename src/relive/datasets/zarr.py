@@ -45,10 +45,10 @@ from relive.datasets.untrusted import (
     wrap_errors,
 )
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Path as FieldPath
-from relive.fields.schema import leaves_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.schema.fields import Path as FieldPath
+from relive.schema.fields import leaves_of
 from relive.storage import Memory
 from relive.storage.codec import to_json
 

@@ -14,15 +14,15 @@ import torch
 
 import relive
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import parse_autoreset
-from relive.fields.buffer_schemas import replay_schema
-from relive.fields.checks import above_zero, positive
-from relive.fields.conversion import convert, path_name
-from relive.fields.schema import Field, Schema, caller_shape, config_of, declare
-from relive.fields.schema import Path as FieldPath
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.samplers.registry import config_of as sampler_config
+from relive.schema.autoreset import parse_autoreset
+from relive.schema.buffer_schemas import replay_schema
+from relive.schema.checks import above_zero, positive
+from relive.schema.conversion import convert, path_name
+from relive.schema.fields import Field, Schema, caller_shape, config_of, declare
+from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.shared import shares_memory
 

@@ -17,15 +17,15 @@ from relive.distributed.client import Calls, ClientReader, Sender, find_actor, r
 from relive.distributed.protocol import Checkpoint, ServicePlan, concatenate_parts, to_array
 from relive.distributed.shard import Draw, ShardTotals
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
-from relive.fields.autoreset import parse_autoreset, true_next_obs
-from relive.fields.checks import nonempty, positive, same_keys
-from relive.fields.conversion import as_tensor, env_numbers
-from relive.fields.schema import Declaration, Schema, caller_shape
 from relive.kernels.priority import weights
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
 from relive.replay.write_back import NO_ROW, flat_ids, mutable_leaves
+from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
+from relive.schema.autoreset import parse_autoreset, true_next_obs
+from relive.schema.checks import nonempty, positive, same_keys
+from relive.schema.conversion import as_tensor, env_numbers
+from relive.schema.fields import Declaration, Schema, caller_shape
 
 
 def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:

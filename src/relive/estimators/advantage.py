@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.estimators.arguments import aligned, fraction
-from relive.fields.checks import above_zero
+from relive.schema.checks import above_zero
 
 
 def gae(

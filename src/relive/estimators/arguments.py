@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relive.errors import SchemaError, explain
-from relive.fields.checks import dense, kind, same_device, share
+from relive.schema.checks import dense, kind, same_device, share
 
 
 def aligned(

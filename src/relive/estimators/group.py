@@ -8,7 +8,7 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import aligned, fraction
-from relive.fields.checks import count, number
+from relive.schema.checks import count, number
 
 
 def group_advantage(

@@ -10,7 +10,7 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import aligned, check_same_shape, fraction
-from relive.fields.checks import count, number, same_device
+from relive.schema.checks import count, number, same_device
 
 
 def lambda_return(

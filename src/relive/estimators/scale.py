@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relive.estimators.arguments import aligned
-from relive.fields.checks import number
+from relive.schema.checks import number
 
 
 def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.fields.conversion import path_name
-from relive.fields.schema import Path
 from relive.inspector.source import ENDS, Episodes, RowSource
 from relive.replay.chains import Chains
+from relive.schema.conversion import path_name
+from relive.schema.fields import Path
 
 READ_VALUES = 1 << 25
 """About the most numbers that are read; of larger sources, evenly spaced stretches of rows are read."""

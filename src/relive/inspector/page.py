@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.fields.conversion import path_name
-from relive.fields.schema import Path as FieldPath
 from relive.inspector.measures import Measurements, percent, place
 from relive.inspector.source import ENDS, RowSource
 from relive.inspector.text import end_texts, fact_texts, reuse_texts, share_text
+from relive.schema.conversion import path_name
+from relive.schema.fields import Path as FieldPath
 
 _LARGEST = 72
 """The most pixels of a frame's longer side; larger frames are averaged down."""

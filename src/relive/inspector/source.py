@@ -12,13 +12,13 @@ import torch
 from relive.datasets.minari import Episode, read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_tensor
-from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape, leaves_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.chains import Chains, of_stored
 from relive.replay.episodes import ordered
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
+from relive.schema.conversion import as_tensor
+from relive.schema.fields import Field, Path, Schema, Stacked, caller_shape, leaves_of
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relive import kernels
-from relive.fields.schema import Field, Schema, Tree
+from relive.schema.fields import Field, Schema, Tree
 
 
 class Flattening:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from relive import kernels
-from relive.randomness import Randomness
+from relive.rng import Randomness
 from relive.storage import Allocator, LocalAllocator
 
 

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from relive import kernels
-from relive.fields.conversion import bits_of
 from relive.kernels.torch_ops import wide
+from relive.schema.conversion import bits_of
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from relive import kernels
-from relive.randomness import Randomness
+from relive.rng import Randomness
 
 
 def shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:

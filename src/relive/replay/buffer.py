@@ -17,12 +17,6 @@ from relive.checkpoint.rows import Rows
 from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, SchemaError, explain, warn_user
-from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
-from relive.fields.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
-from relive.fields.buffer_schemas import replay_nbytes, replay_schema
-from relive.fields.conversion import as_tensor, row_ids
-from relive.fields.schema import DTYPES, Declaration, Path
-from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, mend_callback
 from relive.replay.backends import store_over
@@ -37,6 +31,12 @@ from relive.replay.settings import ReplaySettings, arguments_of, require_backing
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
+from relive.schema.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
+from relive.schema.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
+from relive.schema.buffer_schemas import replay_nbytes, replay_schema
+from relive.schema.conversion import as_tensor, row_ids
+from relive.schema.fields import DTYPES, Declaration, Path
+from relive.schema.vocabulary import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm

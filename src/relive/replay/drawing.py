@@ -10,13 +10,13 @@ import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import assemble, copy_into
-from relive.randomness import Randomness
 from relive.replay.read_plan import INDEX, WEIGHT, Layout, ReadPlan
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.store import Leaves, PlanReader, ReplayStore
 from relive.replay.views.protocol import ReadContext, View, require_order
 from relive.replay.views.transition import Transition
+from relive.rng import Randomness
+from relive.schema.assembly import assemble, copy_into
 from relive.storage.allocator import require_memory
 
 Finish = Callable[[Leaves, ReadContext], Leaves]

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from relive import lazy
-from relive.fields.assembly import import_tensordict
 from relive.replay.drawing import Drawing
 from relive.replay.store import ReplayStore
+from relive.schema.assembly import import_tensordict
 
 
 class Ordered(NamedTuple):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from relive.fields.conversion import bits_of
-from relive.fields.schema import Stacked
 from relive.kernels.torch_ops import wide
+from relive.schema.conversion import bits_of
+from relive.schema.fields import Stacked
 
 if TYPE_CHECKING:
     from relive.replay.row_memory import RowMemory

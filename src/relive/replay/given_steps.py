@@ -11,12 +11,12 @@ from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import true_next_obs
-from relive.fields.conversion import EnvNumbers, as_tensor, path_name
-from relive.fields.invariants import require, require_form
-from relive.fields.schema import caller_shape
 from relive.kernels.flattening import Flattening
 from relive.replay.row_memory import RowMemory
+from relive.schema.autoreset import true_next_obs
+from relive.schema.conversion import EnvNumbers, as_tensor, path_name
+from relive.schema.fields import caller_shape
+from relive.schema.invariants import require, require_form
 from relive.statistics.observers import Observers
 
 Staged = dict[str, tuple[torch.Tensor, ...]]

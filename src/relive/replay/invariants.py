@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from relive.errors import InvariantError, explain
-from relive.fields.conversion import path_name
-from relive.fields.invariants import (
+from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
+from relive.schema.conversion import path_name
+from relive.schema.invariants import (
     on_host,
     overflows_of,
     require,
@@ -18,7 +19,6 @@ from relive.fields.invariants import (
     require_flags,
     require_form,
 )
-from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 
 if TYPE_CHECKING:
     from relive.replay.row_memory import RowMemory

@@ -10,11 +10,7 @@ import torch
 
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain
-from relive.fields.assembly import assemble, assembler
-from relive.fields.invariants import require
-from relive.fields.schema import Stacked, caller_shape
 from relive.kernels.priority import NativeTree
-from relive.randomness import Randomness
 from relive.replay.chains import Chains
 from relive.replay.invariants import check_kernels
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, ReadPlan
@@ -22,6 +18,10 @@ from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
 from relive.replay.row_store import RowStore, never_issued
 from relive.replay.store import Leaves, PlanReader, Touched
+from relive.rng import Randomness
+from relive.schema.assembly import assemble, assembler
+from relive.schema.fields import Stacked, caller_shape
+from relive.schema.invariants import require
 
 if TYPE_CHECKING:
     from relive.replay.samplers import Sampler

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.randomness import Randomness
 from relive.replay.given_steps import GivenSteps
 from relive.replay.samplers import Sampler
 from relive.replay.samplers.registry import resume
 from relive.replay.store import ReplayStore
+from relive.rng import Randomness
 from relive.statistics.observers import Observers
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from relive.fields.invariants import require_all
-from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION, Ring
 from relive.replay.torch_writer import Written
+from relive.rng import Randomness
+from relive.schema.invariants import require_all
 
 _LAST = 2**63 - 1
 

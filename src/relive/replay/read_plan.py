@@ -8,8 +8,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from relive.fields.mutable import is_carried
-from relive.fields.schema import Path, Schema
+from relive.schema.fields import Path, Schema
+from relive.schema.mutable import is_carried
 
 INDEX: Path = ("index",)
 WEIGHT: Path = ("weight",)

@@ -11,7 +11,9 @@ import torch
 from relive.checkpoint.rows import Rows
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import (
+from relive.replay.invariants import check_memory
+from relive.replay.ring import Ring, load_ring
+from relive.schema.conversion import (
     bits_of,
     convert,
     extents_meet,
@@ -21,10 +23,8 @@ from relive.fields.conversion import (
     refuse_reused_leaves,
     with_own_storage,
 )
-from relive.fields.mutable import Mutable, is_carried
-from relive.fields.schema import Path, Schema, Stacked, caller_field
-from relive.replay.invariants import check_memory
-from relive.replay.ring import Ring, load_ring
+from relive.schema.fields import Path, Schema, Stacked, caller_field
+from relive.schema.mutable import Mutable, is_carried
 from relive.storage import Allocator
 
 

@@ -9,12 +9,12 @@ import torch
 
 from relive.errors import explain
 from relive.kernels.reader import Reader, reader
-from relive.randomness import Randomness
 from relive.replay.frames import rebuilt
 from relive.replay.read_plan import ReadPlan
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import PlanReader
 from relive.replay.torch_reader import TorchReader
+from relive.rng import Randomness
 
 
 class RowStore:

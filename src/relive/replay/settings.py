@@ -10,15 +10,16 @@ from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.fields.autoreset import parse_autoreset
-from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
-from relive.fields.declarations import device_of, tree_of
-from relive.fields.mutable import Mutable
-from relive.fields.schema import Declaration, positive
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import config_of, sampler_of
 from relive.replay.samplers.sampler import require_sampler
+from relive.schema.autoreset import parse_autoreset
+from relive.schema.buffer_schemas import check_replay, replay_nbytes, replay_schema
+from relive.schema.checks import positive
+from relive.schema.declarations import device_of, tree_of
+from relive.schema.fields import Declaration
+from relive.schema.mutable import Mutable
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of

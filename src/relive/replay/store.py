@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from relive import lazy
-from relive.fields.schema import Path, Schema
 from relive.kernels.priority import PriorityTree
-from relive.randomness import Randomness
+from relive.rng import Randomness
+from relive.schema.fields import Path, Schema
 
 if TYPE_CHECKING:
     from relive.replay.read_plan import ReadPlan

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from relive.fields.conversion import bits_of
-from relive.fields.schema import Path
 from relive.kernels.constants import count_from, ends_of_run
 from relive.kernels.torch_ops import n_step_sums, wide
 from relive.replay.read_plan import (
@@ -25,6 +23,8 @@ from relive.replay.read_plan import (
     next_path,
 )
 from relive.replay.store import Leaves, PlanReader
+from relive.schema.conversion import bits_of
+from relive.schema.fields import Path
 
 if TYPE_CHECKING:
     from relive.replay.row_store import RowStore

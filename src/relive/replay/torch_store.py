@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 
-from relive.fields.conversion import as_numpy_if_cpu
-from relive.fields.invariants import require, require_all
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.randomness import Randomness
 from relive.replay.chains import Chains, Counter, of_stored
 from relive.replay.invariants import check_kernels
 from relive.replay.queues import Queues
@@ -22,6 +19,9 @@ from relive.replay.row_store import RowStore, never_issued
 from relive.replay.store import Touched
 from relive.replay.torch_write_back import rewriting
 from relive.replay.torch_writer import TorchWriter, Written
+from relive.rng import Randomness
+from relive.schema.conversion import as_numpy_if_cpu
+from relive.schema.invariants import require, require_all
 
 
 class TorchStore(RowStore):

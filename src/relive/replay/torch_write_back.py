@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from relive.fields.conversion import bits_of
 from relive.replay.row_memory import RowMemory
+from relive.schema.conversion import bits_of
 
 
 def rewriting(memory: RowMemory, slots: torch.Tensor, leaves: Mapping[int, torch.Tensor]) -> Callable[[], None]:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError
-from relive.fields.conversion import bits_of, numpy_view
-from relive.fields.schema import Stacked
 from relive.kernels.torch_ops import wide
 from relive.replay.chains import Chains, of_step
 from relive.replay.frames import leaf_at
 from relive.replay.ring import FINAL, HISTORY, PENDING, TRANSITION
 from relive.replay.row_memory import RowMemory
+from relive.schema.conversion import bits_of, numpy_view
+from relive.schema.fields import Stacked
 
 
 class Written(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 
 from relive import lazy
-from relive.fields.assembly import assemble, checked_targets
-from relive.fields.schema import Field, Path, Stacked, caller_shape
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
 from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings
@@ -24,6 +22,8 @@ from relive.replay.read_plan import (
 )
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves, PlanReader
+from relive.schema.assembly import assemble, checked_targets
+from relive.schema.fields import Field, Path, Stacked, caller_shape
 
 Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of every leaf of a batch, in its order."""

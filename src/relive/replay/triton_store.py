@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from relive.fields.invariants import require_all
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import RowDrawer, group_totals
@@ -21,6 +20,7 @@ from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.store import PlanReader, Touched
 from relive.replay.torch_store import TorchStore
 from relive.replay.triton_reader import TritonReader, has_kernels, leaves_of, rings_of
+from relive.schema.invariants import require_all
 
 
 class TritonStore(TorchStore):

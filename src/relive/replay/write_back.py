@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_numpy_if_cpu, as_tensor, convert, path_name, row_ids
-from relive.fields.mutable import mutable_schema
-from relive.fields.schema import Schema
 from relive.replay.store import ReplayStore
+from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, path_name, row_ids
+from relive.schema.fields import Schema
+from relive.schema.mutable import mutable_schema
 
 NO_ROW = -1
 """What "step_index" holds where a sequence has no step."""

@@ -11,14 +11,14 @@ import torch
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain, warn_user
 from relive.estimators import gae
-from relive.fields.autoreset import observation_leaves
-from relive.fields.buffer_schemas import MADE_BY_ROLLOUT, agents_of
-from relive.fields.conversion import as_tensor, convert, path_name
-from relive.fields.invariants import require, same_bits
-from relive.fields.schema import Field, Path, named_leaves
 from relive.kernels import complete
 from relive.rollout.episode_flags import EpisodeFlags, StoredDoubts
 from relive.rollout.storage import Storage
+from relive.schema.autoreset import observation_leaves
+from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agents_of
+from relive.schema.conversion import as_tensor, convert, path_name
+from relive.schema.fields import Field, Path, named_leaves
+from relive.schema.invariants import require, same_bits
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """What follows a truncated step: the value of its final observation, nothing, or where unknown its own value."""

@@ -11,16 +11,17 @@ import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import assembler, checked_targets, to_device
-from relive.fields.conversion import overlaps
-from relive.fields.schema import Carry, Path, positive
 from relive.kernels.reader import Following, Reader
 from relive.kernels.sequence_index import Cuts, find_sequences
 from relive.kernels.sequence_reader import Layout, SequenceReader, sequence_reader
 from relive.kernels.shuffling import permutation, shuffled
-from relive.randomness import Randomness
+from relive.rng import Randomness
 from relive.rollout.episode_flags import EpisodeFlags
 from relive.rollout.storage import Storage
+from relive.schema.assembly import assembler, checked_targets, to_device
+from relive.schema.checks import positive
+from relive.schema.conversion import overlaps
+from relive.schema.fields import Carry, Path
 
 Read = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
 """The batch of the items index[start:stop]."""

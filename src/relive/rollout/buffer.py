@@ -15,17 +15,10 @@ from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain, warn_user
-from relive.fields.assembly import check_destination, import_tensordict, to_device
-from relive.fields.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
-from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
-from relive.fields.conversion import numpy_view
-from relive.fields.declarations import device_of, tree_of
-from relive.fields.schema import Declaration, Path, positive
-from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
-from relive.randomness import Randomness
+from relive.rng import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import (
     Epochs,
@@ -42,6 +35,14 @@ from relive.rollout.batching import (
 from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.storage import COMPUTED, Storage, absence_of, uncomputed
+from relive.schema.assembly import check_destination, import_tensordict, to_device
+from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
+from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
+from relive.schema.checks import positive
+from relive.schema.conversion import numpy_view
+from relive.schema.declarations import device_of, tree_of
+from relive.schema.fields import Declaration, Path
+from relive.schema.vocabulary import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers, observers_of

@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import explain
-from relive.fields.conversion import numpy_view
-from relive.fields.schema import DTYPES, Schema
+from relive.schema.conversion import numpy_view
+from relive.schema.fields import DTYPES, Schema
 
 FEWEST_STEPS = 64
 """Steps that are seen before anything is said of cuts."""

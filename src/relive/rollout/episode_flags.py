@@ -11,14 +11,14 @@ from gymnasium.vector import AutoresetMode
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain, infinite_rewards
-from relive.fields.assembly import value_of
-from relive.fields.autoreset import final_observations, host_flags, observation_leaves
-from relive.fields.conversion import path_name
-from relive.fields.invariants import require, require_all, require_flags, require_form
-from relive.fields.schema import Field
 from relive.kernels import complete
 from relive.kernels.sequence_index import Flags, reset_rows
 from relive.rollout.storage import Storage
+from relive.schema.assembly import value_of
+from relive.schema.autoreset import final_observations, host_flags, observation_leaves
+from relive.schema.conversion import path_name
+from relive.schema.fields import Field
+from relive.schema.invariants import require, require_all, require_flags, require_form
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage.codec import Node

@@ -13,14 +13,14 @@ import torch
 from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain
-from relive.fields.assembly import assemble, selected_leaves
-from relive.fields.conversion import clean_bools, convert, misaligned_error, path_name
-from relive.fields.declarations import path_of
-from relive.fields.invariants import overflows_of, require, require_addresses, require_all, require_form
-from relive.fields.schema import Path, Schema
 from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
+from relive.schema.assembly import assemble, selected_leaves
+from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
+from relive.schema.declarations import path_of
+from relive.schema.fields import Path, Schema
+from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_form
 from relive.storage import Memory
 
 

@@ -15,7 +15,7 @@ from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.checkpoint.state_dict import packed, unpacked
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import device_of, restored_snapshot
+from relive.schema.conversion import device_of, restored_snapshot
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters

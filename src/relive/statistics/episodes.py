@@ -10,10 +10,11 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import convert, device_of, env_numbers
-from relive.fields.invariants import require, require_all, require_form
-from relive.fields.schema import FLAG, NUMBER, Field, positive
-from relive.fields.vocabulary import suggests_keywords
+from relive.schema.checks import positive
+from relive.schema.conversion import convert, device_of, env_numbers
+from relive.schema.fields import FLAG, NUMBER, Field
+from relive.schema.invariants import require, require_all, require_form
+from relive.schema.vocabulary import suggests_keywords
 from relive.statistics import counting
 from relive.storage.allocator import require_memory
 

@@ -11,10 +11,10 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.fields.checks import above_zero
-from relive.fields.conversion import as_tensor, convert, device_of
-from relive.fields.invariants import require, require_all, require_form
-from relive.fields.schema import DTYPES, FLAG, Field, Path
+from relive.schema.checks import above_zero
+from relive.schema.conversion import as_tensor, convert, device_of
+from relive.schema.fields import DTYPES, FLAG, Field, Path
+from relive.schema.invariants import require, require_all, require_form
 from relive.statistics.counting import Counted, Moments, counters, lock
 from relive.storage.allocator import require_memory
 

@@ -14,12 +14,12 @@ from gymnasium.vector import AutoresetMode
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import info_numbers
-from relive.fields.conversion import path_name
-from relive.fields.declarations import path_of
-from relive.fields.invariants import require
-from relive.fields.schema import Field, Path, Schema, caller_shape
-from relive.fields.vocabulary import NAME
+from relive.schema.autoreset import info_numbers
+from relive.schema.conversion import path_name
+from relive.schema.declarations import path_of
+from relive.schema.fields import Field, Path, Schema, caller_shape
+from relive.schema.invariants import require
+from relive.schema.vocabulary import NAME
 from relive.statistics.counting import claim, counters, hold
 from relive.statistics.episodes import EpisodeStats, episodes_of, plan_steps
 from relive.statistics.norm import Norms, RunningNorm, moments_of, plan_rows

@@ -19,7 +19,7 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import device_of
+from relive.schema.conversion import device_of
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer

@@ -20,8 +20,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.fields.conversion import clean_bools
-from relive.fields.vocabulary import NAME
+from relive.schema.conversion import clean_bools
+from relive.schema.vocabulary import NAME
 from relive.storage.allocator import available_bytes
 
 FORMAT = 1

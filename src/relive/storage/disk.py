@@ -26,9 +26,9 @@ import torch
 
 from relive import kernels
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, SchemaError, explain
-from relive.fields.schema import positive
 from relive.kernels import complete
 from relive.locking import ClosedLock
+from relive.schema.checks import positive
 from relive.storage import commits
 from relive.storage.allocator import Allocator, Memory, tensor_in
 from relive.storage.codec import bytes_of, reader_of

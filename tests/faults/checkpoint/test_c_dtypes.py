@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.fields.schema import DTYPES
+from relive.schema.fields import DTYPES
 from tests.checkpoint.traffic import digest, equal
 from tests.conftest import running
 from tests.totals import tell

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 import relive as rl
-from relive.fields.declarations import path_of
 from relive.inspector.saved import check
+from relive.schema.declarations import path_of
 from relive.storage.codec import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import relive as rl
 from benchmarks import launches
-from relive.randomness import Randomness
+from relive.rng import Randomness
 
 CAPABILITY = 80
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from relive.fields.assembly import level
-from relive.fields.schema import Field
+from relive.schema.assembly import level
+from relive.schema.fields import Field
 
 
 def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:

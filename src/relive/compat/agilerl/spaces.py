@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 
 from relive.errors import DataWarning, explain
-from relive.fields.conversion import as_tensor
-from relive.fields.schema import Field, Tree
+from relive.schema.conversion import as_tensor
+from relive.schema.fields import Field, Tree
 
 _KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
 

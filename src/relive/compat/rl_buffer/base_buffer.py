@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
-from relive.fields.checks import positive
+from relive.schema.checks import positive
 
 CPU = torch.device("cpu")
 

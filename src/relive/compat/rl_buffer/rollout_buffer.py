@@ -18,8 +18,8 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import StepRows, fitted, named_leaves
 from relive.compat.views import MemoryView, assign
 from relive.errors import NotReadyError, explain
-from relive.fields.checks import positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
+from relive.schema.checks import positive
 
 __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]
 

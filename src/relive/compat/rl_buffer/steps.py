@@ -11,9 +11,9 @@ import torch
 from relive.compat.step_rows import fitted
 from relive.compat.views import is_tree
 from relive.errors import SchemaError, explain
-from relive.fields.checks import same_keys
-from relive.fields.conversion import overlaps
-from relive.fields.schema import Field
+from relive.schema.checks import same_keys
+from relive.schema.conversion import overlaps
+from relive.schema.fields import Field
 
 _TENSOR: Any = torch.Tensor
 

@@ -15,8 +15,8 @@ from relive.compat.rl_buffer.stats_tracker import on_host
 from relive.compat.rl_buffer.steps import flags, placed, refuse_shared
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import is_tree
-from relive.fields.assembly import to_device
 from relive.replay.buffer import ReplayBuffer as _Replay
+from relive.schema.assembly import to_device
 
 
 @dataclass

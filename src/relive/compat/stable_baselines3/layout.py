@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Field, Stacked
+from relive.schema.fields import Field, Stacked
 
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 

@@ -34,11 +34,11 @@ from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
 from relive.compat.stable_baselines3.subclasses import overrides
 from relive.compat.views import MemoryView
 from relive.errors import SchemaError, explain
-from relive.fields.assembly import to_device
-from relive.fields.checks import one_of
-from relive.fields.schema import Declaration, Field
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
+from relive.schema.assembly import to_device
+from relive.schema.checks import one_of
+from relive.schema.fields import Declaration, Field
 
 _LARGE = 1024
 """Observations of more bytes than this are stored once, unless the user says otherwise."""

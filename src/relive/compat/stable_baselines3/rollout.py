@@ -24,8 +24,8 @@ from relive.compat.stable_baselines3.subclasses import overrides
 from relive.compat.views import MemoryView
 from relive.errors import NotReadyError, explain
 from relive.estimators import gae
-from relive.fields.schema import Field
 from relive.rollout.buffer import RolloutBuffer as Core
+from relive.schema.fields import Field
 
 _STORED = {
     "observations": "obs",

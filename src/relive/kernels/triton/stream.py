@@ -8,7 +8,7 @@ import torch
 
 from relive.errors import require
 from relive.kernels.triton.philox import CELLS, uniform_numbers
-from relive.randomness import Randomness
+from relive.rng import Randomness
 
 if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader

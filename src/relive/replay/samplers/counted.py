@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.invariants import require, require_all
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.samplers.uniform import Uniform
+from relive.schema.invariants import require, require_all
 
 
 @dataclass(unsafe_hash=True)

@@ -10,12 +10,12 @@ from numbers import Real
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.invariants import require_all
-from relive.fields.schema import positive
-from relive.fields.vocabulary import suggests_init_keywords
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.views.protocol import require_order
+from relive.schema.checks import positive
+from relive.schema.invariants import require_all
+from relive.schema.vocabulary import suggests_init_keywords
 
 
 @suggests_init_keywords

@@ -13,15 +13,15 @@ import torch
 
 from relive import kernels
 from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError, PriorityError, SchemaError, explain
-from relive.fields.checks import finite, number, one_of, positive, share
-from relive.fields.conversion import as_numpy_if_cpu
-from relive.fields.invariants import require, require_all
-from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.priority import RingTensors
-from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.store import ReplayStore
+from relive.rng import Randomness
+from relive.schema.checks import finite, number, one_of, positive, share
+from relive.schema.conversion import as_numpy_if_cpu
+from relive.schema.invariants import require, require_all
+from relive.schema.vocabulary import suggests_init_keywords
 
 
 @dataclass(frozen=True)

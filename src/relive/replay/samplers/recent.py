@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from relive.fields.schema import positive
-from relive.fields.vocabulary import suggests_init_keywords
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
+from relive.schema.checks import positive
+from relive.schema.vocabulary import suggests_init_keywords
 
 
 @suggests_init_keywords

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.randomness import Randomness
 from relive.replay.store import ReplayStore
+from relive.rng import Randomness
 
 Self = TypeVar("Self", bound="Sampler")
 Chosen = tuple[torch.Tensor, torch.Tensor | None]

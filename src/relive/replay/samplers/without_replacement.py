@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from relive.errors import NotReadyError, explain
-from relive.fields.invariants import require, require_all
-from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.shuffling import shuffled
 from relive.replay.samplers.sampler import Chosen, Sampler
+from relive.schema.invariants import require, require_all
+from relive.schema.vocabulary import suggests_init_keywords
 
 
 @suggests_init_keywords

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from relive.fields.schema import Schema, positive, require_share
-from relive.fields.vocabulary import suggests_init_keywords
 from relive.replay.read_plan import ReadPlan, row_plan
+from relive.schema.checks import positive
+from relive.schema.checks import share as require_share
+from relive.schema.fields import Schema
+from relive.schema.vocabulary import suggests_init_keywords
 
 
 @suggests_init_keywords

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Path, Schema
-from relive.randomness import Randomness
 from relive.replay.read_plan import ReadPlan
+from relive.rng import Randomness
+from relive.schema.fields import Path, Schema
 
 if TYPE_CHECKING:
     from relive.replay.store import ReplayStore

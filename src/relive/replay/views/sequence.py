@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Schema, positive
-from relive.fields.vocabulary import suggests_init_keywords
 from relive.replay.read_plan import ReadPlan, sequence_plan
+from relive.schema.checks import positive
+from relive.schema.fields import Schema
+from relive.schema.vocabulary import suggests_init_keywords
 
 _MOST_STEPS = 2**30
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relive.fields.schema import Schema
 from relive.replay.read_plan import ReadPlan, row_plan
+from relive.schema.fields import Schema
 
 
 @dataclass(frozen=True)

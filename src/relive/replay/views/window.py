@@ -9,10 +9,10 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Field, Path, Schema, leaves_of
 from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
 from relive.replay.views.n_step import NStep
 from relive.replay.views.transition import Transition
+from relive.schema.fields import Field, Path, Schema, leaves_of
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
 """Steps from the drawn row on, or such steps by the names inside a nested field."""

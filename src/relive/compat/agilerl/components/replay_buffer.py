@@ -18,9 +18,9 @@ from relive.compat.agilerl.original import original
 from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
-from relive.fields.checks import positive
 from relive.locking import use_copy
 from relive.replay.samplers import Sampler
+from relive.schema.checks import positive
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""

@@ -17,9 +17,9 @@ from relive.compat.agilerl.original import original
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
 from relive.compat.seeding import experiment_seed
-from relive.fields.checks import nonempty, positive
-from relive.fields.conversion import convert
-from relive.fields.schema import Field
+from relive.schema.checks import nonempty, positive
+from relive.schema.conversion import convert
+from relive.schema.fields import Field
 
 _NAMES = {
     "observations": "obs",

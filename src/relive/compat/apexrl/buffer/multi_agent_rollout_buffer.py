@@ -16,8 +16,8 @@ from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, Stepped, StepRows, fitted
 from relive.compat.views import MemoryView
-from relive.fields.checks import none_without, nonempty
-from relive.fields.schema import Field
+from relive.schema.checks import none_without, nonempty
+from relive.schema.fields import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from relive.fields.conversion import overlaps
+from relive.schema.conversion import overlaps
 
 _ENOUGH = 32
 """After so many batches in memory that is used again the writer is trusted: environments do not change their ways."""

@@ -26,8 +26,8 @@ from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import MemoryView
 from relive.errors import DataWarning, explain
-from relive.fields.checks import count, none_without
-from relive.fields.schema import Field
+from relive.schema.checks import count, none_without
+from relive.schema.fields import Field
 
 _CRITIC = "critic_observations"
 _NEXT_CRITIC = f"next_{_CRITIC}"

@@ -19,8 +19,8 @@ from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES, StepRows
 from relive.errors import DataWarning, explain
-from relive.fields.checks import none_without, nonempty, positive
-from relive.fields.schema import Field
+from relive.schema.checks import none_without, nonempty, positive
+from relive.schema.fields import Field
 
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")

@@ -20,8 +20,8 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES, StepRows
 from relive.compat.views import MemoryView
 from relive.errors import NotReadyError, explain
-from relive.fields.checks import count
-from relive.fields.schema import Field
+from relive.schema.checks import count
+from relive.schema.fields import Field
 
 _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
 

@@ -10,9 +10,9 @@ import torch
 
 from relive.compat.views import is_tree
 from relive.errors import SchemaError, explain
-from relive.fields.checks import same_keys
-from relive.fields.conversion import as_tensor
-from relive.fields.schema import Field
+from relive.schema.checks import same_keys
+from relive.schema.conversion import as_tensor
+from relive.schema.fields import Field
 
 _FEW = 64
 _TENSOR: Any = torch.Tensor

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from relive.errors import explain
-from relive.fields.schema import Field
+from relive.schema.fields import Field
 
 Observation: TypeAlias = torch.Tensor | TensorDict
 """A tensor, or a TensorDict of observations."""

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from relive.errors import NotReadyError, PriorityError, explain
-from relive.fields.checks import positive
+from relive.schema.checks import positive
 
 
 class SumTree:

@@ -17,7 +17,7 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Rows
 from relive.compat.views import MemoryView
 from relive.errors import SchemaError, explain
-from relive.fields.checks import one_of
+from relive.schema.checks import one_of
 
 _TYPES = ("rl", "distillation")
 _READ = ("obs", "action", "value", "log_prob", "advantages", "returns")

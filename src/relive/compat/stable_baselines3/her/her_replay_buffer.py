@@ -18,8 +18,8 @@ from tensordict import TensorDict
 from relive.compat.stable_baselines3.replay import CONVERSIONS, DictReplayBuffer
 from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.schema import Declaration, Field
 from relive.replay.views import Hindsight, View
+from relive.schema.fields import Declaration, Field
 
 _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] = {
     GoalSelectionStrategy.FUTURE: "future",

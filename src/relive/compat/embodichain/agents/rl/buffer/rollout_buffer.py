@@ -13,8 +13,8 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import MemoryView
 from relive.errors import SchemaError, explain
-from relive.fields.checks import nonempty, positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
+from relive.schema.checks import nonempty, positive
 
 __all__ = ["RolloutBuffer"]
 

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from relive.compat.embodichain.learning.rl.buffer.utils import next_value_of
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
-from relive.fields.checks import same_shape
+from relive.schema.checks import same_shape
 
 __all__ = ["compute_gae", "compute_group_advantage"]
 

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 from relive.compat.embodichain.learning.rl.buffer.utils import transition_view
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Field
 from relive.rollout.buffer import RolloutBuffer as _Rollout
+from relive.schema.fields import Field
 
 __all__ = ["RolloutBuffer"]
 

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed
-from relive.fields.assembly import level, to_device
-from relive.fields.checks import positive
-from relive.fields.conversion import device_of
+from relive.schema.assembly import level, to_device
+from relive.schema.checks import positive
+from relive.schema.conversion import device_of
 
 __all__ = ["iterate_minibatches", "transition_view"]
 

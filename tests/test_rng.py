@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from relive.kernels.shuffling import permutation, shuffled
-from relive.randomness import Randomness
+from relive.rng import Randomness
 
 
 def test_a_permutation_is_the_shuffled_list_of_all_numbers(backend: str) -> None:

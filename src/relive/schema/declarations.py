@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from relive.errors import IncompatibleCheckpoint, explain
-from relive.fields.schema import DTYPES, MOST_NESTED, Field, Path, Tree
+from relive.schema.fields import DTYPES, MOST_NESTED, Field, Path, Tree
 
 if TYPE_CHECKING:
     from relive.storage.codec import Node

@@ -12,9 +12,8 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.fields.checks import as_float, count, one_of, positive, same_keys  # noqa: F401 also imported from here
-from relive.fields.checks import share as require_share  # noqa: F401 also imported from here
-from relive.fields.vocabulary import NAME, field_remedy
+from relive.schema.checks import count, one_of, same_keys
+from relive.schema.vocabulary import NAME, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from relive.errors import explain, require
-from relive.fields.conversion import path_name
-from relive.fields.schema import Path
+from relive.schema.conversion import path_name
+from relive.schema.fields import Path
 
 
 def on_host(values: torch.Tensor | np.ndarray) -> np.ndarray:

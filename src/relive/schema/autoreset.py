@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain, warn_user
-from relive.fields.conversion import (
+from relive.schema.conversion import (
     as_numpy_if_cpu,
     as_tensor,
     bits_of,
@@ -19,7 +19,7 @@ from relive.fields.conversion import (
     path_name,
     refuse_reused_leaves,
 )
-from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_field, declare
+from relive.schema.fields import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_field, declare
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.fields import vocabulary
+from relive.schema import vocabulary
 
 
 def replay(**options: Any) -> rl.ReplayBuffer:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from relive import Carry, Field, SchemaError
-from relive.fields.schema import Schema, declare
+from relive.schema.fields import Schema, declare
 
 spaces = gym.spaces
 DECLARED: dict[str, tuple[Any, Any]] = {

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from relive.errors import SchemaError, explain
-from relive.fields.checks import one_of
-from relive.fields.conversion import path_name
-from relive.fields.mutable import refuse_mutable
-from relive.fields.schema import (
+from relive.schema.checks import one_of
+from relive.schema.conversion import path_name
+from relive.schema.fields import (
     FLAG,
     Path,
     Schema,
@@ -20,6 +19,7 @@ from relive.fields.schema import (
     declare_whole,
     refuse_reserved,
 )
+from relive.schema.mutable import refuse_mutable
 
 OPTIONAL = ("value", "log_prob")
 """Fields that the steps of a rollout may leave out, if all of its steps do."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.checks import dense, same_device
-from relive.fields.schema import DTYPES, Field, Path, Schema
+from relive.schema.checks import dense, same_device
+from relive.schema.fields import DTYPES, Field, Path, Schema
 
 _HOST = torch.device("cpu")
 _COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}

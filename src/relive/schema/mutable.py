@@ -9,7 +9,7 @@ from typing import Any
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Carry, Declaration, Field, Path, Schema, Tree, declare
+from relive.schema.fields import Carry, Declaration, Field, Path, Schema, Tree, declare
 
 
 @dataclass(frozen=True, init=False)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.fields.schema import DTYPES
+from relive.schema.fields import DTYPES
 from tests.exporters import Exporter, Lasting, c_strides
 from tests.totals import SEED, tell, trials
 

@@ -10,9 +10,9 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.fields.checks import positive
-from relive.fields.conversion import device_of
-from relive.fields.schema import Field, Path, Schema
+from relive.schema.checks import positive
+from relive.schema.conversion import device_of
+from relive.schema.fields import Field, Path, Schema
 
 _MOST_ROWS = 2**31 - 1
 

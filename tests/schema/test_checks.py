@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from relive.errors import NotReadyError, SchemaError
-from relive.fields import checks
+from relive.schema import checks
 
 LONG = 1 << 200
 

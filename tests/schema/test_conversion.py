@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, SchemaError
-from relive.fields.conversion import convert
-from relive.fields.schema import DTYPES
+from relive.schema.conversion import convert
+from relive.schema.fields import DTYPES
 
 CPU = torch.device("cpu")
 EXPECTED = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
