@@ -328,9 +328,9 @@ def left(place: int, value: int) -> Break:
 
 def forgotten(replay: Any) -> None:
     replay.sample(3)
-    epoch = replay.sampler.snapshot()
+    epoch = replay.sampler.state()
     replay.clear()
-    replay.sampler.restore(epoch)
+    replay.sampler.load_state(epoch)
 
 
 SAMPLERS: dict[str, tuple[Any, Break, str]] = {
