@@ -280,7 +280,7 @@ def test_every_public_name_is_among_the_calls(kind: str) -> None:
 
 
 @pytest.mark.promise("D4")
-@pytest.mark.parametrize("kind", select("rollout", of=KINDS))
+@pytest.mark.parametrize("kind", select("distillation", of=KINDS))
 def test_every_pair_of_calls_from_two_threads_returns(kind: str) -> None:
     _, make, calls = KINDS[kind]
     pairs = list(combinations_with_replacement(calls, 2))
