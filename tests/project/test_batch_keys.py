@@ -137,7 +137,7 @@ RESERVED = {row[0].strip("`"): words(row[1]) for row in rows_of("buffer")}
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_exactly_the_reserved_names_are_refused(kind: str) -> None:
-    expected = RESERVED[kind] | (RESERVED["both"] if kind != "DistillationBuffer" else set())
+    expected = RESERVED[kind] | (RESERVED["ReplayBuffer` and `RolloutBuffer"] if kind != "DistillationBuffer" else set())
     refused = set()
     for name in set().union(*RESERVED.values()) | {"note", "action_mask", "log_prob"}:
         try:
