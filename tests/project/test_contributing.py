@@ -75,8 +75,9 @@ def test_contributing_links_to_each_walk_through() -> None:
     assert len(anchors) == 5
 
 
-def test_every_file_that_contributing_names_exists() -> None:
-    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", CONTRIBUTING.read_text(encoding="utf-8"))
-    assert len(named) > 10
-    roots = (ROOT, ROOT / "src" / "relive")
+@pytest.mark.parametrize("page", [CONTRIBUTING, ROOT / "docs" / "design.md"], ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", page.read_text(encoding="utf-8"))
+    assert len(named) > 5
+    roots = (ROOT, ROOT / "src" / "relive", ROOT / "csrc")
     assert [path for path in named if not any((root / path).exists() for root in roots)] == []
