@@ -52,10 +52,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _full_text(name: str, members: dict[str, list[str]]) -> str:
     shown = [_SPECIAL.get(member, member) for member in members.get(name, [])]
-    options = {"members": shown or False, "inherited_members": bool(shown)} if "Error" not in name else {}
-    lines = [
-        f"::: {_SHADOWED.get(name, name)}",
-        "    options:",
-        *(f"      {key}: {json.dumps(value)}" for key, value in options.items()),
-    ]
-    return "\n".join(lines if options else lines[:1]) + "\n"
+    options = {"members": shown or False, "inherited_members": bool(shown), "show_bases": "Error" in name}
+    lines = (f"      {option}: {json.dumps(value)}" for option, value in options.items())
+    return "\n".join([f"::: {_SHADOWED.get(name, name)}", "    options:", *lines, ""])
