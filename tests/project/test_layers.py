@@ -63,13 +63,14 @@ def reached(tree: ast.Module) -> Iterator[str]:
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     of_self = [isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") for node in attributes]
     own |= {node.attr for node, is_own in zip(attributes, of_self, strict=True) if is_own}
+    own |= {"_replace", "_asdict", "_fields"}  # public names of named tuples
     for node in attributes:
         foreign = isinstance(node.value, ast.Name) and node.value.id in ("os", "sys", "torch", "np", "TensorDict")
         if node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in own and not foreign:
             yield node.attr
 
 
-MOST_REACHED = 36
+MOST_REACHED = 31
 """How often modules reach into each other. This number only shrinks."""
 
 
