@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,12 +24,11 @@ EXCEPTIONS: set[tuple[str, str]] = {
 """(module, imported module) that still look forward. This list only shrinks."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> dict[str, ast.Module]:
     """Every module of the package by its dotted name below `relive`."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        name = ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-        if name.split(".")[0] in LAYERS:
-            yield name, ast.parse(file.read_text(encoding="utf-8"))
+    named = {".".join(file.relative_to(SOURCE).with_suffix("").parts): file for file in sorted(SOURCE.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): ast.parse(file.read_text("utf-8")) for name, file in named.items()}
 
 
 def imported(tree: ast.AST, late: bool = False) -> Iterator[str]:
@@ -48,7 +48,8 @@ def imported(tree: ast.AST, late: bool = False) -> Iterator[str]:
 def test_layers_import_only_the_layers_before_them() -> None:
     forward = {
         (name, used)
-        for name, tree in modules()
+        for name, tree in modules().items()
+        if name not in ("__init__", "__main__")
         for used in imported(tree)
         if used.split(".")[0] in LAYERS and LAYERS.index(used.split(".")[0]) > LAYERS.index(name.split(".")[0])
     }
@@ -75,7 +76,7 @@ MOST_REACHED = 31
 
 
 def test_modules_keep_their_private_names_to_themselves() -> None:
-    found = {name: list(reached(tree)) for name, tree in modules()}
+    found = {name: list(reached(tree)) for name, tree in modules().items()}
     assert sum(map(len, found.values())) <= MOST_REACHED, {name: names for name, names in found.items() if names}
 
 
@@ -84,9 +85,9 @@ def test_every_module_is_in_a_layer() -> None:
     assert found - {"__init__", "__main__"} == set(LAYERS)
 
 
-def used_modules(file: Path) -> set[str]:
-    """The top-level modules that a file imports anywhere."""
-    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+def used_modules(tree: ast.Module) -> set[str]:
+    """The top-level modules that code imports anywhere."""
+    nodes = list(ast.walk(tree))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
     return {name.split(".")[0] for name in names}
@@ -95,13 +96,13 @@ def used_modules(file: Path) -> set[str]:
 def test_the_package_imports_no_tool_beside_it() -> None:
     # `relive conformance` runs relive_conformance by its name, where it is installed.
     tools = {"relive_conformance", "benchmarks", "examples", "tests", "tools"}
-    assert {file.name for file in SOURCE.rglob("*.py") if used_modules(file) & tools} == set()
+    assert {name for name, tree in modules().items() if used_modules(tree) & tools} == set()
 
 
 def test_the_conformance_suite_needs_torch_numpy_and_gymnasium_only() -> None:
     package = ROOT / "conformance"
     known = {"torch", "numpy", "gymnasium", "pytest", "relive_conformance", *sys.stdlib_module_names}
-    foreign = {file: used_modules(file) - known for file in package.rglob("*.py")}
+    foreign = {file: used_modules(ast.parse(file.read_text("utf-8"))) - known for file in package.rglob("*.py")}
     adapters = package / "relive_conformance" / "adapters"  # each is imported where its library is
     assert {file: names for file, names in foreign.items() if names and file.parent != adapters} == {}
     assert [file.name for file, names in foreign.items() if "relive" in names] == ["relive.py"]
