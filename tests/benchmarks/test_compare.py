@@ -1,4 +1,4 @@
-"""What got slower since another run: ratios within runs, and only beyond chance."""
+"""Changes between two runs are ratios within runs, and only beyond chance."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_bar_is_met_or_not(monkeypatch: pytest.MonkeyPatch, ours: float, met: 
 def test_the_calls_of_a_device_are_timed_and_written_as_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch_peers, "found", lambda *_: iter(()))
+    monkeypatch.setattr(launch_peers, "installed_peers", lambda *_: iter(()))
     monkeypatch.setattr(devices, "QUICK_ROUNDS", 1)
     monkeypatch.setattr(devices, "CALLS", ("replay add", "rollout add"))
     target = tmp_path / "cpu.json"

@@ -167,7 +167,7 @@ def test_atari_frames_are_stored_once() -> None:
 
 
 def run_apart(script: str, *arguments: object, **environment: str) -> str:
-    """What an example says in a process of its own, which starts others."""
+    """Output of an example in a process of its own."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
     settings = {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500, env=settings)

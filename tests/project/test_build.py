@@ -1,4 +1,4 @@
-"""What the package is made of: a core in C++ that knows no Python, a hardened native module, a harmless import."""
+"""The core in C++ knows no Python, the native module is hardened, and an import is harmless."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def test_planted_bugs_are_not_in_the_module() -> None:
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("readelf"), reason="reads ELF files with readelf")
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_the_native_module_is_hardened() -> None:
-    def told(*options: str) -> str:
+    def readelf(*options: str) -> str:
         command = ["readelf", "-W", *options, kernels.native().__file__]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    assert "GNU_RELRO" in told("-l")
-    assert "BIND_NOW" in told("-d")
-    assert "__stack_chk_fail" in told("--dyn-syms")
-    assert "RWE" not in told("-l")
+    assert "GNU_RELRO" in readelf("-l")
+    assert "BIND_NOW" in readelf("-d")
+    assert "__stack_chk_fail" in readelf("--dyn-syms")
+    assert "RWE" not in readelf("-l")
 
 
 @pytest.mark.thorough

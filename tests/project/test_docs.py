@@ -1,4 +1,4 @@
-"""What the documentation prints, runs; and every public name is in its reference."""
+"""The code of the documentation runs, and every public name is in the reference."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _is_called(made: Any) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in rl.__all__ if _is_called(getattr(rl, name))])
 def test_every_argument_is_explained(name: str) -> None:
-    """Of every public constructor and function, below "Args:" of the docstring, which the reference shows as a list."""
+    """Docstrings explain each argument below "Args:", which the reference shows as a list."""
     made = getattr(rl, name)
     arguments = list(inspect.signature(made).parameters)
     _, _, section = (inspect.getdoc(made) or "").partition("Args:\n")

@@ -1,4 +1,4 @@
-"""The originals' own tests on our adapters: how they are run and counted."""
+"""The originals' own tests on our adapters: how they are run and count_results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.adapters import ORIGINALS
-from tools.original_tests import SUITES, Found, Suite, counted, run
+from tools.original_tests import SUITES, Counts, Suite, count_results, run
 
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "migrating" / "originals.json").read_text(encoding="utf-8"))
 
@@ -17,7 +17,7 @@ KEPT = json.loads((Path(__file__).parents[2] / "docs" / "migrating" / "originals
 def test_skipped_tests_do_not_count_and_failed_ones_are_named() -> None:
     cases = """<testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><failure/></testcase>
                <testcase name="d"><error/></testcase>"""
-    assert counted(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == Found(1, 3, ["c", "d"])
+    assert count_results(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == Counts(1, 3, ["c", "d"])
 
 
 def checkout(place: Path, lines: str) -> Path:
@@ -35,7 +35,7 @@ def test_whose(): assert RolloutStorage.__module__.startswith("relive.compat.rsl
 def test_wrong(): assert RolloutStorage is None
 """
     suite = Suite("tests", ("test_storage.py",))
-    assert run("rsl_rl", suite, checkout(tmp_path, lines), sys.executable) == Found(1, 2, ["test_wrong"])
+    assert run("rsl_rl", suite, checkout(tmp_path, lines), sys.executable) == Counts(1, 2, ["test_wrong"])
 
 
 def test_every_suite_and_every_kept_entry_is_of_a_known_original() -> None:
