@@ -33,7 +33,7 @@ def default_device() -> Iterator[Callable[[str | None], None]]:
 
 
 def life(kind: str, folder: Path) -> list[Any]:
-    """What is read of a buffer, of its copies and of its checkpoint."""
+    """Batches of a buffer, of its copies and of its checkpoint."""
     story = KINDS[kind]
     buffer = story.make()
     found: list[Any] = []

@@ -29,7 +29,7 @@ LONG = float(os.environ.get("RELIVE_THREAD_SECONDS", "1800"))
 WATCHDOG = 60.0
 """No few short calls take this long, however busy the machine is."""
 REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
-"""What a call may say about what another thread has done meanwhile."""
+"""Errors that a call may raise because of another thread."""
 
 
 def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
@@ -87,7 +87,7 @@ class TestTraffic:
 
 
 class TestCounts:
-    """What many threads tell of is counted exactly once."""
+    """Updates from many threads are counted exactly once."""
 
     def test_of_norms(self) -> None:
         norm = rl.RunningNorm(3)
@@ -268,7 +268,7 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
 }
 MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config", "from_disk"}
 WITH_THE_LOCK = {"config", "state", "load_state", "rows"}
-"""What savers call, who hold the lock: the tensors that they get share the buffer's memory."""
+"""Methods that `save` calls under the lock: the tensors that they return share the buffer's memory."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
