@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
-from relive.errors import BufferFullError, SchemaError, explain, warn_user
+from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
@@ -39,7 +39,6 @@ from relive.schema.assembly import check_destination, import_tensordict, to_devi
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
 from relive.schema.checks import positive
-from relive.schema.conversion import numpy_view
 from relive.schema.declarations import device_of, tree_of
 from relive.schema.fields import Declaration, Path
 from relive.schema.vocabulary import suggests_keywords, suggests_methods
@@ -114,9 +113,8 @@ class RolloutBuffer(StateDictMixin):
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
         self._declared = DeclaredMode(self.autoreset)
-        self._looked_at = (0, num_steps - 1)
-        self._continuity = Continuity(schema, self._storage.num_envs, self.autoreset)
-        self._memory_of_obs = ReusedMemory()
+        self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
+        self._reused_memory = ReusedMemory(self._storage)
         self._empty()
 
     @classmethod
@@ -152,8 +150,8 @@ class RolloutBuffer(StateDictMixin):
             row = storage.num_stored
             if row == self.num_steps:
                 raise _full(row)
-            if self._memory_of_obs.left and obs is not None:
-                self._look_at_memory(row, obs)
+            if self._reused_memory.left and obs is not None:
+                self._reused_memory.look_at(row, obs)
             found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
             try:
                 storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
@@ -183,10 +181,9 @@ class RolloutBuffer(StateDictMixin):
             refuse_reused_obs(self._schema, obs, next_obs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
-            if row in self._looked_at or self._continuity.is_watching:
-                message = self._continuity.message(row, self.num_steps - 1, obs, unpacked)
-                if message is not None:
-                    warn_user(message)
+            continuity = self._continuity
+            if row in continuity.compared_rows or continuity.compares_all:
+                continuity.look_at(row, obs, unpacked)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
             found = self._flags.of_step(row, unpacked)
             try:
@@ -269,13 +266,6 @@ class RolloutBuffer(StateDictMixin):
         from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         return save(self, path, keep=keep)
-
-    def _look_at_memory(self, row: int, obs: Any) -> None:
-        first = self._storage.named()[self._schema.paths[self._schema.leaf_indices["obs"][0]]]
-        stored = numpy_view(first[row - 1 : row]) if row else None
-        message = self._memory_of_obs.message(self._schema.flatten("obs", obs), stored)
-        if message is not None:
-            warn_user(message)
 
     def _empty(self) -> None:
         self._storage.clear()

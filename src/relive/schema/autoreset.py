@@ -170,12 +170,16 @@ def true_next_obs(
 
 def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
     """Flags of a step by name as arrays [N] on the host; tensors of another device are waited for."""
-    return [
-        flag
-        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()  # nearly always
-        else convert(name, FLAG, flag, lead, device if isinstance(flag, torch.Tensor) else _HOST).view(-1).cpu().numpy()
-        for name, flag in flags.items()
-    ]
+    arrays: list[np.ndarray] = []
+    for name, flag in flags.items():
+        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ():  # vector environments
+            arrays.append(flag)
+        elif not lead and (flag is True or flag is False):  # single environments
+            arrays.append(np.array([flag]))
+        else:
+            there = device if isinstance(flag, torch.Tensor) else _HOST
+            arrays.append(convert(name, FLAG, flag, lead, there).view(-1).cpu().numpy())
+    return arrays
 
 
 _HOST = torch.device("cpu")
