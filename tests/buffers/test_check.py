@@ -481,7 +481,7 @@ def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.Roll
 
 
 def found_in(rollout: rl.RolloutBuffer) -> Any:
-    return rollout._flags.final_observations._found
+    return rollout._flags.finals.steps
 
 
 def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
@@ -578,9 +578,9 @@ DISTILLATION: dict[str, tuple[Break, str]] = {
     "a round in the future": (attribute("_starts", [0, 8]), r"^rounds: expected first rows from 0 to 7, in order, got"),
     "no first round": (attribute("_starts", [1, 5]), r"^rounds: expected first rows from 0 to 7, in order, got"),
     "other rounds on the device": (
-        attribute("_starts_there", lambda x: x + 1), r"^rounds\[0\]: expected equal first rows on the device, got 1"
+        attribute("_device_starts", lambda x: x + 1), r"^rounds\[0\]: expected equal first rows on the device, got 1"
     ),
-    "fewer rounds on the device": (attribute("_starts_there", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"),
+    "fewer rounds on the device": (attribute("_device_starts", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"),
 }  # fmt: skip
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,22 +19,20 @@ from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.rng import Randomness
-from relive.rollout.advantages import Advantages, attachable
+from relive.rollout.advantages import Advantages, Bootstrap, attachable_leaves
 from relive.rollout.batching import (
     Epochs,
     Mode,
-    check_layout,
-    cuts_of,
-    moved_sequences,
-    order_of,
+    parse_cuts,
     read_fresh,
     read_into,
-    sequences_of,
-    stays,
-)  # fmt: skip
+    row_reader,
+    sequence_source,
+    sequences_to_device,
+)
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.episode_flags import EpisodeFlags, Found
-from relive.rollout.storage import COMPUTED, Storage, absence_of, uncomputed
+from relive.rollout.episode_flags import EpisodeFlags
+from relive.rollout.storage import Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
@@ -115,7 +113,6 @@ class RolloutBuffer(StateDictMixin):
         self._declared = DeclaredMode(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
-        self._empty()
 
     @classmethod
     @suggests_keywords
@@ -129,10 +126,10 @@ class RolloutBuffer(StateDictMixin):
 
         `obs`, `action` and `autoreset` replace what the environment says.
         """
-        made = settings_of(env, obs, action, autoreset)
+        settings = settings_of(env, obs, action, autoreset)
         return cls(
-            num_steps, made.num_envs, made.obs, made.action, reward=reward, value=value, extra=extra,
-            autoreset=made.autoreset, device=device, stats=stats, norm=norm, seed=seed,
+            num_steps, settings.num_envs, settings.obs, settings.action, reward=reward, value=value, extra=extra,
+            autoreset=settings.autoreset, device=device, stats=stats, norm=norm, seed=seed,
         )  # fmt: skip
 
     # Writing
@@ -152,11 +149,13 @@ class RolloutBuffer(StateDictMixin):
                 raise _full(row)
             if self._reused_memory.left and obs is not None:
                 self._reused_memory.look_at(row, obs)
-            found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
+            flags, finals = self._flags, None
+            if final_obs is not None:
+                finals = flags.finals_of_add(row, final_obs, terminated, truncated)
             try:
                 storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-                if found is not None or self._flags.is_observed:
-                    self._follow(row, found, _NOTHING)
+                if finals is not None or flags.is_observed:
+                    flags.commit(row, finals, _NOTHING)
                 else:
                     storage.commit(row)
             except BaseException:
@@ -185,10 +184,10 @@ class RolloutBuffer(StateDictMixin):
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.look_at(row, obs, unpacked)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
-            found = self._flags.of_step(row, unpacked)
+            finals = self._flags.finals_of_step(row, unpacked)
             try:
                 storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-                self._follow(row, found, measured)
+                self._flags.commit(row, finals, measured)
             except BaseException:
                 complete(self._advantages.last.write_again)
                 raise
@@ -211,24 +210,28 @@ class RolloutBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return self._storage.env_major(self.num_steps, self._storage.named())
+            return self._storage.env_major(self.num_steps, self._storage.declared_leaves())
 
     def take_back(self, num_steps: int | None = None) -> None:
         """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
 
-        Every field counts as given, and the row after them holds the last observation and value. What was attached is
-        forgotten; statistics are told of the steps that were not stored before.
+        Every field counts as given, and the row after them holds the last observation and value. Attached tensors are
+        forgotten; statistics count the steps that were not stored before.
         """
-        count = self.num_steps if num_steps is None else _checked_count(num_steps, self.num_steps)
+        count = self.num_steps if num_steps is None else num_steps
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
+            remedy = "Pass the number of rows that were written."
+            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
+        count = int(count)
         with self._lock:
             storage = self._storage
-            storage.adopt()
+            storage.clean_bools()
             self._advantages.last.keep({})  # the collector may have written a newer one
             stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
-                self._empty()
+                self._flags.begin()
                 storage.take_back(count)
                 self._flags.take_back()
                 self._advantages.last.keep(last)
@@ -243,16 +246,16 @@ class RolloutBuffer(StateDictMixin):
         running episodes will not be finished.
         """
         with self._lock:
-            coming = None if restarted or not self._storage.num_stored else self._flags.coming()
+            starting, resetting = self._flags.coming()
+            if restarted:
+                starting, resetting = torch.ones_like(starting), torch.zeros_like(resetting)
 
             def change() -> None:
                 if restarted:
                     self._continuity.forget()
-                    self._flags.restarted()
                     self._observers.restarted()
-                elif coming is not None:
-                    self._flags.go_on(*coming)
-                self._empty()
+                self._storage.clear()
+                self._flags.begin_next(starting, resetting)
 
             complete(change)
 
@@ -267,14 +270,6 @@ class RolloutBuffer(StateDictMixin):
 
         return save(self, path, keep=keep)
 
-    def _empty(self) -> None:
-        self._storage.clear()
-        self._flags.begin()
-
-    def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
-        """Make a written row a stored step, which every part takes in; if observers refuse it, nothing has changed."""
-        self._flags.take_in(row, found, measured, partial(self._storage.commit, row))
-
     # Targets
 
     @property
@@ -286,11 +281,11 @@ class RolloutBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return self._flags.final_observations.obs
+            return self._flags.finals.obs
 
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
-        lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
+        lam: float = 0.95, bootstrap_truncated: Bootstrap = True,
     ) -> None:  # fmt: skip
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
@@ -312,7 +307,7 @@ class RolloutBuffer(StateDictMixin):
         """
         with self._lock:
             trees = [*({} if named is None else named).items(), *fields.items()]
-            complete(partial(self._storage.attach, attachable(trees, self._storage)))
+            complete(partial(self._storage.attach, attachable_leaves(trees, self._storage)))
 
     # Reading
 
@@ -330,16 +325,21 @@ class RolloutBuffer(StateDictMixin):
         positive("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
-            leaves, source = self._storage.rows_reader(fields)
+            source, leaves = row_reader(self._storage, fields)
             rows = self._flags.transitions()
-            plan = Epochs.of("minibatches", rows, batch_size, epochs, drop_last, f"{batch_size} transitions")
+            plan = Epochs(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            if drop_last:
+                plan.drop_last("minibatches", f"{batch_size} transitions")
             if out is None:
-                read = read_fresh(source, list(leaves), True)
+                read = read_fresh(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, self.device, plan)
-            order = order_of(rows, shuffle, self._random, self.device)
-            batches = plan.batches(read, order, self._lock, stays(self._storage))
+                read = read_into(out, source, leaves, batch_size)
+                plan.require_full("transitions")
+            batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (to_device(batch, target) for batch in batches)
+
+    def _check_not_cleared(self) -> Callable[[], None]:
+        return partial(self._storage.check_not_cleared, self._storage.generation)
 
     def sequences(
         self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
@@ -360,22 +360,21 @@ class RolloutBuffer(StateDictMixin):
         `drop_last` keeps B constant. `layout="time_first"` gives steps as [L, B, …]; `"packed"` gives them without
         padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is what torch's recurrent networks take.
         """
-        check_layout(layout)
+        cuts = parse_cuts(length, mode, split_episodes, keep_tail, layout)
         target = check_destination(device)
-        cuts = cuts_of(length, mode, split_episodes, keep_tail)
         positive("epochs", epochs)
         with self._lock:
-            count, source, paths = sequences_of(self._storage, self._flags, cuts, layout, fields)
+            count, source, paths = sequence_source(self._storage, self._flags, cuts, layout, fields)
             size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            plan = Epochs.of("sequences", count, size, epochs, drop_last, f"{size} or more sequences")
-            # What is [L, B] or packed, and what is [B], have no leading axis in common.
-            read = read_fresh(source, paths, layout == "batch_first")
-            order = order_of(count, shuffle, self._random, self.device)
-            batches = plan.batches(read, order, self._lock, stays(self._storage))
-        return batches if target is None else (moved_sequences(batch, target) for batch in batches)
+            plan = Epochs(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            if drop_last:
+                plan.drop_last("sequences", f"{size} or more sequences")
+            read = read_fresh(source, paths, layout == "batch_first")  # other layouts have no axis [B] in front
+            batches = plan.batches(read, self._lock, self._check_not_cleared())
+        return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
     @property
     def data(self) -> lazy.TensorDict:
@@ -383,8 +382,8 @@ class RolloutBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             storage = self._storage
-            steps = storage.stored("data")
-            return storage.shared(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
+            steps = storage.require_steps("data")
+            return storage.time_major(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
 
     @property
     def columns(self) -> lazy.TensorDict:
@@ -395,7 +394,8 @@ class RolloutBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return self._storage.shared(self.num_steps, self._storage.all_leaves())
+            storage = self._storage
+            return storage.time_major(self.num_steps, storage.declared_leaves() | storage.attached)
 
     def env_major(self) -> lazy.TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -406,7 +406,7 @@ class RolloutBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             storage = self._storage
-            steps = storage.complete("env_major")
+            steps = storage.require_complete_steps("env_major")
             if not self._advantages.last.leaves:
                 storage.zero(steps)
             return storage.env_major(steps, storage.leaves())
@@ -420,7 +420,10 @@ class RolloutBuffer(StateDictMixin):
         try:
             return data[name]
         except KeyError:
-            raise KeyError(_unknown(name, data, self._storage.absent)) from None
+            first = name if isinstance(name, str) else name[0]
+            expected = f"one of {', '.join(map(str, data.keys()))}"
+            message = self._storage.explain_absence(first) if first not in data.keys() else None
+            raise KeyError(message or explain("rollout", expected, repr(name), "See rollout.data.")) from None
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
@@ -463,7 +466,6 @@ class RolloutBuffer(StateDictMixin):
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
-        self._empty()
         self._continuity.forget()
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
@@ -476,7 +478,7 @@ class RolloutBuffer(StateDictMixin):
         return {
             "rows": self._storage,
             "flags": self._flags,
-            "finals": self._flags.final_observations,
+            "finals": self._flags.finals,
             "last": self._advantages.last,
             "carries": _Stateless(),  # an entry of format 1 that is always empty
             "random": self._random,
@@ -497,8 +499,8 @@ class RolloutBuffer(StateDictMixin):
             return steps * self._storage.num_envs if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:
-        told = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
-        return f"RolloutBuffer({told}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
+        size = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
+        return f"RolloutBuffer({size}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -541,23 +543,6 @@ class _Stateless:
 def _full(num_steps: int) -> BufferFullError:
     remedy = "Train on the rollout, then clear() it."
     return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
-
-
-def _checked_count(count: Any, most: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= most:
-        remedy = "Pass the number of rows that were written."
-        raise SchemaError(explain("take_back", f"0 to {most} steps", repr(count), remedy))
-    return int(count)
-
-
-def _unknown(name: str | Path, data: lazy.TensorDict, absent: frozenset[str]) -> str:
-    """What an error says of a field that the stored steps do not have."""
-    first = name if isinstance(name, str) else name[0]
-    if first in absent:
-        return absence_of(first)
-    if first in COMPUTED:
-        return uncomputed(first)
-    return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")
 
 
 def _arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
