@@ -441,7 +441,7 @@ LISTENERS: dict[str, tuple[Break, str]] = {
         lambda r: r.stats._tensors.update(open=torch.zeros(2, 3, dtype=torch.float64)), "^stats: open: expected torch.f"
     ),
     "statistics elsewhere": (
-        lambda r: r.stats._keep({name: x.to("meta") for name, x in r.stats._tensors.items()}),
+        lambda r: r.stats._set_tensors({name: x.to("meta") for name, x in r.stats._tensors.items()}),
         "^EpisodeStats: expected device cpu, got meta",
     ),
     "rows that are no number": (norm("count", float("nan")), "^norm: count: expected a whole number of rows, got nan"),

@@ -151,7 +151,7 @@ class RewardWarnings:
             return
         leaves = (self._storage.tensors[i][:steps] for i in self._storage.schema.leaf_indices["reward"])
         rewards = [(leaf.float() if DTYPES[leaf.dtype] is None else leaf).numpy() for leaf in leaves]
-        num_infinite = sum(reward.size - int(np.isfinite(reward).sum()) for reward in rewards)
+        num_infinite = sum(reward.size - np.count_nonzero(np.isfinite(reward)) for reward in rewards)
         if self._may_be_infinite and num_infinite:
             self._may_be_infinite = False
             warn_user(infinite_rewards(num_infinite))
@@ -166,14 +166,16 @@ class RewardWarnings:
     def _look_like_reset_rows(self, rewards: list[np.ndarray], steps: int) -> bool:
         """Count the rewards after an end; False for good once a step there has a reward or ends an episode."""
         ended = self._flags.ended(slice(0, steps)).numpy()
-        rewarded = np.any([(reward != 0).any(axis=tuple(range(2, reward.ndim))) for reward in rewards], axis=0)
+        nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
+        rewarded = np.logical_or.reduce(nonzero)
         after_end = ended[:-1]
         if (after_end & (rewarded | ended)[1:]).any():
             self._may_reset_later = False
             return False
-        self._ends += int(after_end.sum())
-        self._others += int((~after_end).sum())
-        self._other_rewards += int((rewarded[1:] & ~after_end).sum())
+        num_ends = np.count_nonzero(after_end)
+        self._ends += num_ends
+        self._others += after_end.size - num_ends
+        self._other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
         return self._ends >= _FEWEST_ENDS and 2 * self._other_rewards > self._others
 
 
