@@ -31,7 +31,7 @@ from relive.rollout.batching import (
     sequences_to_device,
 )
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.episode_flags import EpisodeFlags
+from relive.rollout.episode_flags import EpisodeFlags, StepFinals
 from relive.rollout.storage import Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
@@ -143,24 +143,14 @@ class RolloutBuffer(StateDictMixin):
         `final_obs` [N, …] is the state that truncated steps led to; only the rows of truncated steps are read.
         """
         with self._lock:
-            storage = self._storage
-            row = storage.num_stored
+            row, finals = self._storage.num_stored, None
             if row == self.num_steps:
                 raise _full(row)
             if self._reused_memory.left and obs is not None:
                 self._reused_memory.look_at(row, obs)
-            flags, finals = self._flags, None
             if final_obs is not None:
-                finals = flags.finals_of_add(row, final_obs, terminated, truncated)
-            try:
-                storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-                if finals is not None or flags.is_observed:
-                    flags.commit(row, finals, _NOTHING)
-                else:
-                    storage.commit(row)
-            except BaseException:
-                complete(self._advantages.last.write_again)
-                raise
+                finals = self._flags.finals_of_add(row, final_obs, terminated, truncated)
+            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NOTHING)
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
@@ -173,8 +163,7 @@ class RolloutBuffer(StateDictMixin):
         unpacked = unpack_step(step, self.autoreset)
         next_obs, reward, terminated, truncated, info = unpacked
         with self._lock:
-            storage = self._storage
-            row = storage.num_stored
+            row = self._storage.num_stored
             if row == self.num_steps:
                 raise _full(row)
             refuse_reused_obs(self._schema, obs, next_obs)
@@ -183,14 +172,24 @@ class RolloutBuffer(StateDictMixin):
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.look_at(row, obs, unpacked)
-            measured = self._observers.measured(info, storage.lead, self.autoreset)
+            measured = self._observers.measured(info, self._storage.lead, self.autoreset)
             finals = self._flags.finals_of_step(row, unpacked)
-            try:
-                storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
+            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
+
+    def _write(
+        self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: StepFinals | None,
+        measured: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Write a step, whole or not at all."""
+        try:
+            self._storage.write_step(row, values, extra)
+            if finals is None and not self._flags.is_observed:
+                self._storage.commit(row)
+            else:
                 self._flags.commit(row, finals, measured)
-            except BaseException:
-                complete(self._advantages.last.write_again)
-                raise
+        except BaseException:
+            complete(self._advantages.last.write_again)
+            raise
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
