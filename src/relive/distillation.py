@@ -64,8 +64,8 @@ class DistillationBuffer(StateDictMixin):
     Args:
         capacity: the number of rows; a further row overwrites the oldest.
         obs: one observation: a shape, a `Field`, or a dict or tuple of them.
-        action: the teacher's action, declared likewise. When it is None, the first `add` fixes its shape and dtype and
-            those of further fields (float64 is stored as float32).
+        action: the teacher's action, declared likewise. When it is None, the first `add` fixes the shapes and dtypes of
+            the action and of further fields (float64 is stored as float32).
         extra: further fields of the teacher by name: the parameters of its distribution, weights, values.
         device: where the rows are stored: a torch device, or a `Memory`.
         seed: seed of the draws; None takes one from the system.
@@ -79,7 +79,7 @@ class DistillationBuffer(StateDictMixin):
     ...     obs = torch.rand(8, 1)
     ...     label = teacher(obs)
     ...     buffer.add(obs, label)
-    ...     action = buffer.mix(label, student(obs), beta=lambda round: 0.5**round)  # what the environments get
+    ...     action = buffer.mix(label, student(obs), beta=lambda round: 0.5**round)  # for the environments
     ...     for batch in buffer.epochs(4):
     ...         loss = (student(batch["obs"]) - batch["action"]).square().mean()
     ...     round = buffer.next_round()
@@ -169,7 +169,7 @@ class DistillationBuffer(StateDictMixin):
         return shape[: len(shape) - len(inner)]
 
     def _complete_schema(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
-        """The declared fields, and those of the first values that were not declared."""
+        """The schema with all fields: declared ones, and others as the first values have them."""
         refuse_reserved(extra, _RESERVED)
         declared, values = self._schema.trees, {"action": action, **extra}
         new = {
@@ -192,32 +192,30 @@ class DistillationBuffer(StateDictMixin):
         positive("batch_size", batch_size)
         nonempty("fill", len(source), "transition", "Add steps to the source first.")
         import_tensordict()
-        enabled = torch.is_grad_enabled()
-        try:
-            self._fill(source, teacher, batch_size)
-        finally:  # a signal can interrupt the exit of torch.no_grad(): gradients would stay off for the whole process
-            torch._C._set_grad_enabled(enabled)
-
-    def _fill(self, source: Any, teacher: Callable[[Any], Any] | None, batch_size: int) -> None:
-        with self._lock, torch.no_grad():
+        has_grad = torch.is_grad_enabled()
+        with self._lock:
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity
             old = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
             try:
+                torch._C._set_grad_enabled(False)
                 for batch in _transitions(source, batch_size):
-                    if teacher is None:
-                        action, extra = self._source_fields(batch)
-                    else:
-                        action, extra = _parse_answer(teacher(batch["obs"]))
+                    action, extra = self._labels(batch, teacher)
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
                 if old:
                     complete(partial(torch._foreach_copy_, self._columns, old))
                 raise
+            finally:  # a signal can interrupt the exit of torch.no_grad(): gradients would stay off everywhere
+                torch._C._set_grad_enabled(has_grad)
 
-    def _source_fields(self, batch: lazy.TensorDict) -> tuple[Any, dict[str, Any]]:
-        """The action and the extra fields of a batch of another buffer."""
+    def _labels(self, batch: lazy.TensorDict, teacher: Callable[[Any], Any] | None) -> tuple[Any, Mapping[str, Any]]:
+        """The action and the extra fields of a teacher, or without one of the batch."""
+        if teacher is not None:
+            answer = teacher(batch["obs"])
+            has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+            return answer if has_extra else (answer, {})
         names = [name for name in self._schema.names if name not in ("obs", "action")]
         for name in names:
             if name not in batch.keys():
@@ -248,8 +246,8 @@ class DistillationBuffer(StateDictMixin):
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
             raise config.entry("fields").error("an entry 'obs'")
-        known = saved.values.entry("ring").entry("known").flag()
-        fields = Schema(trees).fields if known else ()
+        has_columns = saved.values.entry("ring").entry("known").flag()
+        fields = Schema(trees).fields if has_columns else ()
         saved.require_columns({f"column{i}": (field.dtype, field.shape) for i, field in enumerate(fields)})
         obs, action = trees.pop("obs"), trees.pop("action", None)
         device = changes.get("device") or device_of(config.entry("device"))
@@ -357,7 +355,7 @@ class DistillationBuffer(StateDictMixin):
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Every row (or every row of the newest `recent` rounds) once an epoch, in batches `[B]` of the caller's own.
 
-        The rows are those that are stored now; when one of them has been overwritten by its turn, that is an error.
+        They are the rows that are stored now; it is an error if one of them was overwritten before its turn.
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
@@ -385,7 +383,7 @@ class DistillationBuffer(StateDictMixin):
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
     def __getitem__(self, index: Any) -> lazy.TensorDict:
-        """The rows `index` [B], as `sample` would give them; of one number, its row."""
+        """The batch of the rows with the ids `index` [B]; for one id, its row."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         import_tensordict()
@@ -466,13 +464,13 @@ class DistillationBuffer(StateDictMixin):
             require(starts and starts[0] == 0 and is_sorted, "rounds", expected, starts)
             on_device = self._device_starts
             require_form("rounds", on_device, (len(starts),), torch.int64, self.device)
-            if self.device.type != "meta":  # which has no values to look at
+            if self.device.type != "meta":  # meta tensors have no values
                 equal = on_device == torch.tensor(starts, device=self.device)
                 require_all(equal, "rounds", "equal first rows on the device", on_device)
             self._random.check()
 
     def __len__(self) -> int:
-        """How many rows are stored."""
+        """The number of stored rows."""
         with self._lock:
             return len(self._ring)
 
@@ -483,7 +481,7 @@ class DistillationBuffer(StateDictMixin):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes; nothing before its fields are known."""
+        """Bytes of the rows; 0 before the fields are known."""
         return sum(column.nbytes for column in self._columns)
 
     def __repr__(self) -> str:
@@ -503,12 +501,6 @@ def _infer_declaration(where: str, value: Any, lead: tuple[int, ...], device: to
         return Field()  # the conversion refuses it
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(lead) :], kept_dtype(tensor.dtype))
-
-
-def _parse_answer(answer: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A teacher's answer as (action, extra)."""
-    has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
-    return answer if has_extra else (answer, {})
 
 
 def _transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:

@@ -32,7 +32,7 @@ ALLOWED = {
     ("storage.shared", "others"),
     ("replay.row_memory", "a stack of other frames"),
     ("rollout.advantages", "none"),
-    ("rollout.batching", "a cleared one"),
+    ("rollout.storage", "a cleared one"),
     ("rollout.storage", "none"),
     ("statistics.observers", "two"),
 }

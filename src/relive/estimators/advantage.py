@@ -58,7 +58,7 @@ def vtrace(
         return[t] = value[t] + E[t]                          the critic's target
         advantage[t] = ρ[t] · (δ[t] + γ λ (1 − ended[t]) · E[t+1])      for the policy gradient
 
-    With all ratios 1 both results equal those of `gae`. Espeholt et al., IMPALA, 2018.
+    With all ratios 1 both results equal the results of `gae`. Espeholt et al., IMPALA, 2018.
 
     Args:
         log_ratio: like reward; log π(a|s) − log μ(a|s), with π the learner's policy and μ the policy that acted.

@@ -20,7 +20,7 @@ from relive.schema.fields import DTYPES, Field, Path, named_leaves
 from relive.schema.invariants import require, same_bits
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
-"""The value after a truncated step: that of its final observation, 0, or its own where the final one is unknown."""
+"""The value after a truncated step: of its final observation, 0, or of its own observation if the final is unknown."""
 
 
 class Advantages:
@@ -209,12 +209,12 @@ class LastStep:
 
     def state(self) -> State:
         """The leaves of both fields."""
-        known = self.leaves
-        arrays = {f"{name}{i}": leaf for name, leaves in known.items() for i, leaf in enumerate(leaves)}
-        return State({name: name in known for name in ("value", "obs")}, arrays)
+        fields = self.leaves
+        arrays = {f"{name}{i}": leaf for name, leaves in fields.items() for i, leaf in enumerate(leaves)}
+        return State({name: name in fields for name in ("value", "obs")}, arrays)
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved state, after that of the storage."""
+        """Restore a saved state; the storage was restored before."""
         storage, schema = self._storage, self._storage.schema
         self.keep({})
         for name in ("value", "obs"):
@@ -240,7 +240,7 @@ class LastStep:
 def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:
     """The leaves [T, N, …] of (name, tree) that may be attached to the stored steps.
 
-    A name is new, or that of an optional field that the steps do not have.
+    A name is new, or names an optional field that the steps do not have.
     """
     attachable: dict[Path, torch.Tensor] = {}
     schema, lead, device = storage.schema, (storage.require_steps("attach"), *storage.lead), storage.device

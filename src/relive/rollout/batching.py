@@ -33,7 +33,7 @@ class Epochs:
         batch_size: items per batch; the last one of an epoch may have fewer.
         repeats: the number of epochs.
         shuffle: draw the order from `random`; False keeps the order of the items.
-        device: where the order is made.
+        device: the device of the order.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Epochs:
         self._total -= self._total % self._batch_size
 
     def require_full(self, unit: str) -> None:
-        """Raise if the last batch is shorter than the others, which the caller's `out` cannot be."""
+        """Raise if the last batch is shorter than the others: it would not fill the caller's `out`."""
         if self._total % self._batch_size:
             remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
             expected = f"full batches of {self._batch_size} {unit}"
@@ -148,7 +148,7 @@ def sequences_to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.Te
 def sequence_source(
     storage: Storage, flags: EpisodeFlags, cuts: Cuts, layout: Layout, fields: Iterable[str | Path] | None
 ) -> tuple[int, Following[SequenceReader], list[Path]]:
-    """The number of sequences in the stored steps, a reader of them, and the paths of what it reads.
+    """The number of sequences in the stored steps, a reader of them, and the paths of its leaves.
 
     `Carry` fields are read at the first step of each sequence only.
     """

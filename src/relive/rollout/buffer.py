@@ -1,4 +1,4 @@
-"""The on-policy buffer: a fixed number of steps of every environment, turned into minibatches and thrown away."""
+"""The on-policy buffer: a fixed number of steps of every environment, read in minibatches and then cleared."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class RolloutBuffer(StateDictMixin):
         obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
         action: one environment's action, declared likewise.
         reward: one environment's reward, declared likewise; one number by default.
-        value: what the critic says of one observation, declared likewise; one number by default.
+        value: the critic's value of one observation, declared likewise; one number by default.
         extra: further fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
             the default, which has the reward's shape.
         autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
         device: where the rollout is stored: a torch device, or a `Memory`.
         stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
             that `add_step` gets.
-        norm: running norms by field (or path to a leaf). Each takes in the stored values of its field: those of
-            transitions, not of rows that only reset.
+        norm: running norms by field (or path to a leaf). Each takes in the values of its field in every transition, not
+            in rows that only reset.
         seed: seed of the shuffling; None takes one from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
@@ -83,12 +83,12 @@ class RolloutBuffer(StateDictMixin):
     tensor([2., 1.])
 
     A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` keeps both parts, also of final
-    observations; `extra={"privileged": 9}` is for what only the stored steps need. `minibatches` reads one part alone
-    with `fields=[("obs", "critic"), "return"]`.
+    observations; `extra={"privileged": 9}` is for fields that only the stored steps need. `minibatches` reads one part
+    alone with `fields=[("obs", "critic"), "return"]`.
 
     Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
     the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's: the guide
-    "On-policy" says what an agent has that ends before it.
+    "On-policy" explains agents that end before it.
     """
 
     @suggests_keywords
@@ -124,7 +124,7 @@ class RolloutBuffer(StateDictMixin):
     ) -> RolloutBuffer:  # fmt: skip
         """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
 
-        `obs`, `action` and `autoreset` replace what the environment says.
+        `obs`, `action` and `autoreset` replace the environment's own.
         """
         settings = settings_of(env, obs, action, autoreset)
         return cls(
@@ -156,9 +156,9 @@ class RolloutBuffer(StateDictMixin):
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
         *, value: Any = None, log_prob: Any = None, **extra: Any,
     ) -> None:  # fmt: skip
-        """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
+        """Store one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`.
 
-        The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
+        The true final observation of a truncated episode is read where the environment's autoreset mode leaves it.
         """
         unpacked = unpack_step(step, self.autoreset)
         next_obs, reward, terminated, truncated, info = unpacked
@@ -205,7 +205,7 @@ class RolloutBuffer(StateDictMixin):
     def lend(self) -> lazy.TensorDict:
         """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
 
-        `take_back` makes what it wrote the stored steps.
+        `take_back` makes the rows that it wrote the stored steps.
         """
         import_tensordict()
         with self._lock:
@@ -238,9 +238,9 @@ class RolloutBuffer(StateDictMixin):
             self._flags.count(stored, count - stored, frozenset(), _NOTHING, change)
 
     def clear(self, *, restarted: bool = False) -> None:
-        """Forget the stored steps and what was attached; the environments' pending resets are remembered.
+        """Forget the stored steps and attached tensors; the environments' pending resets are remembered.
 
-        Statistics are of the environments, not of what is stored: episodes that are running go on in the next rollout.
+        Statistics are not cleared: running episodes go on in the next rollout.
         `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
         running episodes will not be finished.
         """
@@ -261,7 +261,7 @@ class RolloutBuffer(StateDictMixin):
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
 
-        The newest `keep` checkpoints stay. What is saved is everything: rows, what is attached or staged, final
+        The newest `keep` checkpoints stay. Everything is saved: rows, attached tensors, staged fields, final
         observations, hidden states, pending resets, statistics, norms and the generator. `relive.load(path)` goes on
         from it exactly.
         """
@@ -275,8 +275,8 @@ class RolloutBuffer(StateDictMixin):
     def final_obs(self) -> Any:
         """The true final observations [K, …] of truncated steps whose next value is not in the buffer, by t·N + n.
 
-        What `final_value` of `compute_advantage` is the critic's value of. Under NEXT_STEP there are none: the row
-        after an end is the final observation.
+        The critic's value of them is `final_value` of `compute_advantage`. Under NEXT_STEP there are none: the row
+        after an end holds the final observation.
         """
         import_tensordict()
         with self._lock:
@@ -317,7 +317,7 @@ class RolloutBuffer(StateDictMixin):
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Every valid transition once an epoch, in batches `[B]` of the caller's own memory.
 
-        `fields` names what is read (all of it by default); `out` is filled and returned instead of fresh tensors.
+        `fields` names the fields to read (all by default); `out` is filled and returned instead of fresh tensors.
         "index" is t·N + n.
         """
         positive("batch_size", batch_size)
@@ -349,15 +349,15 @@ class RolloutBuffer(StateDictMixin):
         """Runs of `length` steps of one environment, for truncated back-propagation through time.
 
         `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one after the other, "overlap"
-        half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. What full
-        sequences leave over becomes one shorter sequence, unless `keep_tail=False`; an episode shorter than `length`
-        is one sequence always.
+        half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. Steps that
+        full sequences leave over become one shorter sequence, unless `keep_tail=False`; an episode shorter than
+        `length` is always one sequence.
 
         A batch has batch size [B]: steps are [B, L, …], zero where "mask" [B, L] is False; "is_first" [B, L] says which
         steps start an episode; `Carry` fields [B, …] are those of each sequence's first step, whose t·N + n is "index"
         [B]. Unshuffled, sequences are in order of environments, then time. `batch_size=None` is one batch of all;
         `drop_last` keeps B constant. `layout="time_first"` gives steps as [L, B, …]; `"packed"` gives them without
-        padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is what torch's recurrent networks take.
+        padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is an input of torch's recurrent networks.
         """
         cuts = parse_cuts(length, mode, split_episodes, keep_tail, layout)
         target = check_destination(device)
@@ -377,7 +377,7 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def data(self) -> lazy.TensorDict:
-        """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
+        """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and attached tensors."""
         import_tensordict()
         with self._lock:
             storage = self._storage
@@ -386,10 +386,10 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def columns(self) -> lazy.TensorDict:
-        """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
+        """The whole memory as a TensorDict `[num_steps, N]`, with attached tensors.
 
-        It has every declared field, given or not. Beyond the `num_stored` first rows there are zeros, or an older
-        rollout. For learning there is `data`.
+        It has every declared field, also an optional one that the steps left out. After the `num_stored` first rows
+        there are zeros, or an older rollout. For learning there is `data`.
         """
         import_tensordict()
         with self._lock:
@@ -447,7 +447,7 @@ class RolloutBuffer(StateDictMixin):
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:
-        """How an equal, empty buffer is made, as JSON."""
+        """The arguments of an equal, empty buffer, as JSON."""
         trees = self._schema.config()
         return {
             "num_steps": self.num_steps,
@@ -460,20 +460,20 @@ class RolloutBuffer(StateDictMixin):
         }
 
     def state(self) -> State:
-        """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
+        """Everything that changes; all of it is saved every time."""
         return State.of_parts({name: part.state() for name, part in self._parts().items()})
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
+        """Restore a saved state; raises a CorruptCheckpoint for a state that no rollout can have."""
         self._continuity.forget()
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
 
     def rows(self) -> None:
-        """No row is written once for ever."""
+        """None: no row is final, so that `state` holds all of them."""
 
     def _parts(self) -> dict[str, Any]:
-        """The parts of the rollout by their names in files, in the order in which they are loaded."""
+        """The parts of the rollout by their names in files, in the order of loading."""
         return {
             "rows": self._storage,
             "flags": self._flags,
@@ -513,18 +513,18 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes: its steps, and what is attached."""
+        """Bytes of the steps and of attached tensors."""
         with self._lock:
             return self._storage.nbytes
 
     @property
     def num_stored(self) -> int:
-        """How many steps have been added since the start or the last `clear()`."""
+        """The number of steps added since the start or the last `clear()`."""
         return self._storage.num_stored
 
     @property
     def is_full(self) -> bool:
-        """Whether the next thing to do is to learn."""
+        """Whether all `num_steps` steps are stored."""
         return self._storage.num_stored == self.num_steps
 
 
@@ -545,7 +545,7 @@ def _full(num_steps: int) -> BufferFullError:
 
 
 def _arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
-    """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
+    """The arguments of a saved rollout buffer."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     return {

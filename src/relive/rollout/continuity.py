@@ -1,7 +1,7 @@
 """Steps of a rollout that look like a mistake, noticed before they are stored (`DataWarning`, each kind once).
 
 *Cuts*: a step that follows another one starts elsewhere than `env.step` led to. *Restarts*: the first step of a rollout
-starts elsewhere than the last step of the rollout before led to, though nobody said that the environments were reset.
+starts elsewhere than the last step of the rollout before led to, without `clear(restarted=True)`.
 *Memory*: an observation comes in the memory of the one before, with other numbers. All of the first steps are compared;
 later only the first and the last step of a rollout, because a copy of every observation costs more than the step.
 """
@@ -21,7 +21,7 @@ from relive.schema.fields import DTYPES, Schema
 _FEWEST_STEPS = 64
 """Steps that are compared before a warning of cuts."""
 _MOST_IN_PLACE = 32
-"""Observations whose memory is compared with that of the observation before."""
+"""Observations whose address is compared with the address of the observation before."""
 
 
 class Continuity:
@@ -91,7 +91,7 @@ class Continuity:
 
 
 class ReusedMemory:
-    """Compares the memory of an observation with that of the one before.
+    """Compares the address of an observation with the address of the observation before.
 
     A rollout sees no next observations: an environment that steps in place has then written the next observation where
     the stored one should have been.
@@ -102,7 +102,7 @@ class ReusedMemory:
         self.left = _MOST_IN_PLACE
         """Observations that are still to be compared."""
         self._last: Any = None
-        """The first leaf of the observation before, kept so that nothing else comes to its address."""
+        """The first leaf of the observation before; while it is referenced, its address is not used again."""
 
     def look_at(self, row: int, obs: Any) -> None:
         """Look at the observation that becomes row `row`, before it is stored."""

@@ -24,7 +24,7 @@ from relive.storage.codec import Node
 
 
 class EpisodeFlags:
-    """The flags of a rollout's rows, together with what its environments did before the first row."""
+    """The flags of a rollout's rows, and the environments that reset or start an episode in its first row."""
 
     def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
         self._storage, self._mode, self._observers = storage, autoreset, observers
@@ -44,7 +44,7 @@ class EpisodeFlags:
         """Begin a rollout."""
         self.finals.steps = []
         self._coming = self.resetting.clone().unsqueeze(0)
-        """Environments that only reset in the coming row [1, N]; kept for observers only."""
+        """Environments that only reset in the coming row [1, N], for observers only."""
 
     def coming(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Masks [N] of the row after the stored steps: it starts an episode, and it only resets."""
@@ -103,7 +103,7 @@ class EpisodeFlags:
     # A step
 
     def finals_of_add(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
-        """The final observations among `final_obs` of all environments, which is checked as a whole."""
+        """The final observations among `final_obs` of all environments; all of its rows are checked."""
         if self.has_reset_rows:
             remedy = "Leave it out: the row after an end holds the final observation."
             raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
@@ -142,7 +142,7 @@ class EpisodeFlags:
     ) -> None:
         """Let observers count written rows without the fields `missing`, and make the change `then`.
 
-        If this raises before, nothing has changed. Calling `then` twice leads to the same.
+        If this raises before `then`, nothing has changed. Calling `then` twice leads to the same state.
         """
         observers = self._observers
         if steps < 1 or not observers.columns:
@@ -262,7 +262,7 @@ class FinalObservations:
         return State({}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved state, after that of the storage."""
+        """Restore a saved state; the storage was restored before."""
         self.steps = []
         steps, num_envs = self._storage.num_stored, self._storage.num_envs
         places = saved.shaped("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()

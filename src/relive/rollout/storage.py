@@ -248,7 +248,7 @@ class Storage:
         return None
 
     def following(self, tensors: list[torch.Tensor], make: Callable[[], T]) -> Following[T]:
-        """A reader of some tensors, made again by `make` when their memory has moved."""
+        """A reader of some tensors; `make` is called again when their memory has moved."""
         return Following(make, tensors, lambda: self._is_exposed)
 
     def check_not_cleared(self, generation: int) -> None:
@@ -275,7 +275,7 @@ class Storage:
         return sum(leaf.nbytes for leaf in (self.declared_leaves() | self.attached).values())
 
     def attach(self, leaves: Mapping[Path, torch.Tensor]) -> None:
-        """Attach leaves [T, N, …] to the stored steps, in place of those that were attached under their names."""
+        """Attach leaves [T, N, …] to the stored steps; they replace attached leaves of their names."""
         names = {path[0] for path in leaves}
         for path in [path for path in self.attached if path[0] in names]:
             del self.attached[path]

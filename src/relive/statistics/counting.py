@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +43,9 @@ class Accumulator:
     def _own_counters(self) -> Any:
         raise NotImplementedError
 
+    def _plan(self, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
+        raise NotImplementedError
+
     def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with lock:
             kernels.complete(lambda: [tensor.copy_(tensors[name]) for name, tensor in self._tensors.items()])
@@ -62,7 +67,7 @@ class Accumulator:
 
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
-        """Move to another device, that of the coming steps; returns itself."""
+        """Move to another device, for steps there; returns itself."""
         target = torch.empty(0, device=device_of(device)).device  # "cuda" is "cuda:0"
         if target == self.device:
             return self
@@ -74,7 +79,7 @@ class Accumulator:
         return self
 
     def clear(self) -> None:
-        """Set every number to 0, those of running episodes too."""
+        """Forget everything that was counted, running episodes too."""
         self._assign({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
 
     def state(self) -> State:
@@ -93,6 +98,27 @@ class Accumulator:
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Go back to a snapshot, of this object or of another with the same arguments."""
         self._assign(restored_snapshot(type(self).__name__, snapshot, self._tensors))
+
+
+def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
+    """A function that counts values by torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
+    return accumulator._plan(values, mask)
+
+
+def bind(accumulator: Accumulator) -> None:
+    """Keep the numbers where they are: native counters of a buffer count there."""
+    accumulator._is_bound = True
+
+
+def claim(stats: Accumulator, owner: object) -> None:
+    """Make `owner` the only buffer that counts in `stats`: steps of two would be counted into one episode."""
+    if stats._owner() is not None:
+        gc.collect()  # the other buffer may be garbage
+    if stats._owner() is not None:
+        remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
+        expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
+        raise SchemaError(explain("stats", expected, got, remedy))
+    stats._owner = weakref.ref(owner)
 
 
 def counters(

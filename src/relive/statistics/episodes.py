@@ -26,14 +26,14 @@ _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 class EpisodeStats(counting.Accumulator):
     """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
 
-    A return is a team's: buffers add up the rewards of several agents. What one agent gets may be a metric.
+    A return is a team's: buffers add up the rewards of several agents. The reward of one agent may be a metric.
 
     Args:
         num_envs: environments that are counted. None is one environment without an environment axis.
         window: how many of the newest episodes the summary is about.
         metrics: names of numbers of a step that are summed over the episode, as rewards are.
         reasons: names of the reasons why episodes end.
-        device: where the counts are kept.
+        device: the device of the counts.
 
     >>> stats = EpisodeStats(num_envs=2, reasons=("fall",))
     >>> stats.update([1.0, 5.0], terminated=[False, False], truncated=[False, False])
@@ -97,7 +97,7 @@ class EpisodeStats(counting.Accumulator):
     ) -> None:  # fmt: skip
         """Count one step of every environment; every value is [N].
 
-        Rows where `mask` is False (steps that only reset) are ignored. A metric that is not given adds nothing.
+        Rows where `mask` is False (steps that only reset) are ignored. A metric that is left out adds nothing.
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
@@ -118,20 +118,20 @@ class EpisodeStats(counting.Accumulator):
             leaves = tuple(kernels.buffer_of(step.get(name)) for name in self._fields)
             self._counters.count(leaves, 0, 1, None, None if played is None else kernels.buffer_of(~played), None)
 
-    def _plan(self, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+    def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """A function that counts steps in time order by torch ops: fields [T, N] by name, transitions where `mask`.
 
-        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same.
+        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same state.
         """
         device, envs = self.device, self.num_envs or 1
         none = torch.zeros(envs, dtype=torch.bool, device=device)
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for t in range(len(steps["reward"])):
+        for t in range(len(values["reward"])):
             if device.type == "cpu" and counts[1] > _MOST_STEPS - envs:  # not checked elsewhere: it would synchronise
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
-            step = {name: values[t] for name, values in steps.items()}
+            step = {name: column[t] for name, column in values.items()}
             played = ~none if mask is None else mask[t]
             for i, gained in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
                 running[i] += torch.where(played, gained, 0.0)
@@ -227,7 +227,7 @@ class EpisodeStats(counting.Accumulator):
             for name, tensor in self._tensors.items():
                 dtype = torch.int64 if name == "counts" else torch.float64
                 require_form(f"stats: {name}", tensor, shapes[name], dtype, self.device)
-            if self.device.type != "meta":  # which has no values to look at
+            if self.device.type != "meta":  # meta tensors have no values
                 self._check_counts()
 
     def _check_counts(self) -> None:

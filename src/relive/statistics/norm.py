@@ -46,7 +46,7 @@ class RunningNorm(Accumulator):
         shape: shape of one row.
         eps: added to the variance, so that a constant is not divided by 0.
         clip: bound of normalised values; None does not clip.
-        device: where the moments are kept.
+        device: the device of the moments.
 
     >>> norm = RunningNorm(2)
     >>> norm.update([[1.0, 10.0], [3.0, 30.0]])
@@ -84,11 +84,11 @@ class RunningNorm(Accumulator):
     # Counting
 
     def update(self, x: Any, mask: Any = None) -> None:
-        """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
+        """Take in the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, lead = self._convert(x)
         counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         if self._counters is not None:
-            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy does not have
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks it
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
             resetting = None if counted is None else kernels.buffer_of(~counted.reshape(-1))
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
@@ -96,13 +96,13 @@ class RunningNorm(Accumulator):
         with lock:
             self._plan(rows, counted)()
 
-    def _plan(self, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+    def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
         """A function that takes in rows by torch ops.
 
-        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same.
+        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same state.
         """
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
-        rows = x.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
+        rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
         ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
         if ignored is not None:
@@ -227,7 +227,7 @@ class RunningNorm(Accumulator):
         """Verify that the moments are consistent with the row count; NaN inputs give NaN."""
         for name, tensor in self._tensors.items():
             require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
-        if self.device.type == "meta":  # which has no values to look at
+        if self.device.type == "meta":  # meta tensors have no values
             return
         count, mean, squares = self.snapshot().values()
         rows = float(count)

@@ -1,9 +1,7 @@
-"""The observers of a buffer, which count every step that it stores: statistics of episodes, and norms of fields."""
+"""The observers of a buffer: episode statistics and norms of fields, which count every step that it stores."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import accumulate
@@ -22,7 +20,7 @@ from relive.schema.declarations import path_of
 from relive.schema.fields import Field, Path, Schema, caller_shape
 from relive.schema.invariants import require
 from relive.schema.vocabulary import NAME
-from relive.statistics.counting import counters
+from relive.statistics.counting import bind, claim, counters, plan
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import Node
@@ -74,21 +72,11 @@ class Observers:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._info_names = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
-            self._claim(stats)
+            claim(stats, self)
         for each in self._parts().values():
             each.to(device)
         self.native = self._native_counters(schema) if observed else None
         """Counts the steps of the buffer natively; None where torch ops do."""
-
-    def _claim(self, stats: EpisodeStats) -> None:
-        """Make statistics those of this buffer alone: steps of two would be counted into the same episodes."""
-        if stats._owner() is not None:
-            gc.collect()  # it may be a buffer that nobody has any more
-        if stats._owner() is not None:
-            remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
-            expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
-            raise SchemaError(explain("stats", expected, got, remedy))
-        stats._owner = weakref.ref(self)
 
     def _native_counters(self, schema: Schema) -> Any:
         dtypes = [field.dtype for field in schema.fields]
@@ -100,7 +88,7 @@ class Observers:
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
         native = counters(dtypes, self._num_envs or 1, self._flags, episodes, norms)
         for each in self._parts().values() if native is not None else ():
-            each._is_bound = True
+            bind(each)
         return native
 
     def measured(
@@ -126,7 +114,7 @@ class Observers:
         Steps are in time order: columns [T, K, …] of the environments `envs` (or of all), of which those in `resetting`
         only reset in the first step. A field that the steps do not have is not in the block. `measured` belongs to a
         block of one step. The caller holds `counting.lock` until it has called the function; calling it twice leads to
-        the same.
+        the same state.
         """
         mask = None
         if resetting is not None:
@@ -135,8 +123,8 @@ class Observers:
             mask, resetting = ~torch.stack(resets[:-1]), resets[-1]
         stats, changes = self.stats, []
         if stats is not None:
-            changes.append(stats._plan(*self._steps(stats, block, mask, measured, envs)))
-        changes += [norm._plan(block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
+            changes.append(plan(stats, *self._steps(stats, block, mask, measured, envs)))
+        changes += [plan(norm, block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
 
         def change() -> None:
             for each in changes:
