@@ -198,7 +198,7 @@ class DistillationBuffer(StateDictMixin):
             overwrites = len(self._ring) + len(source) > self.capacity
             old = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
             try:
-                torch._C._set_grad_enabled(False)
+                torch.set_grad_enabled(False)
                 for batch in _transitions(source, batch_size):
                     action, extra = self._labels(batch, teacher)
                     self.add(batch["obs"].to(self.device), action, **extra)

@@ -47,9 +47,8 @@ class Storage:
         self.has_values = self.device.type != "meta"
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
         """Finite numbers that became infinite in their field, counted on other devices than the host."""
-        self._extra_names = schema.names[7:]
-        self._flatten = Flattening(schema, schema.names[:7], self._extra_names)
-        self._is_plain = schema.is_flat and not self._extra_names
+        self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
+        self._is_plain = schema.is_flat and len(schema.names) == 7
         """Every field is one leaf, and there are no extra ones."""
         self._optional_names = optional
         self._optional = tuple(path[0] in optional for path in schema.paths)
@@ -79,7 +78,9 @@ class Storage:
                 leaves = values if self._is_plain and not extra else self._flatten(values, extra)
             else:
                 self._choose(row, (present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged))
-                leaves, which = self._unstaged(values, extra)
+                fields = self._flatten.by_field(values, extra, self.staged)
+                leaves = tuple(itertools.chain.from_iterable(fields.values()))
+                which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
             if row != self.num_stored:
                 raise _reentered()
             self.write(row, leaves, which)
@@ -100,22 +101,6 @@ class Storage:
         """Whether the steps have each optional field."""
         self.missing = frozenset(itertools.compress(self._optional_names, map(operator.not_, present)))
         """The optional fields that the steps do not have."""
-
-    def _unstaged(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[tuple[Any, ...], Which]:
-        """The leaves of a step that are not staged, and their indices."""
-        schema = self.schema
-        for name in extra:
-            schema.require(name)
-        leaves: list[Any] = []
-        which: list[int] = []
-        for name, value in zip(schema.names, (*values, *map(extra.get, self._extra_names)), strict=True):
-            if name not in self.staged:
-                leaves.extend(schema.flatten(name, value))
-                which.extend(schema.leaf_indices[name])
-            elif value is not None:
-                remedy = "It is staged already: leave it out."
-                raise SchemaError(explain(name, "one value per step", "a second value", remedy))
-        return tuple(leaves), tuple(which)
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         """Write some fields of the coming step."""
