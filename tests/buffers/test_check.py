@@ -517,7 +517,9 @@ DISTILLATION: dict[str, tuple[Break, str]] = {
     "other rounds on the device": (
         attribute("_device_starts", lambda x: x + 1), r"^rounds\[0\]: expected equal first rows on the device, got 1"
     ),
-    "fewer rounds on the device": (attribute("_device_starts", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"),
+    "fewer rounds on the device": (
+        attribute("_device_starts", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"
+    ),
 }  # fmt: skip
 
 
