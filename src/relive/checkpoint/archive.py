@@ -392,11 +392,16 @@ class Archive:
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
         name = manifest_file(number)
-        if not 0 <= number < 10**18 or not self.exists(number):
+        try:
+            if not 0 <= number < 10**18:
+                raise FileNotFoundError
+            data = self.files.contents(name, MOST_BYTES + 1)
+        except FileNotFoundError:
             known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
-            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
-        with self._readable(name) as file:
-            data = self.files.read(file, MOST_BYTES + 1)
+            remedy = "Pass one of these numbers."
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, remedy)) from None
+        except OSError as error:
+            raise unreadable(name, error) from error
         if len(data) > MOST_BYTES:
             place = f"{name}, bytes 0 to {MOST_BYTES}"
             raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))

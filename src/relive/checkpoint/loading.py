@@ -121,7 +121,8 @@ def found(
             except CorruptCheckpoint as error:
                 damaged[candidate] = str(error)
                 continue
-            pass_over(buffer, root, damaged)
+            if damaged:
+                pass_over(buffer, root, damaged)
             for wrong in damaged.values():
                 warnings.warn(
                     f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3

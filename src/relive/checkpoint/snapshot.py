@@ -97,7 +97,7 @@ class SnapshotReader:
 
     def part_without_values(self, name: str) -> SnapshotReader:
         """The state of a part that has arrays only."""
-        return self._part(name, Node((self.values, f": {name}"), {}))
+        return self._part(name, Node((self.values, name), {}))
 
     def _part(self, name: str, values: Node) -> SnapshotReader:
         part = SnapshotReader(values, self._arrays, f"{self._prefix}{name}.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relive.replay.row_memory import RowMemory
     from relive.replay.store import ReplayStore
 
-_MOST_ASKED = 4096
+_MOST_ASKED = 1024
 """Slots whose ids are compared, or those of one row of all environments."""
 _KINDS = ("empty", "transition", "final", "pending", "history")
 

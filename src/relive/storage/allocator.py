@@ -196,8 +196,8 @@ class Memory:
 
 _LARGE = 1 << 15
 """Bytes from which on memory is mapped, and has no pages before it is written. Torch fills more in parallel."""
-_LARGE_PAGES = 1 << 22
-"""Bytes from which on pages of 2 MiB are worth their size."""
+_LARGE_PAGE = 1 << 21
+"""Bytes of a large page; arrays of two and more get them."""
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
@@ -230,7 +230,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if nbytes < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Linux lays memory of whole large pages on their boundaries: `expect_bulk` needs them there.
+        reserved = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE if nbytes >= 2 * _LARGE_PAGE else nbytes
+        memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         remedy = "Make a smaller buffer, or raise the limit of this process."
         raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
@@ -244,10 +246,11 @@ def expect_bulk(array: torch.Tensor) -> None:
 
     Many rows at once are written three times as fast then; nobody waits for the single one.
     """
-    if _madvise is None or not array.is_cpu or array.nbytes < _LARGE_PAGES:
+    if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    _madvise(start, array.data_ptr() + array.nbytes - start, mmap.MADV_HUGEPAGE)  # no error: it is advice
+    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `zeros` has reserved the whole page
+    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # no error: it is advice
 
 
 def unwritten_bytes() -> int:

@@ -156,13 +156,16 @@ class Node:
 
     __slots__ = ("_at", "value")
 
-    def __init__(self, where: str | tuple[Node, str], value: Any) -> None:
+    def __init__(self, where: str | tuple[Node, str | int], value: Any) -> None:
         self._at, self.value = where, value
 
     @property
     def where(self) -> str:
         """Put together when it is asked for: a document may have a million values."""
-        return self._at if isinstance(self._at, str) else self._at[0].where + self._at[1]
+        if isinstance(self._at, str):
+            return self._at
+        outer, key = self._at
+        return f"{outer.where}[{key}]" if isinstance(key, int) else f"{outer.where}: {key}"
 
     def error(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
@@ -175,19 +178,19 @@ class Node:
             raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).error(
                 f"an object with {key!r}"
             )
-        return Node((self, f": {key}"), self.value[key])
+        return Node((self, key), self.value[key])
 
     def entries(self) -> dict[str, Node]:
         """All entries of an object whose keys are names."""
         if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
             raise self.error("an object with names as keys")
-        return {key: Node((self, f": {key}"), value) for key, value in self.value.items()}
+        return {key: Node((self, key), value) for key, value in self.value.items()}
 
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:
             raise self.error(f"a list of at most {most} items")
-        return [Node((self, f"[{i}]"), value) for i, value in enumerate(self.value)]
+        return [Node((self, i), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
         """The items of a list that has just so many."""

@@ -212,11 +212,12 @@ class Files:
         return self._about(name).st_size
 
     def _about(self, name: str) -> os.stat_result:
-        file = self.open(name)
-        try:
-            return os.fstat(file)
-        finally:
-            os.close(file)
+        folder, name = _split(name)
+        with self._folder(folder) as at:
+            about = os.stat(name, dir_fd=at, follow_symlinks=False)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(f"{folder}/{name} is not a regular file")
+        return about
 
     def stamp(self, name: str) -> Stamp:
         """A stamp that changes when a regular file is written or replaced, as far as the system tells."""
