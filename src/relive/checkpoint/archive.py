@@ -33,7 +33,7 @@ from relive.storage.codec import (
     version_of,
     wrapped,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, Stamp, unreadable
+from relive.storage.files import FOLDERS, Files, Stamp, is_read_error, unreadable
 
 _FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
@@ -339,10 +339,8 @@ class Archive:
         try:
             self.require_files(self.manifest(number))
         except CheckpointError as error:
-            cause = error.__cause__
-            # A disk that does not answer now may answer later: nothing is removed because of that.
-            if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP):
-                raise cause from None
+            if is_read_error(error) and error.__cause__ is not None:  # nothing is removed because of that
+                raise error.__cause__ from None
             return False
         return True
 

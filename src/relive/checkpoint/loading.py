@@ -32,7 +32,7 @@ from relive.schema.declarations import present
 from relive.storage import Memory
 from relive.storage.codec import FileArrays, Node
 from relive.storage.disk import is_made
-from relive.storage.files import Files
+from relive.storage.files import Files, is_read_error
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
@@ -114,15 +114,19 @@ def found(
     with archive.reading():
         if number is not None:
             return _loaded(archive, number, kind, options, accept)
-        damaged: dict[int, str] = {}  # no errors, whose tracebacks would keep all that was read
+        # No errors, whose tracebacks would keep all that was read.
+        damaged: dict[int, str] = {}
+        unread: set[int] = set()
         for candidate in _worth_trying(archive):
             try:
                 buffer = _loaded(archive, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
                 damaged[candidate] = str(error)
+                if is_read_error(error):
+                    unread.add(candidate)
                 continue
             if damaged:
-                pass_over(buffer, root, damaged)
+                pass_over(buffer, root, damaged.keys() - unread)
             for wrong in damaged.values():
                 warnings.warn(
                     f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3

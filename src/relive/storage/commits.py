@@ -29,7 +29,7 @@ from relive.storage.codec import (
     version_of,
     wrapped,
 )
-from relive.storage.files import Files, unreadable
+from relive.storage.files import Files, is_read_error, unreadable
 
 _RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
@@ -172,6 +172,8 @@ def newest(root: Path) -> Commit:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
             found.append(record)
         except CorruptCheckpoint as error:
+            if is_read_error(error):  # it may be the newest, and was acknowledged
+                raise
             wrong.append(str(error))  # the error itself would keep alive whoever asked
     if not found:
         raise CorruptCheckpoint(wrong[0])

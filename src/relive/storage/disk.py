@@ -33,7 +33,7 @@ from relive.storage import commits
 from relive.storage.allocator import Allocator, Memory, tensor_in
 from relive.storage.codec import bytes_of, reader_of
 from relive.storage.commits import NAMES, READERS, Commit, dump, newest
-from relive.storage.files import Files, unreadable
+from relive.storage.files import Files, is_read_error, unreadable
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
@@ -244,8 +244,8 @@ class DiskAllocator(Allocator):
     @contextmanager
     def replacing(self) -> Iterator[None]:
         had_rows = bool(self._owner.head.any())
-        self._folder.withdraw(self._records.values())
         try:
+            self._folder.withdraw(self._records.values())
             yield
         except BaseException:
             if not had_rows:  # new memory, which nobody wants then
@@ -366,7 +366,9 @@ class Folder:
         """The first commit comes before the first row, and before it is said that this is disk memory."""
         try:
             return not set(NAMES).isdisjoint(names) and newest(self.root).number > 1
-        except CorruptCheckpoint:
+        except CorruptCheckpoint as error:
+            if is_read_error(error):
+                raise
             return False
 
     def _found(self, config: Mapping[str, Any]) -> Commit:

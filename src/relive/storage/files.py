@@ -50,6 +50,12 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
     return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
+def is_read_error(error: CheckpointError) -> bool:
+    """Whether the disk did not give a file that is there. That may pass, and says nothing about its contents."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP)
+
+
 class Files:
     """The folder of one checkpoint root. Names are `folder/name`, or `name` for what lies in the root itself."""
 
