@@ -33,7 +33,7 @@ from relive.storage.codec import (
     version_of,
     wrapped,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, Stamp, is_read_error, unreadable
+from relive.storage.files import FOLDERS, Files, is_read_error, unreadable
 
 _FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
@@ -285,12 +285,13 @@ class Archive:
 
     def put(self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
-        checksums = Checksums()
-        self._placed.append(f"{folder}/{name}")
-        self._place(f"{folder}/{name}", (checksums.count(part) for part in parts))
-        file = File(name, arrays, tuple(checksums.done()))
-        if file.nbytes != checksums.nbytes:
-            raise AssertionError(f"{name}: {checksums.nbytes} bytes for arrays of {file.nbytes}")
+        checksums: list[int] = []
+        place = f"{folder}/{name}"
+        self._placed.append(place)
+        self._place(place, _append_checksums(parts, checksums))
+        file = File(name, arrays, tuple(checksums))
+        if file.nbytes != self.files.size(place):
+            raise AssertionError(f"{name}: {self.files.size(place)} bytes for arrays of {file.nbytes}")
         return file
 
     def commit(self, manifest: Manifest) -> None:
@@ -463,7 +464,7 @@ class Archive:
 
         return fill
 
-    def stamp(self, file: File) -> Stamp:
+    def stamp(self, file: File) -> tuple[int, ...]:
         """That of a segment."""
         try:
             return self.files.stamp(f"segments/{file.name}")
@@ -519,35 +520,19 @@ def _header() -> bytes:
     return f"recollect checkpoint {FORMAT}\n".encode()
 
 
-class Checksums:
-    """One for every `CHUNK` bytes that pass by."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._found: list[int] = []
-        self._current = 0
-
-    def count(self, part: memoryview | bytes) -> memoryview:
-        """Pass bytes on."""
+def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int]) -> Iterator[memoryview]:
+    """Pass bytes on, and append a checksum for every `CHUNK` of them."""
+    room = 0
+    for part in parts:
         rest = whole = memoryview(part).cast("B")
         while len(rest):
-            room = CHUNK - self.nbytes % CHUNK
-            self._current = crc32(rest[:room], self._current)
-            self.nbytes += len(rest[:room])
-            rest = rest[room:]
-            if self.nbytes % CHUNK == 0:
-                self._end()
-        return whole
-
-    def _end(self) -> None:
-        self._found.append(self._current)
-        self._current = 0
-
-    def done(self) -> list[int]:
-        """All of them."""
-        if self.nbytes % CHUNK:
-            self._end()
-        return self._found
+            if not room:
+                checksums.append(0)
+                room = CHUNK
+            piece, rest = rest[:room], rest[room:]
+            checksums[-1] = crc32(piece, checksums[-1])
+            room -= len(piece)
+        yield whole
 
 
 def require_checksum(name: str, file: File, i: int, length: int, found: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from os import PathLike
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive import lazy
-from relive.checkpoint.archive import Archive, Manifest, manifest_file
-from relive.checkpoint.rows import read_rows
-from relive.checkpoint.saving import PreviousSave, pass_over, remember
-from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, SnapshotReader, named
+from relive.checkpoint.archive import Archive, File, Manifest, ReadFile, manifest_file
+from relive.checkpoint.progress import watched
+from relive.checkpoint.saving import PreviousSave, Segment, pass_over, remember
+from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader, named
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -28,9 +29,11 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
+from relive.schema.conversion import bits_of
 from relive.schema.declarations import present
 from relive.storage import Memory
-from relive.storage.codec import FileArrays, Node
+from relive.storage.allocator import expect_bulk
+from relive.storage.codec import ArrayInfo, Node, arrays_in_file, memory_of, require_flags
 from relive.storage.disk import is_made
 from relive.storage.files import Files, is_read_error
 
@@ -172,7 +175,7 @@ def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], acce
     if manifest.kind not in KINDS:
         remedy = "Load it with the version of relive that saved it."
         raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
-    state = FileArrays(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
+    state = arrays_in_file(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
     saved = SnapshotReader.of(where, manifest.config, manifest.values, state)
     saved.segments = {f"segments/{file.name}": file.arrays for file in manifest.segments}
     if options["device"] is not None:
@@ -205,12 +208,118 @@ def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options
             saved.part("note").tensors(MOST_OF_NOTE)
         saved.finish(manifest.kind)
         rows = buffer.rows()
-        segments = read_rows(archive, manifest, rows)
+        segments = _read_rows(archive, manifest, rows)
     buffer.check()
     base = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
     # With another config its rows may lie elsewhere.
     remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
     return buffer
+
+
+def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
+    """Fill the rows of a buffer, whose state is there already."""
+    if rows is None:
+        if manifest.segments:
+            got = len(manifest.segments)
+            raise CorruptCheckpoint(explain("segments", "no segments", got, "Copy the checkpoint again."))
+        return []
+    total = sum(file.nbytes for file in manifest.segments)
+    segments, covered, ended = [], rows.first.clone(), torch.zeros_like(rows.first)
+    for file in manifest.segments:
+        stamp = archive.stamp(file)  # before it is read: what is written into it afterwards shows
+        try:
+            first, ended = _read_segment(archive, file, rows, total, ended)
+        except CorruptCheckpoint:
+            archive.verify("segments", file)  # if bytes are damaged, that is what to say, and where
+            raise
+        _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
+        covered = torch.maximum(covered, ended)
+        segments.append(Segment(file, ended, stamp))
+    _require(covered == rows.stop, "segments", "rows up to", rows.stop, covered)
+    return segments
+
+
+def _require(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+    """Something holds in every environment."""
+    if not bool(holds.all()):
+        env = int((~holds).int().argmax())
+        place = f"{where}, environment {env}"
+        raise CorruptCheckpoint(explain(place, f"{what} {int(expected[env])}", int(got[env]), "Copy it again."))
+
+
+def _read_segment(
+    archive: Archive, file: File, rows: Rows, total: int, ended: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    where = f"segments/{file.name}"
+    with archive.reading_of("segments", file) as source:
+        first, stop = _bounds(source, file, len(rows.first), ended)
+        held = Rows(rows.columns, first, stop)
+        if file.arrays != held.arrays:
+            expected = f"the columns {held.arrays[2:]}"
+            raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
+        _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+        columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
+        pieces = _pieces(held, rows.first)
+        for flat in columns:
+            expect_bulk(_destination(flat, pieces))
+        filled = (_fill(source, flat, *piece, where) for flat in columns for piece in pieces)
+        deque(watched(filled, total, "loading rows"), 0)
+        source.finish()
+    return first, stop
+
+
+def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first rows [N] of a segment, and the rows [N] that it ends before."""
+    where, remedy = f"segments/{file.name}", "Copy it again."
+    expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
+    if file.arrays[:2] != expected:
+        raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
+    first, stop = (torch.empty(envs, dtype=torch.int64, device="cpu") for _ in range(2))
+    for bound in (first, stop):
+        source.fill(memory_of(bound))
+    most = (1 << 62) // max(envs, 1)
+    if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
+        got = f"{int(first.min())} to {int(stop.max())}, at most {int((stop - first).max())} per environment"
+        raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
+    if bool((first < ended).any()) or bool((first == stop).all()):
+        got = f"rows from {first.tolist()} to {stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, "rows, after those of the segment before", got, remedy))
+    return first, stop
+
+
+def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
+    """Slots of the rows of a segment, in its order: slices of slots, or slots and which of them (None: all).
+
+    Rows before `oldest` [N] were overwritten since, and are left out, so that no two rows fall on one slot.
+    """
+    if bool((held.first >= oldest).all()):
+        return [(piece, None) for piece in held.pieces()]
+    row, env = held.numbers()
+    places, keep = held.places(held.slots), row >= oldest[env]
+    return list(zip(places.split(held.step), keep.split(held.step), strict=True))
+
+
+def _destination(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
+    """The part of a column that pieces of slots lie in."""
+    if not isinstance(pieces[0][0], slice):
+        return flat
+    return flat[min(piece.start for piece, _ in pieces) : max(piece.stop for piece, _ in pieces)]
+
+
+def _fill(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
+    """The next bytes of a segment, which are rows of one column."""
+    is_run = isinstance(piece, slice)
+    size = piece.stop - piece.start if is_run else len(piece)
+    block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    memory = memory_of(block)
+    source.fill(memory)
+    require_flags(block, where)
+    if not is_run:
+        places, block = (piece, block) if keep is None else (piece[keep], block[keep])
+        flat[places.to(flat.device)] = block.to(flat.device)
+    elif not flat.is_cpu:
+        flat[piece] = block.to(flat.device)
+    return memory
 
 
 def _changes(manifest: Manifest, buffer: Any) -> list[str]:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from relive.checkpoint.archive import Archive, Entry, Manifest
+from relive.checkpoint.archive import Archive, Entry, File, Manifest
 from relive.checkpoint.progress import watched
-from relive.checkpoint.rows import Rows, Segment
-from relive.checkpoint.snapshot import KINDS, Snapshot, State
+from relive.checkpoint.snapshot import KINDS, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import positive
 from relive.storage.codec import Arrays, array_of, bytes_of
@@ -25,6 +24,16 @@ from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
+
+
+class Segment(NamedTuple):
+    """A file of rows that this process has written, or has read and verified."""
+
+    file: File
+    stop: torch.Tensor
+    """The rows [N] that it ends before."""
+    stamp: tuple[int, ...]
+    """Its stamp at that time."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import Snapshot, SnapshotReader, State
+from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
 from relive.schema.conversion import with_own_storage
 from relive.storage import Memory
-from relive.storage.codec import DTYPES, Arrays, Node, TensorArrays, bytes_of, dtype_name, memory_of
+from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, bytes_of, dtype_name, memory_of
 
 _PARTS = ("arrays", "config", "rows", "values")
 _FREE = ("device", "fields", "listeners", "sampler")
@@ -135,7 +134,7 @@ def _fill(snapshot: Snapshot, buffer: Any) -> None:
     saved = snapshot.reader()
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = SnapshotReader(Node("rows", {}), TensorArrays("state", snapshot.columns))
+    rows = SnapshotReader(Node("rows", {}), arrays_in_memory("state", snapshot.columns))
     rows.copy_into(Snapshot.of(buffer).columns)
     rows.finish(f"{type(buffer).__name__}'s rows")
 

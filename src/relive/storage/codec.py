@@ -15,7 +15,8 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 
@@ -75,9 +76,6 @@ def list_of(arrays: Iterable[ArrayInfo]) -> list[Any]:
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
 
-Reader = TypeVar("Reader")
-
-
 def version_of(where: str, first: bytes) -> int:
     """The format that the first line of a file names. It is asked for before anything else is read."""
     header = re.match(rb"recollect ([0-9]{1,9}) ", first)
@@ -86,7 +84,7 @@ def version_of(where: str, first: bytes) -> int:
     return int(header[1])
 
 
-def reader_of(where: str, version: int, readers: Mapping[int, Reader]) -> Reader:
+def reader_of(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     """The reader of a format; a format that is newer than all of them is an IncompatibleCheckpoint."""
     if version in readers:
         return readers[version]
@@ -270,100 +268,68 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 """The dtype and shape of an array."""
 
 
-class ArraySource(Protocol):
+class ArraySource:
     """Arrays by name, each of which is read when it is asked for."""
 
-    where: str
-
-    def form(self, name: str) -> Form | None:
-        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
-        ...
-
-    def names(self, prefix: str) -> dict[str, int]:
-        """The arrays whose names begin so, and their bytes."""
-        ...
+    def __init__(self, where: str, forms: Mapping[str, Form], read: Callable[[str], torch.Tensor]) -> None:
+        self.where, self._forms, self._read = where, forms, read
+        self._asked: set[str] = set()
 
     @property
     def unread(self) -> list[str]:
         """The names of arrays that were not read."""
-        ...
-
-    def __getitem__(self, name: str) -> torch.Tensor: ...
-
-
-class TensorArrays:
-    """Tensors that a caller has in memory, as a source."""
-
-    def __init__(self, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.where, self._tensors = where, tensors
-        self._asked: set[str] = set()
-
-        for name, x in tensors.items():
-            is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
-            if not isinstance(name, str) or not is_plain:
-                got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise Node(f"{where}: {name}", got).error("a dense tensor with values")
+        return [name for name in self._forms if name not in self._asked]
 
     def form(self, name: str) -> Form | None:
-        x = self._tensors.get(name)
-        return None if x is None else (x.dtype, tuple(x.shape))
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        return self._forms.get(name)
 
-    def names(self, prefix: str) -> dict[str, int]:
-        return {name: x.nbytes for name, x in self._tensors.items() if name.startswith(prefix)}
-
-    @property
-    def unread(self) -> list[str]:
-        return [name for name in self._tensors if name not in self._asked]
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The bytes of each array whose name begins so."""
+        forms = {name: form for name, form in self._forms.items() if name.startswith(prefix)}
+        return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in forms.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._asked.add(name)
-        tensor = (
-            self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
-        )  # the given one is the caller's
-        return clean_bools(tensor)
+        return self._read(name)
 
 
-class FileArrays:
+def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySource:
+    """Tensors that a caller has in memory, as a source of copies."""
+    for name, x in tensors.items():
+        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+        if not isinstance(name, str) or not is_plain:
+            got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise Node(f"{where}: {name}", got).error("a dense tensor with values")
+
+    def read(name: str) -> torch.Tensor:
+        return clean_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
+
+    return ArraySource(where, {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}, read)
+
+
+def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> ArraySource:
     """The arrays of one file. `fill(offset, target)` copies bytes of it whose checksum was found right."""
+    forms: dict[str, Form] = {}
+    offsets: dict[str, int] = {}
+    nbytes = 0
+    for array in arrays:
+        forms[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
+        nbytes += array.nbytes
+    free = available_bytes() if nbytes > _MUCH else None
+    if free is not None and nbytes > free:
+        remedy = "Load it where there is more memory."
+        raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", nbytes, remedy))
 
-    def __init__(self, where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> None:
-        self.where, self._fill = where, fill
-        self._arrays: dict[str, tuple[ArrayInfo, int]] = {}
-        self._found: Arrays = {}
-        offset = 0
-        for array in arrays:
-            self._arrays[array.name] = array, offset
-            offset += array.nbytes
-        self.nbytes = offset
-        free = available_bytes() if offset > _MUCH else None
-        if free is not None and offset > free:
-            remedy = "Load it where there is more memory."
-            raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", offset, remedy))
+    @cache
+    def read(name: str) -> torch.Tensor:
+        dtype, shape = forms[name]
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
+        fill(offsets[name], memory_of(tensor))
+        require_flags(tensor, f"{where}: {name}")
+        return tensor
 
-    def form(self, name: str) -> Form | None:
-        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
-        if name not in self._arrays:
-            return None
-        array = self._arrays[name][0]
-        return DTYPES[array.dtype], array.shape
-
-    def names(self, prefix: str) -> dict[str, int]:
-        """The arrays whose names begin so, and their bytes."""
-        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(prefix)}
-
-    @property
-    def unread(self) -> list[str]:
-        """The names of arrays that were not read."""
-        return [name for name in self._arrays if name not in self._found]
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._found:
-            array, offset = self._arrays[name]
-            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="cpu")
-            self._fill(offset, memory_of(tensor))
-            require_flags(tensor, f"{self.where}: {name}")
-            self._found[name] = tensor
-        return self._found[name]
+    return ArraySource(where, forms, read)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

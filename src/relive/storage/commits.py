@@ -17,8 +17,9 @@ from relive.storage.codec import (
     CHUNK,
     MOST_BYTES,
     Arrays,
-    FileArrays,
+    ArraySource,
     array_of,
+    arrays_in_file,
     arrays_of,
     bytes_of,
     from_json,
@@ -56,7 +57,7 @@ class Commit:
     """That of all arrays that are no rows, where it is closed."""
     config: dict[str, Any]
     values: dict[str, Any]
-    arrays: FileArrays | Arrays
+    arrays: ArraySource | Arrays
     """Read from a file, or to be written."""
 
     @property
@@ -115,8 +116,9 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
         expected = f"a line of at most {MOST_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
-    arrays = FileArrays(where, arrays_of(node.entry("arrays")), _filler(where, read_at, rest))
-    if arrays.nbytes != nbytes - rest:
+    listed = arrays_of(node.entry("arrays"))
+    arrays = arrays_in_file(where, listed, _filler(where, read_at, rest))
+    if sum(array.nbytes for array in listed) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
     config, values = node.entry("config"), node.entry("values")
     for part in (config, values):

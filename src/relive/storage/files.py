@@ -21,9 +21,6 @@ from typing import Any
 from relive import locking
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
 
-Stamp = tuple[int, int, int, int, int]
-"""Device, inode, size, and the times of the last write and of the last change of a file."""
-
 _MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
@@ -225,10 +222,10 @@ class Files:
             raise OSError(f"{folder}/{name} is not a regular file")
         return about
 
-    def stamp(self, name: str) -> Stamp:
+    def stamp(self, name: str) -> tuple[int, ...]:
         """A stamp that changes when a regular file is written or replaced, as far as the system tells."""
-        found = self._about(name)
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        about = self._about(name)
+        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
         """The next `count` bytes, or the fewer that are left."""
