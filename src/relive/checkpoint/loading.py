@@ -107,9 +107,9 @@ def found(
     options: dict[str, Any],
     *,
     files: type[Files] = Files,
-    accept: Accept | None = None,
+    accept: Callable[[Any, SnapshotReader], None] | None = None,
 ) -> Any:
-    """See `load`; a checkpoint that `accept` calls corrupt is passed over as a damaged one is."""
+    """See `load`; `accept` is given the buffer and its saved state, and may call the checkpoint corrupt."""
     if is_disk_memory(root):
         require_class(str(root), kind, "ReplayBuffer")
         return _reopened(root, {"number": number, **options})
@@ -154,53 +154,44 @@ def _worth_trying(archive: Archive) -> Iterator[int]:
         yield number
 
 
-def _loaded(archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Accept | None) -> Any:
-    with named(manifest_file(number)):
+def _loaded(
+    archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None
+) -> Any:
+    """The buffer of one checkpoint, but for what `options` change; a warning says what they changed."""
+    where = manifest_file(number)
+    with named(where):
         manifest = archive.manifest(number)
         require_class(str(archive.root), kind, manifest.kind)
-        return restored(archive, manifest, options, accept)
-
-
-_OWN = {"name": "own"}
-"""The memory of buffers that were saved before there was any other."""
-
-Accept = Callable[[Any, SnapshotReader], None]
-"""Takes a buffer and its saved state; a CheckpointError says that this is not what it should be."""
-
-
-def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
-    """The buffer that was saved, but for what `options` change; a warning says what they changed."""
-    archive.require_files(manifest)
-    where = manifest_file(manifest.number)
-    if manifest.kind not in KINDS:
-        remedy = "Load it with the version of relive that saved it."
-        raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
-    state = arrays_in_file(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
-    saved = SnapshotReader.of(where, manifest.config, manifest.values, state)
-    saved.segments = {f"segments/{file.name}": file.arrays for file in manifest.segments}
-    if options["device"] is not None:
-        present(Memory.of(options["device"]).device)
-    try:
-        buffer = _filled(archive, manifest, saved, options)
-        if accept is not None:
-            accept(buffer, saved)
-    except MemoryError as error:
-        text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
-        raise IncompatibleCheckpoint(text) from error
-    except SchemaError as error:  # what a buffer refuses to be made of
-        raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
-    except InvariantError as error:  # what a buffer never is
-        raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
-    if options["device"] is not None:
-        for change in _changes(manifest, buffer):
-            warnings.warn(f"load: {change}", stacklevel=5)
-    return buffer
+        archive.require_files(manifest)
+        if manifest.kind not in KINDS:
+            remedy = "Load it with the version of relive that saved it."
+            raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
+        file = manifest.state
+        arrays = arrays_in_file(f"state/{file.name}", file.arrays, archive.fill("state", file))
+        saved = SnapshotReader.of(where, manifest.config, manifest.values, arrays)
+        saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
+        if options["device"] is not None:
+            present(Memory.of(options["device"]).device)
+        try:
+            buffer = _filled(archive, manifest, saved, options)
+            if accept is not None:
+                accept(buffer, saved)
+        except MemoryError as error:
+            text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
+            raise IncompatibleCheckpoint(text) from error
+        except SchemaError as error:  # what a buffer refuses to be made of
+            raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
+        except InvariantError as error:  # what a buffer never is
+            raise CorruptCheckpoint(f"state/{file.name}: the contents are invalid. {error}") from error
+        if options["device"] is not None:
+            for change in _changes(manifest, buffer):
+                warnings.warn(f"load: {change}", stacklevel=4)
+        return buffer
 
 
 def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
     """A buffer with its state and its rows, every invariant of which holds."""
-    kind, config = KINDS[manifest.kind], saved.config
-    buffer = kind.from_config(config, saved, **options)
+    buffer = KINDS[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
@@ -274,16 +265,17 @@ def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tup
     expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
-    first, stop = (torch.empty(envs, dtype=torch.int64, device="cpu") for _ in range(2))
-    for bound in (first, stop):
-        source.fill(memory_of(bound))
-    most = (1 << 62) // max(envs, 1)
-    if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
-        got = f"{int(first.min())} to {int(stop.max())}, at most {int((stop - first).max())} per environment"
+    bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
+    source.fill(memory_of(bounds))
+    first, stop = bounds.numpy()
+    most, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
+    if (first < 0).any() or (stop < first).any() or (stop > most).any() or longest > most // 4:
+        got = f"{first.min()} to {stop.max()}, at most {longest} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
-    if bool((first < ended).any()) or bool((first == stop).all()):
+    if (first < ended.numpy()).any() or (first == stop).all():
         got = f"rows from {first.tolist()} to {stop.tolist()}"
         raise CorruptCheckpoint(explain(where, "rows, after those of the segment before", got, remedy))
+    first, stop = bounds
     return first, stop
 
 
@@ -330,7 +322,9 @@ def _changes(manifest: Manifest, buffer: Any) -> list[str]:
         changes.append(f"device {then} became {now}; draws will differ from those of the saved buffer.")
     after = buffer.state()[0].get("memory")
     if after is not None:
-        node = Node(f"{manifest_file(manifest.number)}: values: memory", manifest.values.get("memory", _OWN))
+        # Buffers that were saved before there was any other memory do not name theirs.
+        saved = manifest.values.get("memory", {"name": "own"})
+        node = Node(f"{manifest_file(manifest.number)}: values: memory", saved)
         before = node.entry("name").text()
         if before != after["name"]:
             changes.append(f"{before} memory became {after['name']} memory.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -205,11 +204,6 @@ _reserved: dict[int, int] = {}
 """The bytes of the mappings that `zeros` made and that are still there."""
 
 
-def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A file as a tensor: what is written there, whoever maps the file sees, and it stays when a process dies."""
-    return tensor_in(mmap.mmap(file, max(math.prod(shape) * dtype.itemsize, 1)), shape, dtype)
-
-
 def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The tensor whose bytes are the first ones of a mapping."""
     count = math.prod(shape)
@@ -257,14 +251,6 @@ def unwritten_bytes() -> int:
     """A lower bound of what the arrays of `zeros` will still take when all of their pages are written."""
     reserved = sum(list(_reserved.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
-
-
-def grow_file(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Give an empty file the bytes of an array, zeros all.
-
-    They are asked for now: where there is no room for them this is an error, and no page is missing later.
-    """
-    os.posix_fallocate(file, 0, max(math.prod(shape) * dtype.itemsize, 1))
 
 
 # How much memory there is

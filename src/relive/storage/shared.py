@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import mmap
 import os
 import secrets
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.storage.allocator import Allocator, Memory, grow_file, mapped
+from relive.storage.allocator import Allocator, Memory, tensor_in
 
 _DIGEST = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
@@ -70,14 +71,16 @@ class SharedAllocator(Allocator):
         return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         if self._address is not None:
-            self._files[name] = _reopened(self._token, self._address, name)
-            _require_size(self._files[name], name, max(math.prod(shape) * dtype.itemsize, 1))
+            file = self._files[name] = _reopened(self._token, self._address, name)
+            _require_size(file, name, nbytes)
         else:
-            self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            grow_file(self._files[name], shape, dtype)
-            _seals(self._files[name], _ADD_SEALS, _SEALS)
-        return mapped(self._files[name], shape, dtype)
+            file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._files[name] = file
+            os.posix_fallocate(file, 0, nbytes)  # now: where there is no room, no page is missing later
+            _seals(file, _ADD_SEALS, _SEALS)
+        return tensor_in(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
