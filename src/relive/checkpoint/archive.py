@@ -24,14 +24,14 @@ from relive.storage.codec import (
     MOST_BYTES,
     ArrayInfo,
     Node,
-    arrays_of,
+    arrays_from_json,
+    arrays_to_json,
+    format_of,
     from_json,
-    list_of,
-    reader_of,
+    reader_for,
     to_json,
-    unwrapped,
-    version_of,
-    wrapped,
+    with_checksum,
+    without_checksum,
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, is_read_error, unreadable
 
@@ -88,28 +88,28 @@ def dump(manifest: Manifest) -> bytes:
         "kind": manifest.kind,
         "config": manifest.config,
         "values": manifest.values,
-        "state": _plain(manifest.state),
-        "segments": [_plain(file) for file in manifest.segments],
+        "state": _file_to_json(manifest.state),
+        "segments": [_file_to_json(file) for file in manifest.segments],
     }
-    return wrapped(to_json(document))
+    return with_checksum(to_json(document))
 
 
-def _plain(file: File) -> dict[str, Any]:
-    return {"name": file.name, "arrays": list_of(file.arrays), "checksums": list(file.checksums)}
+def _file_to_json(file: File) -> dict[str, Any]:
+    return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
 def parse(data: bytes, number: int) -> Manifest:
     """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
     where = manifest_file(number)
-    version = version_of(where, data.partition(b"\n")[0])
-    return reader_of(where, version, READERS)(where, data, number)
+    version = format_of(where, data.partition(b"\n")[0])
+    return reader_for(where, version, READERS)(where, data, number)
 
 
 def _format_1(where: str, data: bytes, number: int) -> Manifest:
-    document = from_json(where, unwrapped(where, data))
+    document = from_json(where, without_checksum(where, data))
     first = data.partition(b"\n")[0]
-    if document.entry("format").integer() != version_of(where, first):
-        expected = f"{version_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
+    if document.entry("format").integer() != format_of(where, first):
+        expected = f"{format_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
@@ -117,7 +117,7 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
     for part in (config, values):
         if not isinstance(part.value, dict):
             raise part.error("an object")
-    segments = tuple(_file(segment) for segment in document.entry("segments").items())
+    segments = tuple(_file_from_json(segment) for segment in document.entry("segments").items())
     if len({segment.name for segment in segments}) != len(segments):
         raise document.entry("segments").error("every segment once")
     return Manifest(
@@ -126,7 +126,7 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
         document.entry("kind").text(),
         config.value,
         values.value,
-        _file(document.entry("state")),
+        _file_from_json(document.entry("state")),
         segments,
     )
 
@@ -135,10 +135,10 @@ READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
 """The reader of a manifest by its format: `reader(where, data, number)`."""
 
 
-def _file(node: Node) -> File:
+def _file_from_json(node: Node) -> File:
     file = File(
         node.entry("name").text(_FILE),
-        arrays_of(node.entry("arrays")),
+        arrays_from_json(node.entry("arrays")),
         tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
     )
     if len(file.checksums) != -(-file.nbytes // CHUNK):
@@ -171,13 +171,13 @@ class Archive:
     def __init__(self, root: Path, files: type[Files] = Files) -> None:
         self.root = root
         self.files = files(root)
-        self._placed: list[str] = []
+        self._uncommitted: list[str] = []
         """Files of a checkpoint that is not committed yet."""
 
     # Saving
 
     @contextmanager
-    def opened(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, Entry]]:
+    def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, Entry]]:
         """Be the only one who saves here, about `needed` bytes, beside the checkpoints that are there.
 
         `require` refuses the newest of them before anything is changed. Then files of an interrupted save are removed;
@@ -197,7 +197,7 @@ class Archive:
                     self._discard()
                     raise
         except OSError as error:
-            raise self._refused(error, needed) from error
+            raise self._save_error(error, needed) from error
 
     def _entries(self, require: Callable[[Manifest], None]) -> dict[int, Entry]:
         """The checkpoints whose manifests can be read, newest first; `require` is given the newest."""
@@ -216,7 +216,7 @@ class Archive:
         """Remove the files of a checkpoint that was not committed."""
         with suppress(OSError):
             self._remove_own("tmp", set())
-            for name in self._placed:
+            for name in self._uncommitted:
                 self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
@@ -245,7 +245,7 @@ class Archive:
             if _OWN[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
 
-    def _refused(self, error: OSError, needed: int) -> CheckpointError:
+    def _save_error(self, error: OSError, needed: int) -> CheckpointError:
         where = f"save to {self.root}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             remedy = "Free disk space, or save elsewhere; the previous checkpoint is intact."
@@ -287,7 +287,7 @@ class Archive:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums: list[int] = []
         place = f"{folder}/{name}"
-        self._placed.append(place)
+        self._uncommitted.append(place)
         self._place(place, _append_checksums(parts, checksums))
         file = File(name, arrays, tuple(checksums))
         if file.nbytes != self.files.size(place):
@@ -308,7 +308,7 @@ class Archive:
             self._place(manifest_file(manifest.number), [data])
         finally:
             if self.exists(manifest.number):  # also if whoever waited for it was interrupted
-                self._placed.clear()
+                self._uncommitted.clear()
         self.files.sync_folder("manifests")
 
     def collect(self, keep: int, lineage: str, entries: Mapping[int, Entry]) -> None:
@@ -385,7 +385,7 @@ class Archive:
         if said is None:
             place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header().decode())
             raise CorruptCheckpoint(explain(place, expected, repr(found), "Copy the folder again."))
-        reader_of("FORMAT", int(said[1]), READERS)
+        reader_for("FORMAT", int(said[1]), READERS)
         return int(said[1])
 
     def manifest(self, number: int) -> Manifest:
@@ -429,7 +429,7 @@ class Archive:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
     @contextmanager
-    def reading_of(self, folder: str, file: File) -> Iterator[ReadFile]:
+    def open_file(self, folder: str, file: File) -> Iterator[ReadFile]:
         """A file opened for reading from its first byte to its last."""
         with self._readable(f"{folder}/{file.name}") as opened:
             yield ReadFile(self.files, opened, f"{folder}/{file.name}", file)
@@ -437,7 +437,7 @@ class Archive:
     def verify(self, folder: str, file: File) -> None:
         """Read a file and compare it with its checksums."""
         memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
-        with self.reading_of(folder, file) as source:
+        with self.open_file(folder, file) as source:
             for start in range(0, file.nbytes, CHUNK):
                 source.fill(memory[: min(CHUNK, file.nbytes - start)])
             source.finish()

@@ -18,9 +18,9 @@ import torch
 
 from relive import lazy
 from relive.checkpoint.archive import Archive, File, Manifest, ReadFile, manifest_file
-from relive.checkpoint.progress import watched
-from relive.checkpoint.saving import PreviousSave, Segment, pass_over, remember
-from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader, named
+from relive.checkpoint.progress import show_progress
+from relive.checkpoint.saving import PreviousSave, Segment, remember, remember_damaged
+from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader, naming_file
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -34,7 +34,7 @@ from relive.schema.declarations import present
 from relive.storage import Memory
 from relive.storage.allocator import expect_bulk
 from relive.storage.codec import ArrayInfo, Node, arrays_in_file, memory_of, require_flags
-from relive.storage.disk import is_made
+from relive.storage.disk import holds_disk_memory
 from relive.storage.files import Files, is_read_error
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def load(
             `Prioritized` apply to the stored priorities.
         files: how files are read; for tests that make disks fail.
     """
-    return found(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
+    return load_below(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
 
 
-def found(
+def load_below(
     root: Path,
     kind: type | None,
     number: int | None,
@@ -112,24 +112,24 @@ def found(
     """See `load`; `accept` is given the buffer and its saved state, and may call the checkpoint corrupt."""
     if is_disk_memory(root):
         require_class(str(root), kind, "ReplayBuffer")
-        return _reopened(root, {"number": number, **options})
+        return _reopen(root, {"number": number, **options})
     archive = Archive(root, files)
     with archive.reading():
         if number is not None:
-            return _loaded(archive, number, kind, options, accept)
+            return _restore(archive, number, kind, options, accept)
         # No errors, whose tracebacks would keep all that was read.
         damaged: dict[int, str] = {}
         unread: set[int] = set()
-        for candidate in _worth_trying(archive):
+        for candidate in _candidates(archive):
             try:
-                buffer = _loaded(archive, candidate, kind, options, accept)
+                buffer = _restore(archive, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
                 damaged[candidate] = str(error)
                 if is_read_error(error):
                     unread.add(candidate)
                 continue
             if damaged:
-                pass_over(buffer, root, damaged.keys() - unread)
+                remember_damaged(buffer, root, damaged.keys() - unread)
             for wrong in damaged.values():
                 warnings.warn(
                     f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3
@@ -144,7 +144,7 @@ _MOST_TRIED, _TRIED_ANYHOW, _PATIENCE, _MOST_READ = 64, 8, 60.0, 1 << 24
 """Checkpoints, checkpoints, seconds, and bytes of manifests."""
 
 
-def _worth_trying(archive: Archive) -> Iterator[int]:
+def _candidates(archive: Archive) -> Iterator[int]:
     """The newest checkpoints, the newest first: bounded in number, and after the first few in time and in bytes."""
     began, nbytes = time.monotonic(), 0
     for i, number in enumerate(archive.numbers()[: -_MOST_TRIED - 1 : -1]):
@@ -154,12 +154,12 @@ def _worth_trying(archive: Archive) -> Iterator[int]:
         yield number
 
 
-def _loaded(
+def _restore(
     archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None
 ) -> Any:
     """The buffer of one checkpoint, but for what `options` change; a warning says what they changed."""
     where = manifest_file(number)
-    with named(where):
+    with naming_file(where):
         manifest = archive.manifest(number)
         require_class(str(archive.root), kind, manifest.kind)
         archive.require_files(manifest)
@@ -173,7 +173,7 @@ def _loaded(
         if options["device"] is not None:
             present(Memory.of(options["device"]).device)
         try:
-            buffer = _filled(archive, manifest, saved, options)
+            buffer = _make_buffer(archive, manifest, saved, options)
             if accept is not None:
                 accept(buffer, saved)
         except MemoryError as error:
@@ -189,7 +189,7 @@ def _loaded(
         return buffer
 
 
-def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
+def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
     """A buffer with its state and its rows, every invariant of which holds."""
     buffer = KINDS[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
@@ -242,7 +242,7 @@ def _read_segment(
     archive: Archive, file: File, rows: Rows, total: int, ended: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     where = f"segments/{file.name}"
-    with archive.reading_of("segments", file) as source:
+    with archive.open_file("segments", file) as source:
         first, stop = _bounds(source, file, len(rows.first), ended)
         held = Rows(rows.columns, first, stop)
         if file.arrays != held.arrays:
@@ -253,8 +253,8 @@ def _read_segment(
         pieces = _pieces(held, rows.first)
         for flat in columns:
             expect_bulk(_destination(flat, pieces))
-        filled = (_fill(source, flat, *piece, where) for flat in columns for piece in pieces)
-        deque(watched(filled, total, "loading rows"), 0)
+        filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
+        deque(show_progress(filled, total, "loading rows"), 0)
         source.finish()
     return first, stop
 
@@ -298,7 +298,7 @@ def _destination(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
     return flat[min(piece.start for piece, _ in pieces) : max(piece.stop for piece, _ in pieces)]
 
 
-def _fill(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
+def _fill_piece(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
     """The next bytes of a segment, which are rows of one column."""
     is_run = isinstance(piece, slice)
     size = piece.stop - piece.start if is_run else len(piece)
@@ -341,12 +341,12 @@ def require_class(where: str, kind: type | None, found: str) -> None:
 def is_disk_memory(root: Path) -> bool:
     """Whether a folder says so of itself."""
     try:
-        return is_made(Files(root))
+        return holds_disk_memory(Files(root))
     except CorruptCheckpoint:
         return False
 
 
-def _reopened(root: Path, options: dict[str, Any]) -> Any:
+def _reopen(root: Path, options: dict[str, Any]) -> Any:
     """The buffer in a folder of disk memory; of options only a sampler is taken."""
     changes = [name for name, value in options.items() if value is not None and name != "sampler"]
     if changes:

@@ -30,7 +30,7 @@ MOST_OF_NOTE = 1 << 26
 
 
 @contextmanager
-def named(file: str) -> Iterator[None]:
+def naming_file(file: str) -> Iterator[None]:
     """Errors that are raised here name the file."""
     try:
         yield

@@ -66,17 +66,17 @@ def to_json(document: Any) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
-def wrapped(body: bytes) -> bytes:
+def with_checksum(body: bytes) -> bytes:
     """Bytes behind a line with their checksum."""
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
-def list_of(arrays: Iterable[ArrayInfo]) -> list[Any]:
+def arrays_to_json(arrays: Iterable[ArrayInfo]) -> list[Any]:
     """Arrays as JSON."""
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
 
-def version_of(where: str, first: bytes) -> int:
+def format_of(where: str, first: bytes) -> int:
     """The format that the first line of a file names. It is asked for before anything else is read."""
     header = re.match(rb"recollect ([0-9]{1,9}) ", first)
     if header is None:
@@ -84,7 +84,7 @@ def version_of(where: str, first: bytes) -> int:
     return int(header[1])
 
 
-def reader_of(where: str, version: int, readers: Mapping[int, Any]) -> Any:
+def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     """The reader of a format; a format that is newer than all of them is an IncompatibleCheckpoint."""
     if version in readers:
         return readers[version]
@@ -95,10 +95,10 @@ def reader_of(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _REMEDY))
 
 
-def unwrapped(where: str, data: bytes) -> bytes:
-    """The bytes that `wrapped` was given."""
+def without_checksum(where: str, data: bytes) -> bytes:
+    """The bytes that `with_checksum` was given."""
     first, _, body = data.partition(b"\n")
-    require_wrapping(where, first, zlib.crc32(body), len(data))
+    require_first_line(where, first, zlib.crc32(body), len(data))
     return body
 
 
@@ -107,7 +107,7 @@ def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
     return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_LONGEST_LINE]), _REMEDY))
 
 
-def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
+def require_first_line(where: str, first: bytes, found: int, nbytes: int) -> None:
     """The first line of a file of `nbytes` has the checksum that was found of the rest."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
@@ -121,7 +121,9 @@ def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
 def from_json(where: str, body: bytes) -> Node:
     """The document that `to_json` was given, or that somebody claims it was."""
     try:
-        document = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        document = json.loads(
+            body, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _REMEDY)) from None
     return Node(where, document)
@@ -130,7 +132,7 @@ def from_json(where: str, body: bytes) -> Node:
 _REMEDY = "Load an older checkpoint, or copy this one again."
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -138,11 +140,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"the number {name}")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text}")
@@ -236,15 +238,15 @@ class Node:
         return tuple(size.integer() for size in self.items(64))
 
 
-def arrays_of(node: Node) -> tuple[ArrayInfo, ...]:
-    """The arrays that `list_of` was given."""
-    arrays = tuple(_array(array) for array in node.items(MOST_ARRAYS))
+def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
+    """The arrays that `arrays_to_json` was given."""
+    arrays = tuple(_array_from_json(array) for array in node.items(MOST_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
         raise node.error("arrays with distinct names")
     return arrays
 
 
-def _array(node: Node) -> ArrayInfo:
+def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
     array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes too, also where another axis is empty.
@@ -349,7 +351,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def array_of(name: str, tensor: torch.Tensor) -> ArrayInfo:
+def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
     """How a file describes a tensor."""
     if not ARRAY_NAME.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."

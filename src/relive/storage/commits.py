@@ -18,17 +18,17 @@ from relive.storage.codec import (
     MOST_BYTES,
     Arrays,
     ArraySource,
-    array_of,
+    array_info,
+    arrays_from_json,
     arrays_in_file,
-    arrays_of,
+    arrays_to_json,
     bytes_of,
+    format_of,
     from_json,
-    list_of,
-    reader_of,
-    require_wrapping,
+    reader_for,
+    require_first_line,
     to_json,
-    version_of,
-    wrapped,
+    with_checksum,
 )
 from relive.storage.files import Files, is_read_error, unreadable
 
@@ -86,7 +86,7 @@ def dump(record: Commit, length: int = 0) -> bytes:
         "checksum": record.checksum,
         "config": record.config,
         "values": record.values,
-        "arrays": list_of(array_of(name, array) for name, array in record.arrays.items()),
+        "arrays": arrays_to_json(array_info(name, array) for name, array in record.arrays.items()),
     }
     head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
     for what, nbytes, most in (
@@ -96,16 +96,16 @@ def dump(record: Commit, length: int = 0) -> bytes:
         if nbytes > most:
             remedy = "Declare fewer fields or environments."
             raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
-    missing = length - len(wrapped(b"")) - len(head) - 1 - len(arrays)
+    missing = length - len(with_checksum(b"")) - len(head) - 1 - len(arrays)
     if missing <= MOST_BYTES - len(head):
         head += b" " * missing
-    return wrapped(b"\n".join([head, arrays]))
+    return with_checksum(b"\n".join([head, arrays]))
 
 
 def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     """The record in a file of `nbytes`, whose bytes `read_at(count, offset)` gives."""
-    version = version_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
-    return reader_of(where, version, READERS)(where, read_at, nbytes)
+    version = format_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
+    return reader_for(where, version, READERS)(where, read_at, nbytes)
 
 
 def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
@@ -116,7 +116,7 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
         expected = f"a line of at most {MOST_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
-    listed = arrays_of(node.entry("arrays"))
+    listed = arrays_from_json(node.entry("arrays"))
     arrays = arrays_in_file(where, listed, _filler(where, read_at, rest))
     if sum(array.nbytes for array in listed) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
@@ -147,7 +147,7 @@ def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int
     start, found = len(first) + 1, 0
     for offset in range(start, nbytes, CHUNK):
         found = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), found)
-    require_wrapping(where, first, found, nbytes)
+    require_first_line(where, first, found, nbytes)
     return start
 
 
@@ -169,7 +169,7 @@ def newest(root: Path) -> Commit:
     wrong: list[str] = []
     for name in NAMES:
         try:
-            record = _parsed(Files(root), name)
+            record = _read(Files(root), name)
             if record.name != name:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
             found.append(record)
@@ -182,7 +182,7 @@ def newest(root: Path) -> Commit:
     return max(found, key=lambda record: record.number)
 
 
-def _parsed(files: Files, name: str) -> Commit:
+def _read(files: Files, name: str) -> Commit:
     def read_at(count: int, offset: int) -> bytes:
         try:
             return files.contents(name, count, offset)

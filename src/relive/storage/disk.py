@@ -29,7 +29,7 @@ from relive.locking import ClosedLock
 from relive.schema.checks import positive
 from relive.storage import commits
 from relive.storage.allocator import Allocator, Memory, tensor_in
-from relive.storage.codec import bytes_of, reader_of
+from relive.storage.codec import bytes_of, reader_for
 from relive.storage.commits import NAMES, READERS, Commit, dump, newest
 from relive.storage.files import Files, is_read_error, unreadable
 
@@ -64,7 +64,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     root, every = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
     told = "" if every is None else f", commit_every={every}"
 
-    def opened(owner: Any) -> DiskAllocator:
+    def make_allocator(owner: Any) -> DiskAllocator:
         require_support(SchemaError)
         return DiskAllocator(root, owner.config(), every, only_reads=only_reads)
 
@@ -75,7 +75,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     name = f"Memory.disk({str(root)!r}{told})"
     return Memory(
         torch.device("cpu"),
-        allocator=opened,
+        allocator=make_allocator,
         free_bytes=free_bytes,
         name=name,
         free_of=f"the free space of the disk of {root}",
@@ -113,7 +113,7 @@ class DiskAllocator(Allocator):
         self._last: Commit | None = None
         """The commit that was found when the folder was opened; None in new memory."""
         with self._closed_on_error():
-            if is_made(self._files):
+            if holds_disk_memory(self._files):
                 self._last = self._last_commit(config)
             else:
                 self._sweep()
@@ -156,7 +156,7 @@ class DiskAllocator(Allocator):
         """Refuse a folder without FORMAT that holds files which are not ours."""
         names = self._files.names("") if self._root.exists() else []
         if FORMAT in names:
-            is_made(self._files)
+            holds_disk_memory(self._files)
             return
         regular = self._files.regular("") if names else []
         foreign = [name for name in names if name not in regular or not _OURS.fullmatch(name)]
@@ -390,11 +390,11 @@ class DiskAllocator(Allocator):
         first, last = max(self._behind, head - slots), head
         for array in self._rows:
             step = array.tensor[0].nbytes
-            for start, stop in _around(first, last, slots):
+            for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
             if head >= slots:  # else there is nothing yet to be read
-                for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
-                    _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
+                for start, stop in _slot_ranges(head, head + min(2 * self._slots_behind, slots), slots):
+                    _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._behind, self._until_behind = head, self._slots_behind
 
     # Replacing everything, and closing
@@ -446,13 +446,13 @@ class DiskAllocator(Allocator):
         self._close_files()
 
 
-def _ask_for(memory: mmap.mmap, start: int, stop: int) -> None:
+def _read_ahead(memory: mmap.mmap, start: int, stop: int) -> None:
     """Let the disk read a piece of a file; of a request that is larger, the system reads only the first so many."""
     for at in range(start, stop, _REQUEST_BYTES):
         memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
 
 
-def _around(first: int, last: int, slots: int) -> list[tuple[int, int]]:
+def _slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
     """The slots of the rows from `first` to `last`, at most all of them, in one or two pieces."""
     if first >= last:
         return []
@@ -514,7 +514,7 @@ def _forget_forked() -> None:
 os.register_at_fork(after_in_child=_forget_forked)
 
 
-def is_made(files: Files) -> bool:
+def holds_disk_memory(files: Files) -> bool:
     """Whether there is disk memory in a folder; CorruptCheckpoint or IncompatibleCheckpoint if it is none of ours."""
     try:
         found = files.contents(FORMAT, 64)
@@ -525,5 +525,5 @@ def is_made(files: Files) -> bool:
     said = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", found)
     if said is None:
         raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))
-    reader_of(FORMAT, int(said[1]), READERS)
+    reader_for(FORMAT, int(said[1]), READERS)
     return True

@@ -297,14 +297,14 @@ class Files:
                 return fcntl.flock(file, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise CheckpointError(self._held(file)) from None
+                    raise CheckpointError(self._lock_error(file)) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def _held(self, file: int) -> str:
+    def _lock_error(self, file: int) -> str:
         expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
         remedy = "Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
-        return explain(str(self.root), expected, f"it held by {_holder(file)} all the time", remedy)
+        return explain(str(self.root), expected, f"it held by {_lock_holder(file)} all the time", remedy)
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
@@ -322,7 +322,7 @@ class Files:
             os.close(root)
 
 
-def _holder(file: int) -> str:
+def _lock_holder(file: int) -> str:
     """The process that has the lock of a file, where the system tells."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
