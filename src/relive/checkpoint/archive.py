@@ -33,7 +33,7 @@ from relive.storage.codec import (
     with_checksum,
     without_checksum,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, is_read_error, unreadable
+from relive.storage.files import FOLDERS, Files, is_read_error, reading, unreadable
 
 _FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
@@ -113,10 +113,6 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
-    config, values = document.entry("config"), document.entry("values")
-    for part in (config, values):
-        if not isinstance(part.value, dict):
-            raise part.error("an object")
     segments = tuple(_file_from_json(segment) for segment in document.entry("segments").items())
     if len({segment.name for segment in segments}) != len(segments):
         raise document.entry("segments").error("every segment once")
@@ -124,8 +120,8 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
         number,
         document.entry("lineage").text(_LINEAGE),
         document.entry("kind").text(),
-        config.value,
-        values.value,
+        document.entry("config").mapping(),
+        document.entry("values").mapping(),
         _file_from_json(document.entry("state")),
         segments,
     )
@@ -234,6 +230,7 @@ class Archive:
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
     def _names(self, folder: str) -> list[str]:
+        """The names in a folder, none if it is not there."""
         try:
             return self.files.names(folder)
         except FileNotFoundError:
@@ -256,11 +253,7 @@ class Archive:
 
     def numbers(self) -> list[int]:
         """The checkpoints, valid or not, oldest first."""
-        try:
-            names = self.files.names("manifests")
-        except FileNotFoundError:
-            return []
-        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
+        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, self._names("manifests")) if match)
 
     def next_number(self) -> int:
         """The number of the coming checkpoint."""
@@ -271,10 +264,6 @@ class Archive:
                 explain(f"save to {self.root}", "checkpoint numbers of at most 18 digits", number, remedy)
             )
         return number
-
-    def is_long(self, number: int) -> bool:
-        """A manifest lists so many files that the next checkpoint is to list fewer."""
-        return self.files.size(manifest_file(number)) > MOST_BYTES // 2
 
     def size(self, number: int) -> int:
         """The bytes of a manifest, 0 if it cannot be read."""
@@ -421,10 +410,8 @@ class Archive:
         files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
         for folder, file in files:
             name = f"{folder}/{file.name}"
-            try:
+            with reading(name):
                 size = self.files.size(name)
-            except OSError as error:
-                raise unreadable(name, error) from error
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
@@ -465,23 +452,19 @@ class Archive:
         return fill
 
     def stamp(self, file: File) -> tuple[int, ...]:
-        """That of a segment."""
-        try:
+        """A stamp of a segment, which changes when its file does."""
+        with reading(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
-        except OSError as error:
-            raise unreadable(f"segments/{file.name}", error) from error
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[int]:
-        """A file opened for reading; what the disk does not give is a damage of this file."""
-        try:
+        """A file opened for reading."""
+        with reading(name):
             file = self.files.open(name)
             try:
                 yield file
             finally:
                 self.files.close(file)
-        except OSError as error:
-            raise unreadable(name, error) from error
 
 
 class ReadFile:

@@ -186,6 +186,12 @@ class Node:
             raise self.error("an object with names as keys")
         return {key: Node((self, key), value) for key, value in self.value.items()}
 
+    def mapping(self) -> dict[str, Any]:
+        """An object, whatever is in it."""
+        if not isinstance(self.value, dict):
+            raise self.error("an object")
+        return self.value
+
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:

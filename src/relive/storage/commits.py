@@ -30,7 +30,7 @@ from relive.storage.codec import (
     to_json,
     with_checksum,
 )
-from relive.storage.files import Files, is_read_error, unreadable
+from relive.storage.files import Files, is_read_error, reading
 
 _RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
@@ -120,10 +120,6 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
     arrays = arrays_in_file(where, listed, _filler(where, read_at, rest))
     if sum(array.nbytes for array in listed) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
-    config, values = node.entry("config"), node.entry("values")
-    for part in (config, values):
-        if not isinstance(part.value, dict):
-            raise part.error("an object")
     return Commit(
         node.entry("number").integer(1),
         node.entry("boot").text(_BOOT),
@@ -131,8 +127,8 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
         node.entry("reach").integer(1),
         node.entry("marks").integer(0, 2**32 - 1),
         node.entry("checksum").integer(0, 2**32 - 1),
-        config.value,
-        values.value,
+        node.entry("config").mapping(),
+        node.entry("values").mapping(),
         arrays,
     )
 
@@ -184,15 +180,11 @@ def newest(root: Path) -> Commit:
 
 def _read(files: Files, name: str) -> Commit:
     def read_at(count: int, offset: int) -> bytes:
-        try:
+        with reading(name):
             return files.contents(name, count, offset)
-        except OSError as error:
-            raise unreadable(name, error) from error
 
-    try:
+    with reading(name):
         nbytes = files.size(name)
-    except OSError as error:
-        raise unreadable(name, error) from error
     if nbytes > _MOST_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MOST_BYTES} bytes", nbytes, "Copy it again."))
     return parse(name, read_at, nbytes)

@@ -47,6 +47,15 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
     return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """What the disk does not give is an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(where, error) from error
+
+
 def is_read_error(error: CheckpointError) -> bool:
     """Whether the disk did not give a file that is there. That may pass, and says nothing about its contents."""
     cause = error.__cause__
