@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,7 +26,8 @@ SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True)
+class Segment:
     """A file of rows that this process has written, or has read and verified."""
 
     file: File
@@ -137,7 +138,7 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
     last = {name: part for name, part in state.values.items() if name == "memory"}
     values = {name: part for name, part in state.values.items() if name not in last}
     noted = State.of_parts({"note": note})
-    return state._replace(values=values | noted.values | last, arrays=state.arrays | noted.arrays)
+    return Snapshot(state.config, values | noted.values | last, state.arrays | noted.arrays, state.rows)
 
 
 def _previous_save(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
@@ -174,7 +175,7 @@ def _verify_segments(archive: Archive, base: PreviousSave, damaged: list[str]) -
         except CheckpointError as error:
             damaged.append(str(error))
             return base.without_rows()
-        segments.append(segment._replace(stamp=stamp))
+        segments.append(replace(segment, stamp=stamp))
     return replace(base, segments=segments)
 
 
