@@ -135,7 +135,7 @@ def _file_from_json(node: Node) -> File:
     file = File(
         node.entry("name").text(_FILE),
         arrays_from_json(node.entry("arrays")),
-        tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
+        node.entry("checksums").integers(most=2**32 - 1),
     )
     if len(file.checksums) != -(-file.nbytes // CHUNK):
         raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")

@@ -239,9 +239,16 @@ class Node:
         """Itself, or None for null."""
         return None if self.value is None else self
 
+    def integers(self, count: int = 1 << 20, most: int = _MOST) -> tuple[int, ...]:
+        """A list of at most `count` whole numbers."""
+        value = self.value
+        if isinstance(value, list) and len(value) <= count and all(type(x) is int and 0 <= x <= most for x in value):
+            return tuple(value)
+        return tuple(item.integer(0, most) for item in self.items(count))  # which says what is wrong
+
     def shape(self) -> tuple[int, ...]:
         """Sizes of axes."""
-        return tuple(size.integer() for size in self.items(64))
+        return self.integers(64)
 
 
 def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
@@ -256,7 +263,7 @@ def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
     array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes too, also where another axis is empty.
-    if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
+    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MOST:
         raise shape.error(f"sizes whose product is at most {_MOST} bytes")
     return array
 

@@ -66,7 +66,7 @@ class Files:
     """The folder of one checkpoint root. Names are `folder/name`, or `name` for what lies in the root itself."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self._path = root, str(root)
 
     # What changes the disk: each is one step that may be the last one
 
@@ -317,7 +317,7 @@ class Files:
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not name:
                 yield root
