@@ -272,6 +272,10 @@ class Archive:
         except OSError:
             return 0
 
+    def is_long(self, number: int) -> bool:
+        """A manifest lists so many files that the next checkpoint is to list fewer."""
+        return self.size(number) > MOST_BYTES // 2
+
     def put(self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums: list[int] = []

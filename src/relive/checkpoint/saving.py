@@ -19,7 +19,7 @@ from relive.checkpoint.progress import show_progress
 from relive.checkpoint.snapshot import KINDS, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import positive
-from relive.storage.codec import MOST_BYTES, Arrays, array_info, bytes_of
+from relive.storage.codec import Arrays, array_info, bytes_of
 from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
@@ -152,7 +152,7 @@ def _previous_save(buffer: Any, archive: Archive, entries: Mapping[int, Entry], 
         archive.require_files(archive.manifest(base.number))
     except CheckpointError:  # damaged since: everything is written again
         return base.without_rows()
-    return _verify_segments(archive, base.shorter() if archive.size(base.number) > MOST_BYTES // 2 else base, damaged)
+    return _verify_segments(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
 def _is_continued(base: PreviousSave, archive: Archive, entries: Mapping[int, Entry]) -> bool:
