@@ -168,7 +168,7 @@ REFERENCE = {
     "buffers": "RolloutBuffer ReplayBuffer DistillationBuffer Mixture",
     "fields": "Field Carry Stacked Mutable Memory",
     "samplers": "Sampler Uniform Prioritized Linear WithoutReplacement Recent NewFirst Counted sequence_priority",
-    "views": "Transition NStep Sequence Hindsight Window",
+    "views": "View Transition NStep Sequence Hindsight Window",
     "estimators": "gae lambda_return n_step_return discounted_return vtrace group_advantage normalize"
     " explained_variance",
     "statistics": "EpisodeStats RunningNorm",

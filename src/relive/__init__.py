@@ -41,7 +41,7 @@ from relive.replay.samplers import (
     WithoutReplacement,
     sequence_priority,
 )
-from relive.replay.views import Hindsight, NStep, Sequence, Transition, Window
+from relive.replay.views import Hindsight, NStep, Sequence, Transition, View, Window
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.fields import Carry, Field, Stacked
 from relive.schema.mutable import Mutable
@@ -86,6 +86,7 @@ __all__ = [
     "Stacked",
     "Transition",
     "Uniform",
+    "View",
     "Window",
     "WithoutReplacement",
     "connect",

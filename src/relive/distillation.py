@@ -1,9 +1,9 @@
-"""The imitation buffer: what a teacher does in the states that somebody met, for a student to learn from."""
+"""The imitation buffer: observations and the actions of a teacher, for a student to learn from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from numbers import Real
@@ -23,7 +23,7 @@ from relive.locking import lock_for
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rng import Randomness
-from relive.rollout.batching import Epochs, order_of
+from relive.rollout.batching import Epochs
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
     assembler,
@@ -35,9 +35,8 @@ from relive.schema.assembly import (
     value_of,
 )
 from relive.schema.checks import nonempty, positive, share
-from relive.schema.conversion import as_tensor, bits_of, convert, path_name, row_ids
-from relive.schema.declarations import device_of as saved_device
-from relive.schema.declarations import tree_of
+from relive.schema.conversion import as_tensor, bits_of, convert_leaves, path_name, row_ids
+from relive.schema.declarations import device_of, tree_of
 from relive.schema.fields import Declaration, Field, Schema, Tree, declare, declare_whole, kept_dtype, refuse_reserved
 from relive.schema.invariants import require, require_all, require_form
 from relive.schema.mutable import refuse_mutable
@@ -49,7 +48,7 @@ _MOST_ROUNDS = 1 << 24
 _RESERVED = ("obs", "action", "index", "round", "self")
 
 Recent: TypeAlias = "int | Mapping[int, float] | None"
-"""Which rounds a batch is drawn from: k is the newest k of them, {k: share} draws that share there and the rest from
+"""The rounds that a batch is drawn from: k is the newest k of them, {k: share} draws that share there and the rest from
 all rows, None draws everything from all rows."""
 
 
@@ -58,15 +57,15 @@ all rows, None draws everything from all rows."""
 class DistillationBuffer(StateDictMixin):
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
-    What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
-    its rows one after the other would be.
+    `add` takes one row or a batch of rows, told apart by the observation's number of axes; a batch is stored as its
+    rows one after the other.
 
     Args:
-        capacity: rows that are kept; a further row overwrites the oldest.
+        capacity: the number of rows; a further row overwrites the oldest.
         obs: one observation: a shape, a `Field`, or a dict or tuple of them.
-        action: what the teacher does there, declared likewise. When it is None, the first `add` tells its shape and
-            dtype and those of further fields (float64 is kept as float32); from then on they are fixed.
-        extra: what else the teacher says, by name: the parameters of its distribution, weights, values.
+        action: the teacher's action, declared likewise. When it is None, the first `add` fixes the shapes and dtypes of
+            the action and of further fields (float64 is stored as float32).
+        extra: further fields of the teacher by name: the parameters of its distribution, weights, values.
         device: where the rows are stored: a torch device, or a `Memory`.
         seed: seed of the draws; None takes one from the system.
 
@@ -79,7 +78,7 @@ class DistillationBuffer(StateDictMixin):
     ...     obs = torch.rand(8, 1)
     ...     label = teacher(obs)
     ...     buffer.add(obs, label)
-    ...     action = buffer.mix(label, student(obs), beta=lambda round: 0.5**round)  # what the environments get
+    ...     action = buffer.mix(label, student(obs), beta=lambda round: 0.5**round)  # for the environments
     ...     for batch in buffer.epochs(4):
     ...         loss = (student(batch["obs"]) - batch["action"]).square().mean()
     ...     round = buffer.next_round()
@@ -89,15 +88,10 @@ class DistillationBuffer(StateDictMixin):
 
     @suggests_keywords
     def __init__(
-        self,
-        capacity: int,
-        obs: Declaration,
-        action: Declaration | None = None,
-        *,
-        extra: Mapping[str, Declaration] | None = None,
-        device: torch.device | str | Memory = "cpu",
+        self, capacity: int, obs: Declaration, action: Declaration | None = None, *,
+        extra: Mapping[str, Declaration] | None = None, device: torch.device | str | Memory = "cpu",
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.capacity = positive("capacity", capacity)
         refuse_reserved(extra or {}, _RESERVED)
         trees = {"obs": declare_whole("obs", obs)}
@@ -110,7 +104,7 @@ class DistillationBuffer(StateDictMixin):
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
-        """One tensor [capacity, …] a leaf; none before the fields are known."""
+        """A tensor [capacity, …] per leaf; none before the fields are known."""
         self._ring = HostRing(self.capacity)
         self._set_rounds([0])
         self._random = Randomness(seed)
@@ -119,9 +113,9 @@ class DistillationBuffer(StateDictMixin):
             self._allocate(self._schema)
 
     def _set_rounds(self, starts: list[int]) -> None:
-        there = torch.tensor(starts, device=self.device)
-        self._starts, self._starts_there = starts, there
-        """The first row of each round, and the same where the rows are."""
+        on_device = torch.tensor(starts, device=self.device)
+        self._starts, self._device_starts = starts, on_device
+        """The first row of each round, on the host and on the device."""
 
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
@@ -138,12 +132,14 @@ class DistillationBuffer(StateDictMixin):
         """Store one row, or a batch of rows [B, …] in their order; of more rows than `capacity` the last ones stay."""
         with self._lock:
             lead = self._lead("obs", obs)
-            schema = self._schema if self._columns else self._completed(action, extra, lead)
+            schema = self._schema if self._columns else self._complete_schema(action, extra, lead)
             for name in extra:
                 schema.require(name)
             values = {"obs": obs, "action": action, **extra}
             leaves = [
-                leaf for name in schema.names for leaf in _conformed(schema, name, values.get(name), lead, self.device)
+                leaf
+                for name in schema.names
+                for leaf in convert_leaves(schema, name, values.get(name), lead, self.device, unit="rows")
             ]
             if not self._columns:
                 self._allocate(schema)
@@ -160,7 +156,7 @@ class DistillationBuffer(StateDictMixin):
         self._ring.head = head
 
     def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
-        """`()` for the value of one row, `(B,)` for those of a batch."""
+        """The leading shape of a value: `()` for one row, `(B,)` for a batch."""
         column, leaf = self._schema.leaf_indices[name][0], self._schema.flatten(name, value)[0]
         where, inner = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
         if leaf is None:
@@ -171,58 +167,59 @@ class DistillationBuffer(StateDictMixin):
             raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
         return shape[: len(shape) - len(inner)]
 
-    def _completed(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
-        """The schema with the fields that were not declared as the first values have them."""
+    def _complete_schema(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
+        """The schema with all fields: declared ones, and others as the first values have them."""
         refuse_reserved(extra, _RESERVED)
-        declared, first = self._schema.trees, {"action": action, **extra}
-        fresh = {name: x for name, x in first.items() if name not in declared}
-        fresh = {name: declare(name, _inferred(name, x, lead, self.device)) for name, x in fresh.items()}
-        return Schema({"obs": declared["obs"], "action": fresh["action"], **declared, **fresh})
+        declared, values = self._schema.trees, {"action": action, **extra}
+        new = {
+            name: declare(name, _infer_declaration(name, value, lead, self.device))
+            for name, value in values.items()
+            if name not in declared
+        }
+        return Schema({"obs": declared["obs"], "action": new["action"], **declared, **new})
 
     def fill(
-        self,
-        source: ReplayBuffer | RolloutBuffer,
-        teacher: Callable[[Any], Any] | None = None,
-        *,
+        self, source: ReplayBuffer | RolloutBuffer, teacher: Callable[[Any], Any] | None = None, *,
         batch_size: int = 4096,
-    ) -> None:
-        """Add the observations of every transition of another buffer, oldest first, and what was done there.
+    ) -> None:  # fmt: skip
+        """Add the observations and actions of every transition of another buffer, oldest first.
 
-        `teacher(obs)` says instead what is to be done: an action [B, …], or (action, extra) with a dict of further
-        fields. It is asked without gradients, `batch_size` rows at a time. Without one, `extra` fields are those of the
-        same name in `source`.
+        With `teacher`, the actions are `teacher(obs)`: an action [B, …], or (action, extra) with a dict of further
+        fields. It is called without gradients, on `batch_size` rows at a time. Without it, `extra` fields are the
+        fields of these names in `source`.
         """
         positive("batch_size", batch_size)
         nonempty("fill", len(source), "transition", "Add steps to the source first.")
         import_tensordict()
-        enabled = torch.is_grad_enabled()
-        try:
-            self._fill(source, teacher, batch_size)
-        finally:  # a signal can interrupt the exit of torch.no_grad(): gradients would stay off for the whole process
-            torch._C._set_grad_enabled(enabled)
-
-    def _fill(self, source: Any, teacher: Callable[[Any], Any] | None, batch_size: int) -> None:
-        with self._lock, torch.no_grad():
+        has_grad = torch.is_grad_enabled()
+        with self._lock:
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity
             old = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
             try:
-                for batch in _in_order(source, batch_size):
-                    action, extra = self._copied(batch) if teacher is None else _said(teacher(batch["obs"]))
+                torch.set_grad_enabled(False)
+                for batch in _transitions(source, batch_size):
+                    action, extra = self._labels(batch, teacher)
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
                 if old:
                     complete(partial(torch._foreach_copy_, self._columns, old))
                 raise
+            finally:  # a signal can interrupt the exit of torch.no_grad(): gradients would stay off everywhere
+                torch._C._set_grad_enabled(has_grad)
 
-    def _copied(self, batch: lazy.TensorDict) -> tuple[Any, dict[str, Any]]:
+    def _labels(self, batch: lazy.TensorDict, teacher: Callable[[Any], Any] | None) -> tuple[Any, Mapping[str, Any]]:
+        """The action and the extra fields of a teacher, or without one of the batch."""
+        if teacher is not None:
+            answer = teacher(batch["obs"])
+            has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+            return answer if has_extra else (answer, {})
         names = [name for name in self._schema.names if name not in ("obs", "action")]
         for name in names:
             if name not in batch.keys():
-                known = ", ".join(sorted(map(str, batch.keys())))
-                remedy = "Pass a teacher that returns it."
-                raise SchemaError(explain("fill", f"fields of the source ({known})", repr(name), remedy))
+                expected = f"fields of the source ({', '.join(sorted(map(str, batch.keys())))})"
+                raise SchemaError(explain("fill", expected, repr(name), "Pass a teacher that returns it."))
         return batch["action"].to(self.device), {name: batch[name].to(self.device) for name in names}
 
     def clear(self) -> None:
@@ -233,8 +230,8 @@ class DistillationBuffer(StateDictMixin):
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
 
-        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
-        saved is everything: rows, rounds and the generator. `relive.load(path)` goes on from it exactly.
+        Only rows that are new since this buffer's last save there are written, and the newest `keep` checkpoints stay.
+        Everything is saved: rows, rounds and the generator. `relive.load(path)` goes on from it exactly.
         """
         from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
 
@@ -248,15 +245,15 @@ class DistillationBuffer(StateDictMixin):
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
             raise config.entry("fields").error("an entry 'obs'")
-        known = saved.values.entry("ring").entry("known").flag()
-        fields = Schema(trees).fields if known else ()
+        has_columns = saved.values.entry("ring").entry("known").flag()
+        fields = Schema(trees).fields if has_columns else ()
         saved.require_columns({f"column{i}": (field.dtype, field.shape) for i, field in enumerate(fields)})
         obs, action = trees.pop("obs"), trees.pop("action", None)
-        device = changes.get("device") or saved_device(config.entry("device"))
+        device = changes.get("device") or device_of(config.entry("device"))
         return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)
 
     def config(self) -> dict[str, Any]:
-        """How an equal, empty buffer is made, as JSON."""
+        """The arguments of an equal, empty buffer, as JSON."""
         return {"capacity": self.capacity, "fields": self._schema.config(), "device": str(self.device)}
 
     def state(self) -> State:
@@ -266,16 +263,14 @@ class DistillationBuffer(StateDictMixin):
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
-        """The rows, as those of one environment; None before the fields are known."""
+        """The rows of one environment; None before the fields are known."""
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
-        return Rows(
-            columns, torch.tensor([self._ring.oldest], device="cpu"), torch.tensor([self._ring.head], device="cpu")
-        )
+        return Rows(columns, *(torch.tensor([row], device="cpu") for row in (self._ring.oldest, self._ring.head)))
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Become what was saved, but for the rows; a CorruptCheckpoint says what no buffer can have been."""
+        """Restore a saved state, but for the rows; raises a CorruptCheckpoint for a state that no buffer can have."""
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
@@ -303,37 +298,37 @@ class DistillationBuffer(StateDictMixin):
             return self.round
 
     def mix(self, teacher_action: Any, student_action: Any, beta: float | Callable[[int], float]) -> Any:
-        """Who acts: in each environment the teacher with probability β, else the student.
+        """The actions to take: in each environment the teacher's with probability β, else the student's.
 
-        `beta` is a number or a function of the round. Actions are those of one environment or of a batch of them, as in
-        `add`; so is what is returned, a tensor or a TensorDict of a nested action.
+        `beta` is a number or a function of the round. Actions are of one environment or of a batch of them, as in
+        `add`; so is the result, a tensor or a TensorDict of a nested action.
         """
         import_tensordict()
         with self._lock:
             if "action" not in self._schema.names:
                 remedy = "Declare action=, or add a row first."
                 raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
-            schema, known = self._schema, share("beta", beta(self.round) if callable(beta) else beta)
+            schema, probability = self._schema, share("beta", beta(self.round) if callable(beta) else beta)
             lead = self._lead("action", teacher_action, "teacher_")
-            teacher = _conformed(schema, "action", teacher_action, lead, self.device, "teacher_")
-            student = _conformed(schema, "action", student_action, lead, self.device, "student_")
-            first = self._random.uniform(lead[0] if lead else 1, self.device) < known
+            teacher, student = (
+                convert_leaves(schema, "action", action, lead, self.device, prefix=prefix, unit="rows")
+                for prefix, action in (("teacher_", teacher_action), ("student_", student_action))
+            )
+            is_teacher = self._random.uniform(lead[0] if lead else 1, self.device) < probability
             leaves = [
-                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)).view(a.dtype)
+                torch.where(
+                    is_teacher.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)
+                ).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
-            ]
+            ]  # fmt: skip
             return value_of(schema, "action", leaves, torch.Size(lead))
 
     # Reading
 
     def sample(
-        self,
-        batch_size: int,
-        *,
-        recent: Recent = None,
-        device: torch.device | str | None = None,
+        self, batch_size: int, *, recent: Recent = None, device: torch.device | str | None = None,
         out: lazy.TensorDict | None = None,
-    ) -> lazy.TensorDict:
+    ) -> lazy.TensorDict:  # fmt: skip
         """A batch of rows [B], drawn uniformly and with replacement, with their ids ("index") and rounds ("round").
 
         `recent=2` draws from the newest two rounds only; `recent={1: 0.5}` draws each row with probability one half
@@ -347,26 +342,19 @@ class DistillationBuffer(StateDictMixin):
             targets = self._targets(out, batch_size)
             before = self._random.snapshot()
             try:
-                batch = self._read(self._drawn(windows, batch_size), targets, out)
+                batch = self._read(self._draw(windows, batch_size), targets, out)
             except BaseException:
                 self._random.restore(before)
                 raise
         return batch if target is None else to_device(batch, target)
 
     def epochs(
-        self,
-        batch_size: int,
-        *,
-        epochs: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        recent: int | None = None,
-        device: torch.device | str | None = None,
-        out: lazy.TensorDict | None = None,
-    ) -> Iterator[lazy.TensorDict]:
+        self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
+        recent: int | None = None, device: torch.device | str | None = None, out: lazy.TensorDict | None = None,
+    ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Every row (or every row of the newest `recent` rounds) once an epoch, in batches `[B]` of the caller's own.
 
-        The rows are those that are stored now; when one of them has been overwritten by its turn, that is an error.
+        They are the rows that are stored now; it is an error if one of them was overwritten before its turn.
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
@@ -375,25 +363,26 @@ class DistillationBuffer(StateDictMixin):
             oldest = self._oldest("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
             targets = self._targets(out, batch_size)
-        plan = Epochs.of("epochs", rows, batch_size, epochs, drop_last, f"{batch_size} rows", "rows")
+        plan = Epochs(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+        if drop_last:
+            plan.drop_last("epochs", f"{batch_size} rows", "rows")
         if out is not None:
             plan.require_full("rows")
 
         def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
             return self._read(index[start:stop].clone(), targets, out)
 
-        order = order_of(rows, shuffle, self._random, self.device)
-        batches = plan.batches(read, order, self._lock, partial(self._require_stored, oldest))
+        def check() -> None:
+            if oldest < self._ring.oldest:
+                remedy = "Finish the epochs before you add rows that overwrite theirs."
+                expected = f"row {oldest}, the oldest of these epochs, to be stored"
+                raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
+
+        batches = plan.batches(read, self._lock, check)
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
-    def _require_stored(self, oldest: int) -> None:
-        if oldest < self._ring.oldest:
-            remedy = "Finish the epochs before you add rows that overwrite theirs."
-            expected = f"row {oldest}, the oldest of these epochs, to be stored"
-            raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
-
     def __getitem__(self, index: Any) -> lazy.TensorDict:
-        """The rows `index` [B], as `sample` would give them; of one number, its row."""
+        """The batch of the rows with the ids `index` [B]; for one id, its row."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         import_tensordict()
@@ -429,7 +418,8 @@ class DistillationBuffer(StateDictMixin):
             raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest, "Lower them."))
         return [*windows, (self._oldest("sample", None), rest)]
 
-    def _drawn(self, windows: Sequence[tuple[int, float]], count: int) -> torch.Tensor:
+    def _draw(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
+        """Random rows [count] of the windows."""
         oldest = torch.tensor([row for row, _ in windows], device=self.device)
         if len(windows) > 1:
             edges = torch.tensor([part for _, part in windows], dtype=torch.float64, device=self.device).cumsum(0)
@@ -439,31 +429,47 @@ class DistillationBuffer(StateDictMixin):
     def _targets(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
         if out is None:
             return None
-        kinds = [*((tuple(c.shape[1:]), c.dtype) for c in self._columns), *[((), torch.int64)] * 2]
-        like = {path: ((count, *shape), dtype) for path, (shape, dtype) in zip(self._paths, kinds, strict=True)}
-        return checked_targets(out, like, self.device)
+        forms = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
+        return checked_targets(out, dict(zip(self._paths, forms, strict=True)), self.device)
 
     def _read(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        slots, numbers = self._ring.slots(rows), torch.bucketize(rows, self._starts_there, right=True) - 1
+        """The batch of these rows: fresh, or `out` with the tensors `targets`."""
+        slots, rounds = self._ring.slots(rows), torch.bucketize(rows, self._device_starts, right=True) - 1
         if targets is None or out is None:
-            return self._build([*self._reader.take(slots, 0, len(slots)), rows, numbers], rows.shape)
+            return self._build([*self._reader.take(slots, 0, len(slots)), rows, rounds], rows.shape)
         self._reader.take_into(slots, 0, len(slots), targets[:-2])
         targets[-2].copy_(rows)
-        targets[-1].copy_(numbers)
+        targets[-1].copy_(rounds)
         return out
 
-    # About it
+    # Description
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
         with self._lock:
-            _check(self)
+            ring, schema, starts = self._ring, self._schema, self._starts
+            columns, fields = self._columns, schema.fields
+            require(ring.capacity == self.capacity, "capacity", self.capacity, ring.capacity)
+            require(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
+            got = f"0 columns for {ring.head} rows"
+            require(columns or not ring.head, "fields", "columns before the first row", got)
+            require(len(columns) in (0, len(fields)), "fields", f"{len(fields)} columns", len(columns))
+            for path, field, column in zip(schema.paths, fields, columns, strict=False):
+                require_form(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
+            is_sorted = all(one <= other for one, other in pairwise([0, *starts, ring.head]))
+            expected = f"first rows from 0 to {ring.head}, in order"
+            require(starts and starts[0] == 0 and is_sorted, "rounds", expected, starts)
+            on_device = self._device_starts
+            require_form("rounds", on_device, (len(starts),), torch.int64, self.device)
+            if self.device.type != "meta":  # meta tensors have no values
+                equal = on_device == torch.tensor(starts, device=self.device)
+                require_all(equal, "rounds", "equal first rows on the device", on_device)
             self._random.check()
 
     def __len__(self) -> int:
-        """How many rows are stored."""
+        """The number of stored rows."""
         with self._lock:
             return len(self._ring)
 
@@ -474,7 +480,7 @@ class DistillationBuffer(StateDictMixin):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes; nothing before its fields are known."""
+        """Bytes of the rows; 0 before the fields are known."""
         return sum(column.nbytes for column in self._columns)
 
     def __repr__(self) -> str:
@@ -484,56 +490,22 @@ class DistillationBuffer(StateDictMixin):
         )
 
 
-def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
-    """What a value would have been declared as. A tuple of numbers is an array; any other tuple is of several parts."""
-    if isinstance(value, Mapping):
-        return {str(key): _inferred(f"{where}.{key}", part, lead, device) for key, part in value.items()}
+def _infer_declaration(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
+    """The declaration of a value. A tuple of numbers is an array; any other tuple has several parts."""
     if isinstance(value, tuple) and not all(isinstance(part, Real) for part in value):
-        return {str(i): _inferred(f"{where}.{i}", part, lead, device) for i, part in enumerate(value)}
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return {str(key): _infer_declaration(f"{where}.{key}", part, lead, device) for key, part in value.items()}
     if value is None:
-        return Field()  # for the border to refuse
+        return Field()  # the conversion refuses it
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(lead) :], kept_dtype(tensor.dtype))
 
 
-def _conformed(
-    schema: Schema, name: str, value: Any, lead: tuple[int, ...], device: torch.device, prefix: str = ""
-) -> list[torch.Tensor]:
-    leaves = zip(schema.leaf_indices[name], schema.flatten(name, value), strict=True)
-    return [
-        convert(prefix + path_name(schema.paths[i]), schema.fields[i], leaf, lead, device, unit="rows")
-        for i, leaf in leaves
-    ]
-
-
-def _said(answer: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A teacher's answer as (action, extra)."""
-    has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
-    return answer if has_extra else (answer, {})
-
-
-def _in_order(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:
+def _transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:
+    """The transitions of another buffer in batches, oldest first."""
     if isinstance(source, ReplayBuffer):
         return (source[ids] for ids in source.ids().split(batch_size))
     if isinstance(source, RolloutBuffer):
         return source.minibatches(batch_size, shuffle=False)
     raise SchemaError(explain("fill", "a ReplayBuffer or a RolloutBuffer", type(source).__name__, "Add rows with add."))
-
-
-def _check(buffer: DistillationBuffer) -> None:
-    """The ring is inside its columns, these are as they were declared, and rounds begin one after the other."""
-    ring, schema, columns, starts = buffer._ring, buffer._schema, buffer._columns, buffer._starts
-    require(ring.capacity == buffer.capacity, "capacity", buffer.capacity, ring.capacity)
-    require(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
-    require(columns or not ring.head, "fields", "columns before the first row", f"0 columns for {ring.head} rows")
-    require(len(columns) in (0, len(schema.fields)), "fields", f"{len(schema.fields)} columns", len(columns))
-    for path, field, column in zip(schema.paths, schema.fields, columns, strict=False):
-        require_form(path_name(path), column, (buffer.capacity, *field.shape), field.dtype, buffer.device)
-    in_order = all(one <= other for one, other in pairwise([0, *starts, ring.head]))
-    require(starts and starts[0] == 0 and in_order, "rounds", f"first rows from 0 to {ring.head}, in order", starts)
-    require_form("rounds", buffer._starts_there, (len(starts),), torch.int64, buffer.device)
-    if buffer.device.type != "meta":  # which has no values to look at
-        found = buffer._starts_there
-        require_all(
-            found == torch.tensor(starts, device=found.device), "rounds", "equal first rows on the device", found
-        )

@@ -378,7 +378,7 @@ LISTENERS: dict[str, tuple[Break, str]] = {
         lambda r: r.stats._tensors.update(open=torch.zeros(2, 3, dtype=torch.float64)), "^stats: open: expected torch.f"
     ),
     "statistics elsewhere": (
-        lambda r: r.stats._keep({name: x.to("meta") for name, x in r.stats._tensors.items()}),
+        lambda r: r.stats._set_tensors({name: x.to("meta") for name, x in r.stats._tensors.items()}),
         "^EpisodeStats: expected device cpu, got meta",
     ),
     "rows that are no number": (norm("count", float("nan")), "^norm: count: expected a whole number of rows, got nan"),
@@ -418,7 +418,7 @@ def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.Roll
 
 
 def found_in(rollout: rl.RolloutBuffer) -> Any:
-    return rollout._flags.final_observations._found
+    return rollout._flags.finals.steps
 
 
 def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
@@ -515,9 +515,9 @@ DISTILLATION: dict[str, tuple[Break, str]] = {
     "a round in the future": (attribute("_starts", [0, 8]), r"^rounds: expected first rows from 0 to 7, in order, got"),
     "no first round": (attribute("_starts", [1, 5]), r"^rounds: expected first rows from 0 to 7, in order, got"),
     "other rounds on the device": (
-        attribute("_starts_there", lambda x: x + 1), r"^rounds\[0\]: expected equal first rows on the device, got 1"
+        attribute("_device_starts", lambda x: x + 1), r"^rounds\[0\]: expected equal first rows on the device, got 1"
     ),
-    "fewer rounds on the device": (attribute("_starts_there", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"),
+    "fewer rounds on the device": (attribute("_device_starts", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"),
 }  # fmt: skip
 
 

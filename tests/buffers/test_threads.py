@@ -267,7 +267,7 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
     "norm": (rl.RunningNorm, lambda: rl.RunningNorm(3), NORM),
 }
 MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config", "from_disk"}
-WITH_THE_LOCK = {"config", "state", "load_state", "rows"}
+WITH_THE_LOCK = {"config", "state", "load_state", "rows", "parts", "check_state"}
 """Methods that `save` calls under the lock: the tensors that they return share the buffer's memory."""
 
 

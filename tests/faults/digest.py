@@ -14,7 +14,7 @@ CACHES = {
     "_lock",
     "_views",  # readers of views
     "_continuity",  # looks at steps before they are stored; what it knows is no part of the buffer
-    "_memory_of_obs",
+    "_reused_memory",
     "_declared",
     "_environments",
     "_readers",

@@ -237,7 +237,7 @@ def saves_without_the_newest(base: Any, saved: torch.Tensor) -> Any:
 
 def forgets_rounds(buffer: Any, starts: list[int]) -> None:
     buffer._starts = starts[-3:]
-    buffer._starts_there = torch.tensor(buffer._starts)
+    buffer._device_starts = torch.tensor(buffer._starts)
 
 
 def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:

@@ -86,3 +86,23 @@ def test_arguments_may_read_the_rollout(backend: str) -> None:
     rollout = make()
     outer_add(rollout, Meddling((N,), rollout.data["obs"].clone))
     assert torch.equal(rollout["obs"][:, 0], torch.tensor([1.0, 9.0]))
+
+
+def test_a_mapping_that_adds_a_step_when_it_is_read_is_refused(backend: str) -> None:
+    rollout = rl.RolloutBuffer(4, N, obs={"a": ()}, action=())
+
+    class Obs(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            if not rollout.num_stored:
+                rollout.add(**step(2, obs={"a": np.full(N, 2.0)}))
+            return super().__getitem__(key)
+
+        def get(self, key: str, default: Any = None) -> Any:
+            return self[key]
+
+        def items(self) -> Any:
+            return [(key, self[key]) for key in self]
+
+    with pytest.raises(rl.SchemaError, match="^add: expected a rollout that stays as it is meanwhile, got another "):
+        rollout.add(**step(3, obs=Obs(a=np.full(N, 3.0))))
+    assert rollout["obs", "a"][:, 0].tolist() == [2]

@@ -1,4 +1,4 @@
-"""How much better an action was than the critic expected: generalized advantage estimation and V-trace."""
+"""Advantages over a critic: generalized advantage estimation and V-trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relive import kernels
-from relive.estimators.arguments import aligned, fraction
+from relive.estimators.arguments import align, fraction, native_result
 from relive.schema.checks import above_zero
 
 
@@ -33,14 +33,11 @@ def gae(
         mask: bool, like terminated; rows where it is False are not transitions: they are not read and are 0 in both
             results, and the row before bootstraps from its own next_value.
     """
-    if not torch.compiler.is_compiling():
-        native = kernels.native()
-        if native is not None:
-            result = native.gae(reward, value, next_value, terminated, truncated, mask, gamma, lam, None)
-            if result is not None:
-                return result
+    result = native_result("gae", reward, value, next_value, terminated, truncated, mask, gamma, lam, None)
+    if result is not None:
+        return result
     settings = (fraction("gamma", gamma), fraction("lam", lam))
-    values, flags, mask = aligned(
+    values, flags, mask = align(
         {"reward": reward, "value": value, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,
@@ -61,7 +58,7 @@ def vtrace(
         return[t] = value[t] + E[t]                          the critic's target
         advantage[t] = ρ[t] · (δ[t] + γ λ (1 − ended[t]) · E[t+1])      for the policy gradient
 
-    With all ratios 1 both results equal those of `gae`. Espeholt et al., IMPALA, 2018.
+    With all ratios 1 both results equal the results of `gae`. Espeholt et al., IMPALA, 2018.
 
     Args:
         log_ratio: like reward; log π(a|s) − log μ(a|s), with π the learner's policy and μ the policy that acted.
@@ -76,18 +73,15 @@ def vtrace(
         c_bar: upper bound of the ratio along the trace, above 0; decides how fast the critic converges.
         mask: bool, like terminated; as in `gae`.
     """
-    if not torch.compiler.is_compiling() and type(log_ratio) is Tensor and log_ratio.layout == torch.strided:
-        native = kernels.native()
-        if native is not None:
-            result = native.vtrace(
-                log_ratio.detach().exp(), reward, value, next_value, terminated, truncated, mask,
-                gamma, lam, rho_bar, c_bar, None,
-            )  # fmt: skip
-            if result is not None:
-                return result
+    if type(log_ratio) is Tensor and log_ratio.layout == torch.strided and not torch.compiler.is_compiling():
+        ratio = log_ratio.detach().exp()
+        others = (reward, value, next_value, terminated, truncated, mask, gamma, lam, rho_bar, c_bar, None)
+        result = native_result("vtrace", ratio, *others)
+        if result is not None:
+            return result
     bounds = above_zero("rho_bar", rho_bar), above_zero("c_bar", c_bar)
     settings = (fraction("gamma", gamma), fraction("lam", lam), *bounds)
-    (reward, log_ratio, *values), flags, mask = aligned(
+    (reward, log_ratio, *values), flags, mask = align(
         {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,

@@ -1,7 +1,7 @@
 """Checks of the estimators' arguments: tensors of one shape on one device, and bool flags.
 
-The native core takes arguments that fit exactly and skips this module. All other arguments are checked and cast here
-once, or refused by name. Nothing is broadcast.
+The native core takes arguments that fit exactly. All other arguments are checked and cast here once, or refused by
+name. Nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.schema.checks import dense, kind, same_device, share
 
 
-def aligned(
+def native_result(estimator: str, *arguments: Any) -> Any:
+    """The result of the native core; None if there is none, or if an argument does not fit."""
+    native = None if torch.compiler.is_compiling() else kernels.native()
+    return None if native is None else getattr(native, estimator)(*arguments)
+
+
+def align(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None, *, cast: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     """The values in one float dtype and without gradients, and the flags and the mask (or None) in their shape.
@@ -38,9 +45,9 @@ def aligned(
         if cast:
             dtype = torch.promote_types(dtype, value.dtype)
     return (
-        [_plain(value).to(dtype) if cast else _plain(value) for value in values.values()],
-        [_flag(name, flag, first, like) for name, flag in flags.items()],
-        None if mask is None else _flag("mask", mask, first, like),
+        [_detach(value).to(dtype) if cast else _detach(value) for value in values.values()],
+        [_align_flag(name, flag, first, like) for name, flag in flags.items()],
+        None if mask is None else _align_flag("mask", mask, first, like),
     )
 
 
@@ -56,14 +63,13 @@ def fraction(name: str, value: Any) -> float:
     return share(name, value, "Pass a discount inside that range.")
 
 
-def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
+def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
     """The flag in the shape of `like`; a flag [T, N] holds for every agent of its environment."""
     _check_tensor(name, flag)
     if flag.dtype != torch.bool:
         raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))
-    leads = 2 <= flag.ndim < like.ndim and flag.shape == like.shape[: flag.ndim]
-    if leads:
-        _check_same_device(name, flag, first, like)
+    if 2 <= flag.ndim < like.ndim and flag.shape == like.shape[: flag.ndim]:
+        same_device(name, flag, like.device, f" to match {first}")
         return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim)).expand(like.shape)
     _check_same_place(name, flag, first, like)
     return flag
@@ -80,10 +86,6 @@ def _check_tensor(name: str, value: Any) -> None:
 
 def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> None:
     check_same_shape(name, value, first, like.shape)
-    _check_same_device(name, value, first, like)
-
-
-def _check_same_device(name: str, value: Tensor, first: str, like: Tensor) -> None:
     same_device(name, value, like.device, f" to match {first}")
 
 
@@ -97,6 +99,6 @@ def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
     return "Nothing is broadcast: pass the expected shape."
 
 
-def _plain(value: Tensor) -> Tensor:
+def _detach(value: Tensor) -> Tensor:
     """The tensor without a gradient, and with its negation written to memory if it was lazy."""
     return (value.detach() if value.requires_grad else value).resolve_neg()

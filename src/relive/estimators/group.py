@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import aligned, fraction
+from relive.estimators.arguments import align, fraction
 from relive.schema.checks import count, number
 
 
@@ -45,20 +45,14 @@ def group_advantage(
     """
     gamma, eps = fraction("gamma", gamma), number("eps", eps)
     size = count("group_size", group_size, least=2, remedy="Pass how many neighbouring environments form a group.")
-    (reward,), (done,), mask = aligned({"reward": reward}, {"done": done}, mask)
+    (reward,), (done,), mask = align({"reward": reward}, {"done": done}, mask)
     if reward.ndim < 2:
         expected = "shape [T, N] or [T, N, …]"
         raise SchemaError(explain("reward", expected, tuple(reward.shape), "Pass one reward per environment."))
     steps, envs, *agents = reward.shape
     if envs % size:
-        raise SchemaError(
-            explain(
-                "group_size",
-                f"a divisor of {envs} environments",
-                size,
-                "Choose a group_size that divides them.",
-            )
-        )
+        expected, remedy = f"a divisor of {envs} environments", "Choose a group_size that divides them."
+        raise SchemaError(explain("group_size", expected, size, remedy))
     never = torch.zeros_like(done)
     nothing = torch.zeros_like(reward)
     seq_return = kernels.estimate("lambda_return", 1, [reward, nothing, done, never, mask], (gamma, 1.0))

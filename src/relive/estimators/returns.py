@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import aligned, check_same_shape, fraction
+from relive.estimators.arguments import align, check_same_shape, fraction, native_result
 from relive.schema.checks import count, number, same_device
 
 
@@ -34,19 +34,11 @@ def lambda_return(
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1].
     """
-    if not torch.compiler.is_compiling():
-        native = kernels.native()
-        if native is not None:
-            result = native.lambda_return(reward, next_value, terminated, truncated, mask, gamma, lam, None)
-            if result is not None:
-                return result
-    return _checked_return(
-        "lambda_return",
-        {"reward": reward, "next_value": next_value},
-        {"terminated": terminated, "truncated": truncated},
-        mask,
-        (fraction("gamma", gamma), fraction("lam", lam)),
-    )
+    result = native_result("lambda_return", reward, next_value, terminated, truncated, mask, gamma, lam, None)
+    if result is not None:
+        return result
+    settings = (fraction("gamma", gamma), fraction("lam", lam))
+    return _estimate_return("lambda_return", reward, next_value, terminated, truncated, mask, settings)
 
 
 def n_step_return(
@@ -69,26 +61,23 @@ def n_step_return(
         gamma: discount γ in [0, 1].
         n: the number of steps to sum, at least 1.
     """
-    if not torch.compiler.is_compiling():
-        native = kernels.native()
-        if native is not None:
-            result = native.n_step_return(reward, next_value, terminated, truncated, mask, gamma, n, None)
-            if result is not None:
-                return result
-    return _checked_return(
-        "n_step_return",
+    result = native_result("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n, None)
+    if result is not None:
+        return result
+    settings = (fraction("gamma", gamma), count("n", n, least=1, remedy="Pass the number of steps to sum."))
+    return _estimate_return("n_step_return", reward, next_value, terminated, truncated, mask, settings)
+
+
+def _estimate_return(
+    name: str, reward: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, settings: tuple[float, float]
+) -> Tensor:
+    values, flags, mask = align(
         {"reward": reward, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,
-        (fraction("gamma", gamma), count("n", n, least=1, remedy="Pass the number of steps to sum.")),
+        cast=False,
     )
-
-
-def _checked_return(
-    name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
-) -> Tensor:
-    conformed, bools, mask = aligned(values, flags, mask, cast=False)
-    return kernels.estimate(name, 1, [*conformed, *bools, mask], settings)
+    return kernels.estimate(name, 1, [*values, *flags, mask], settings)
 
 
 def discounted_return(
@@ -115,8 +104,8 @@ def discounted_return(
     """
     gamma = fraction("gamma", gamma)
     values = {"reward": reward} if next_value is None else {"reward": reward, "next_value": next_value}
-    (reward, *known), flags, mask = aligned(values, {"terminated": terminated, "truncated": truncated}, mask)
-    bootstrap = known[0] if known else torch.zeros_like(reward)
+    (reward, *next_values), flags, mask = align(values, {"terminated": terminated, "truncated": truncated}, mask)
+    bootstrap = next_values[0] if next_values else torch.zeros_like(reward)
     if last_value is not None and len(reward):
         ended = torch.logical_or(flags[0][-1], flags[1][-1])
         last = torch.where(ended, bootstrap[-1], _last_value(last_value, reward))
@@ -127,10 +116,8 @@ def discounted_return(
 def _last_value(last_value: Any, reward: Tensor) -> Tensor:
     if not isinstance(last_value, Tensor):
         if reward.ndim > 1:
-            expected = f"a tensor of shape {tuple(reward.shape[1:])}"
-            raise SchemaError(
-                explain("last_value", expected, type(last_value).__name__, "Pass one value per environment.")
-            )
+            expected, got = f"a tensor of shape {tuple(reward.shape[1:])}", type(last_value).__name__
+            raise SchemaError(explain("last_value", expected, got, "Pass one value per environment."))
         return torch.full((), number("last_value", last_value), dtype=reward.dtype, device=reward.device)
     check_same_shape("last_value", last_value, "one row of reward", reward.shape[1:])
     same_device("last_value", last_value, reward.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relive.estimators.arguments import aligned
+from relive.estimators.arguments import align
 from relive.schema.checks import number
 
 
@@ -23,8 +23,8 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
         correction: 1 gives the unbiased deviation, 0 the deviation of the population.
     """
     eps = number("eps", eps)
-    (x,), _, mask = aligned({"x": x}, {}, mask)
-    centered, counted = _centered(x, mask)
+    (x,), _, mask = align({"x": x}, {}, mask)
+    centered, counted = _center(x, mask)
     return centered / ((centered.square().sum() / (counted - correction).clamp(min=1)).sqrt() + eps)
 
 
@@ -40,12 +40,12 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
         return_: like value; the returns that it should have predicted.
         mask: bool, like value or its leading axes [T, N]; entries where it is False do not count.
     """
-    (value, return_), _, mask = aligned({"value": value, "return_": return_}, {}, mask)
-    unexplained, total = (_centered(x, mask)[0].square().sum() for x in (return_ - value, return_))
+    (value, return_), _, mask = align({"value": value, "return_": return_}, {}, mask)
+    unexplained, total = (_center(x, mask)[0].square().sum() for x in (return_ - value, return_))
     return torch.where(total == 0, torch.nan, 1 - unexplained / total)
 
 
-def _centered(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _center(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """x minus its mean over the counted entries (0 elsewhere), and the number of counted entries.
 
     The largest entry is subtracted first: equal entries then become exactly 0, whatever their sum rounds to.

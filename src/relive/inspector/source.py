@@ -209,7 +209,7 @@ def _distillation_source(buffer: DistillationBuffer) -> RowSource:
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
         at = rows[start:stop]
-        rounds = torch.bucketize(at, buffer._starts_there, right=True) - 1
+        rounds = torch.bucketize(at, buffer._device_starts, right=True) - 1
         return {path: (rounds if path == _ROUND else leaves[path][ring.slots(at)]).cpu() for path in paths}
 
     about = _facts(

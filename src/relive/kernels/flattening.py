@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import chain
 from typing import Any
 
 from relive import kernels
+from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Schema, Tree
 
 
@@ -27,15 +29,23 @@ class Flattening:
     def __call__(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """The leaves of all fields; a SchemaError says which key or name is not as declared."""
         leaves = None if self._native is None else self._native.flatten(values, extra)
-        return self._explained(values, extra) if leaves is None else leaves
+        return tuple(chain.from_iterable(self.by_field(values, extra).values())) if leaves is None else leaves
 
-    def _explained(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
-        """The same of any mapping, with errors that say what is wrong."""
-        schema = self._schema
+    def by_field(
+        self, values: tuple[Any, ...], extra: dict[str, Any], staged: Container[str] = ()
+    ) -> dict[str, tuple[Any, ...]]:
+        """The leaves of each field that is not staged; raises if a staged field has a second value."""
+        schema, leaves = self._schema, {}
         for name in extra:
             schema.require(name)
-        named = zip((*self._positional, *self._named), (*values, *map(extra.get, self._named)), strict=True)
-        return tuple(leaf for name, value in named for leaf in schema.flatten(name, value))
+        names = (*self._positional, *self._named)
+        for name, value in zip(names, (*values, *map(extra.get, self._named)), strict=True):
+            if name not in staged:
+                leaves[name] = schema.flatten(name, value)
+            elif value is not None:
+                remedy = "It is staged already: leave it out."
+                raise SchemaError(explain(name, "one value per step", "a second value", remedy))
+        return leaves
 
 
 def _nesting(tree: Tree) -> Any:

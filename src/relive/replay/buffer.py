@@ -564,14 +564,14 @@ class ReplayBuffer(StateDictMixin):
 
     def state(self) -> State:
         """Everything that changes, but for the rows; the tensors share memory."""
-        parts = {name: part.state() for name, part in self._parts.items()}
+        parts = {name: part.state() for name, part in self.parts.items()}
         memory = {"name": self._allocator.name}, {}
         rest = State.of_parts({"sampler": ({}, self.sampler.state()), **parts, "memory": memory})
         ring = self.storage.rows.state()
         return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
 
     @property
-    def _parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Any]:
         """What has a state beside the rows and the sampler, by its name in files."""
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
@@ -604,13 +604,13 @@ class ReplayBuffer(StateDictMixin):
         """
         self._issue_warning()
         with self._lock, self._in_order():
-            self._check_state()
+            self.check_state()
             self.storage.check_bytes()
             messages = list(self.storage.doubts())
         for message in messages:
             warn_user(message)
 
-    def _check_state(self) -> None:
+    def check_state(self) -> None:
         """Verify every invariant but the bytes of rows. The caller holds the lock."""
         self.storage.check()
         self._input.check()

@@ -47,7 +47,7 @@ class RecoverableBuffer:
         """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
         buffer = self._alive
         drawn = 0 if buffer.sampler.keeps_state_in_memory or not buffer.sampler.state() else 8 * self._ring.kind.numel()
-        return buffer._parts["staged"].most_bytes + _MOST_OF_NAME * len(buffer.storage.schema.fields) + drawn
+        return buffer.parts["staged"].most_bytes + _MOST_OF_NAME * len(buffer.storage.schema.fields) + drawn
 
     @property
     def is_alive(self) -> bool:
@@ -79,7 +79,7 @@ class RecoverableBuffer:
         buffer, ring = self._alive, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         drawn = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
-        beside = {name: part.state() for name, part in buffer._parts.items()}
+        beside = {name: part.state() for name, part in buffer.parts.items()}
         return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
 
     def slots_checksum(self) -> int:
@@ -107,7 +107,7 @@ class RecoverableBuffer:
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
             backend.refresh()
             _resume(buffer, saved, record, resumes)
-            buffer._check_state()
+            buffer.check_state()
         except (SchemaError, InvariantError) as error:
             raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
@@ -129,7 +129,7 @@ def _resume(buffer: ReplayBuffer, read: SnapshotReader, record: Commit, resumes:
     if not buffer.sampler.keeps_state_in_memory:
         resume(buffer.sampler, read.part("sampler"), read.config)
     buffer.sampler.on_recover()
-    random, observers, staged = buffer._parts.values()
+    random, observers, staged = buffer.parts.values()
     if resumes:
         random.load_state(read.part("random"))
     if observers.config() == record.config.get("listeners"):

@@ -22,7 +22,6 @@ from relive.statistics.observers import Observers
 Staged = dict[str, tuple[torch.Tensor, ...]]
 
 _NOTHING: dict[str, Any] = {}
-_SECOND = "one value per step", "a second value"
 
 
 class StepInput:
@@ -48,7 +47,7 @@ class StepInput:
         for name, value in values.items():
             self._schema.require(name)
             if name in self.staged:
-                raise SchemaError(explain(name, *_SECOND, "Stage it once per step."))
+                raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
             fresh[name] = self._copied(name, self._schema.flatten(name, value))
         self.staged |= fresh
 
@@ -60,22 +59,12 @@ class StepInput:
         """The leaves of a step, of the values of its first five fields and of the others by name."""
         if not self.staged:
             return self._flatten(values, extra)
-        names = self._schema.names
-        for name in extra:
-            self._schema.require(name)
-        given = zip(names, (*values, *map(extra.get, names[5:])), strict=True)
-        return tuple(leaf for name, value in given for leaf in self._flat(name, value))
+        others = self._flatten.by_field(values, extra, self.staged)
+        return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or others[name])
 
     def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
         """The leaves of a next observation."""
         return self._flatten_next((next_obs,), _NOTHING)
-
-    def _flat(self, name: str, value: Any) -> tuple[Any, ...]:
-        if name not in self.staged:
-            return self._schema.flatten(name, value)
-        if value is not None:
-            raise SchemaError(explain(name, *_SECOND, "It is staged already: leave it out."))
-        return self.staged[name]
 
     def gymnasium_step(
         self, obs: Any, action: Any, step: Any, extra: dict[str, Any], mode: AutoresetMode | None,

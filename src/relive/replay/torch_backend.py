@@ -55,18 +55,20 @@ class TorchBackend(Backend):
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        count = 1 if steps is None else steps
-        if self._rows_left < MOST_ROWS * count:
-            self._rows_left = self.ring.require_rows_left(count)
-            self._row_table = None
+        self._use_rows(1 if steps is None else steps)
         leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
         writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
-        self._rows_left -= MOST_ROWS * count
         complete(partial(self._write, writer, self.counter.seen, then))
         if writer.refusal is not None:
             raise writer.refusal
         if self.counter.is_on:
             self.warning = self.counter.doubt(self.counter.seen)
+
+    def _use_rows(self, steps: int) -> None:
+        """Count the rows that so many steps may use; raises where their ids would exceed int64."""
+        if self._rows_left < MOST_ROWS * steps:
+            self._rows_left = self.ring.require_rows_left(steps)
+        self._rows_left -= MOST_ROWS * steps
 
     def _write(self, writer: TorchWriter, seen: Chains, then: Callable[[], None] | None) -> None:
         """All of a write; after an interruption it goes on where it was."""

@@ -32,7 +32,6 @@ from relive.replay.read_plan import (
     PlanReader,
     ReadPlan,
 )
-from relive.replay.ring import MOST_ROWS
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import TorchBackend
@@ -80,8 +79,7 @@ class TritonBackend(TorchBackend):
         then: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
-        if self._rows_left < MOST_ROWS * count:
-            self._rows_left = self.ring.require_rows_left(count)
+        self._use_rows(count)
         if envs is not None or steps is not None or not self.rows.fits(leaves, nexts):
             leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
@@ -90,7 +88,6 @@ class TritonBackend(TorchBackend):
         self._writer.write(obs, nexts, others, writers, count, envs, touched)
         self.is_empty = False
         self._may_be_replayed |= is_capturing(self.device)
-        self._rows_left -= MOST_ROWS * count
         if then is not None:
             complete(then)
 

@@ -1,17 +1,15 @@
-"""Minibatches and sequences of a rollout, an epoch at a time: in which order, into whose memory, for how long."""
+"""Minibatches and sequences of a rollout: the order of an epoch, and functions that read a batch of it."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.reader import Following, Reader
+from relive.kernels.reader import Following, Reader, reader
 from relive.kernels.sequence_index import Cuts, find_sequences
 from relive.kernels.sequence_reader import Layout, SequenceReader, sequence_reader
 from relive.kernels.shuffling import permutation, shuffled
@@ -24,95 +22,93 @@ from relive.schema.conversion import overlaps
 from relive.schema.fields import Carry, Path
 
 Read = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
-"""The batch of the items index[start:stop]."""
+"""Reads the batch of the items index[start:stop]."""
 
 
-class Epochs(NamedTuple):
-    """How often the first `total` items of an order are read, and how many at once."""
+class Epochs:
+    """Batches of some items (or of all below a number), in an order that every epoch draws anew.
 
-    repeats: int
-    total: int
-    batch_size: int
+    Args:
+        items: int64 [n], or the number n of items 0 to n − 1.
+        batch_size: items per batch; the last one of an epoch may have fewer.
+        repeats: the number of epochs.
+        shuffle: draw the order from `random`; False keeps the order of the items.
+        device: the device of the order.
+    """
 
-    @classmethod
-    def of(
-        cls, where: str, items: torch.Tensor | int, batch_size: int, repeats: int, drop_last: bool, expected: str,
-        added: str = "steps",
-    ) -> Epochs:  # fmt: skip
-        """Epochs of all items (or of as many); with `drop_last` full batches only, at least one of them."""
-        total = items if isinstance(items, int) else len(items)
-        if drop_last and 0 < total < batch_size:
-            raise NotReadyError(explain(where, expected, total, f"Add {added}, or pass a smaller batch_size."))
-        return cls(repeats, total - total % batch_size if drop_last else total, batch_size)
+    def __init__(
+        self, items: torch.Tensor | int, batch_size: int, repeats: int, *, shuffle: bool, random: Randomness,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self._items, self._shuffle, self._random, self._device = items, shuffle, random, device
+        self._total = items if isinstance(items, int) else len(items)
+        self._batch_size, self._repeats = batch_size, repeats
 
-    def require_full(self, items: str) -> None:
-        """Refuse a last batch that is shorter than the others, which a batch of the caller's cannot be."""
-        if self.total % self.batch_size:
-            remedy = f"Pass drop_last=True, or a batch_size that divides the {items}."
-            expected = f"full batches of {self.batch_size} {items}"
-            raise SchemaError(explain("out", expected, f"{self.total} {items}", remedy))
+    def drop_last(self, where: str, expected: str, added: str = "steps") -> None:
+        """Leave out an epoch's last batch if it is not full; raises a NotReadyError if no batch is full."""
+        if 0 < self._total < self._batch_size:
+            remedy = f"Add {added}, or pass a smaller batch_size."
+            raise NotReadyError(explain(where, expected, self._total, remedy))
+        self._total -= self._total % self._batch_size
 
-    def batches(
-        self, read: Read, order: Callable[[], Any], lock: Any, require: Callable[[], None]
-    ) -> Iterator[lazy.TensorDict]:
-        """Batch after batch, each read under the lock, unless `require` raises because its rows are gone."""
-        index, size = None, self.batch_size
-        for start in itertools.chain.from_iterable(itertools.repeat(range(0, self.total, size), self.repeats)):
-            with lock:
-                require()
-                if index is None or start == 0:
-                    index = order()
-                batch = read(index, start, min(start + size, self.total))
-            yield batch
+    def require_full(self, unit: str) -> None:
+        """Raise if the last batch is shorter than the others: it would not fill the caller's `out`."""
+        if self._total % self._batch_size:
+            remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
+            expected = f"full batches of {self._batch_size} {unit}"
+            raise SchemaError(explain("out", expected, f"{self._total} {unit}", remedy))
 
+    def batches(self, read: Read, lock: Any, check: Callable[[], None]) -> Iterator[lazy.TensorDict]:
+        """Every batch, read under the lock after `check`, which raises if its items are gone."""
+        index = None
+        for _ in range(self._repeats):
+            for start in range(0, self._total, self._batch_size):
+                with lock:
+                    check()
+                    if start == 0 or index is None:
+                        index = self._order()
+                    batch = read(index, start, min(start + self._batch_size, self._total))
+                yield batch
 
-def stays(storage: Storage) -> Callable[[], None]:
-    """A function that raises once the steps that the storage has now are forgotten."""
-    generation = storage.generation
-
-    def require() -> None:
-        if storage.generation != generation:
-            got, remedy = "a cleared one", "Finish the epochs before clear()."
-            raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
-
-    return require
-
-
-def order_of(rows: torch.Tensor | int, shuffle: bool, random: Randomness, device: torch.device) -> Callable[[], Any]:
-    """Gives these rows, or all below a number, in the order of an epoch."""
-    if isinstance(rows, int):
-        return partial(permutation, rows, random, device) if shuffle else partial(torch.arange, rows, device=device)
-    return partial(shuffled, rows, random) if shuffle else lambda: rows
+    def _order(self) -> torch.Tensor:
+        items = self._items
+        if isinstance(items, int):
+            ordered = permutation(items, self._random, self._device) if self._shuffle else None
+            return torch.arange(items, device=self._device) if ordered is None else ordered
+        return shuffled(items, self._random) if self._shuffle else items
 
 
-def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: list[Path], batched: bool) -> Read:
-    """Reads batches into new tensors; `batched`: they have their first axis in common."""
-    build, sizes = assembler(paths), {}
+def row_reader(
+    storage: Storage, fields: Iterable[str | Path] | None
+) -> tuple[Following[Reader], dict[Path, torch.Tensor]]:
+    """A reader of the stored rows t·N + n, and the leaves [T + 1, N, …] that it reads; "index" is among them."""
+    items = storage.require_steps("minibatches") * storage.num_envs
+    rows = len(storage.tensors[0])
+    index = torch.arange(rows * storage.num_envs, device=storage.device).view(rows, -1)
+    leaves = storage.select({**storage.leaves(), ("index",): index}, fields)
+    tensors = list(leaves.values())
+    return storage.following(tensors, lambda: reader(tensors, 2, items)), leaves
+
+
+def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: Iterable[Path], batched: bool) -> Read:
+    """A function that reads batches into new tensors; with `batched` all of them have the axis [B] in front."""
+    build = assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
-        size = sizes.get(stop - start)
-        if size is None:
-            size = sizes[stop - start] = torch.Size((stop - start,) if batched else ())
-        return build(source.found().take(index, start, stop), size)
+        return build(source.found().take(index, start, stop), torch.Size((stop - start,) if batched else ()))
 
     return read
 
 
 def read_into(
-    out: lazy.TensorDict,
-    source: Following[Reader],
-    leaves: dict[Path, torch.Tensor],
-    device: torch.device,
-    epochs: Epochs,
+    out: lazy.TensorDict, source: Following[Reader], leaves: dict[Path, torch.Tensor], batch_size: int
 ) -> Read:
-    """Reads rows of leaves [T, N, …] into the caller's batch, again and again."""
-    like = {path: ((epochs.batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, like, device)
+    """A function that reads rows of leaves [T, N, …] into the caller's batch `out`."""
+    like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
+    targets = checked_targets(out, like, next(iter(leaves.values())).device)
     if any(overlaps(target, leaf) for target in targets for leaf in leaves.values()):
-        raise SchemaError(
-            explain("out", "memory outside the rollout", "memory of the rollout", "Pass a batch as out=.")
-        )
-    epochs.require_full("transitions")
+        got, remedy = "memory of the rollout", "Pass a batch as out=."
+        raise SchemaError(explain("out", "memory outside the rollout", got, remedy))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.found().take_into(index, start, stop, targets)
@@ -130,52 +126,40 @@ _STRIDES: dict[str, Callable[[int], int]] = {
     "overlap": lambda length: max(length // 2, 1),
     "every": lambda _: 1,
 }
-_LAYOUTS = get_args(Layout)
 
 
-def cuts_of(length: int | None, mode: str, split_episodes: bool, keep_tail: bool) -> Cuts:
-    """What the arguments of `sequences` ask for."""
-    if mode not in _STRIDES:
-        known = ", ".join(map(repr, _STRIDES))
-        raise SchemaError(explain("mode", f"one of {known}", repr(mode), "Pass one of them."))
+def parse_cuts(length: int | None, mode: str, split_episodes: bool, keep_tail: bool, layout: str) -> Cuts:
+    """The arguments of `sequences` that say how steps are cut; raises for an unknown mode or layout."""
+    for where, value, choices in (("layout", layout, get_args(Layout)), ("mode", mode, _STRIDES)):
+        if value not in choices:
+            expected = f"one of {', '.join(map(repr, choices))}"
+            raise SchemaError(explain(where, expected, repr(value), "Pass one of them."))
     stride = 1 if length is None else _STRIDES[mode](positive("length", length))
     return Cuts(length, stride, split_episodes, keep_tail)
 
 
-def check_layout(layout: str) -> None:
-    """Refuse an unknown layout."""
-    if layout not in _LAYOUTS:
-        known = ", ".join(map(repr, _LAYOUTS))
-        raise SchemaError(explain("layout", f"one of {known}", repr(layout), "Pass one of them."))
-
-
-def moved_sequences(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
-    """The batch on another device; torch wants the sizes of packed sequences on the host, wherever the steps are."""
+def sequences_to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
+    """The batch on another device; the sizes of packed sequences stay on the host, where torch wants them."""
     sizes = batch.get("batch_sizes", None)
-    there = to_device(batch, device)
-    return there if sizes is None else there.clear_device_().set("batch_sizes", sizes)
+    moved = to_device(batch, device)
+    return moved if sizes is None else moved.clear_device_().set("batch_sizes", sizes)
 
 
-class Sequences(NamedTuple):
-    """The sequences of the stored steps: how many, and how batches of them are read."""
-
-    size: int
-    source: Following[SequenceReader]
-    paths: list[Path]
-
-
-def sequences_of(
+def sequence_source(
     storage: Storage, flags: EpisodeFlags, cuts: Cuts, layout: Layout, fields: Iterable[str | Path] | None
-) -> Sequences:
-    """The stored steps cut into sequences; fields declared as `Carry` are read at their first steps only."""
-    steps = storage.stored("sequences")
-    chosen = storage.selected(storage.leaves(), fields)
+) -> tuple[int, Following[SequenceReader], list[Path]]:
+    """The number of sequences in the stored steps, a reader of them, and the paths of its leaves.
+
+    `Carry` fields are read at the first step of each sequence only.
+    """
+    steps = storage.require_steps("sequences")
+    at_steps = storage.select(storage.leaves(), fields)
     declared = zip(storage.schema.paths, storage.schema.fields, strict=True)
-    carried = {path: chosen.pop(path) for path, field in declared if isinstance(field, Carry) and path in chosen}
-    leaves, firsts = list(chosen.values()), list(carried.values())
-    tensors = [*leaves, *firsts]
+    at_start = {path: at_steps.pop(path) for path, field in declared if isinstance(field, Carry) and path in at_steps}
+    leaves, carried = list(at_steps.values()), list(at_start.values())
+    tensors = [*leaves, *carried]
     index = find_sequences(flags.for_sequences(steps), cuts, tensors)
     length = cuts.length or max(index.longest, 1)
-    source = storage.following(tensors, lambda: sequence_reader(index, length, layout, leaves, firsts))
+    source = storage.following(tensors, lambda: sequence_reader(index, length, layout, leaves, carried))
     sizes = "batch_sizes" if layout == "packed" else "mask"
-    return Sequences(len(index), source, [*chosen, ("is_first",), (sizes,), ("index",), *carried])
+    return len(index), source, [*at_steps, ("is_first",), (sizes,), ("index",), *at_start]

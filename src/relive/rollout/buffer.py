@@ -1,11 +1,11 @@
-"""The on-policy buffer: a fixed number of steps of every environment, turned into minibatches and thrown away."""
+"""The on-policy buffer: a fixed number of steps of every environment, read in minibatches and then cleared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,32 +14,29 @@ from gymnasium.vector import AutoresetMode
 from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
-from relive.errors import BufferFullError, SchemaError, explain, warn_user
+from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.rng import Randomness
-from relive.rollout.advantages import Advantages, attachable
+from relive.rollout.advantages import Advantages, Bootstrap, attachable_leaves
 from relive.rollout.batching import (
     Epochs,
     Mode,
-    check_layout,
-    cuts_of,
-    moved_sequences,
-    order_of,
+    parse_cuts,
     read_fresh,
     read_into,
-    sequences_of,
-    stays,
-)  # fmt: skip
+    row_reader,
+    sequence_source,
+    sequences_to_device,
+)
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.episode_flags import EpisodeFlags, Found
-from relive.rollout.storage import COMPUTED, Storage, absence_of, uncomputed
+from relive.rollout.episode_flags import EpisodeFlags, StepFinals
+from relive.rollout.storage import Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
 from relive.schema.checks import positive
-from relive.schema.conversion import numpy_view
 from relive.schema.declarations import device_of, tree_of
 from relive.schema.fields import Declaration, Path
 from relive.schema.vocabulary import suggests_keywords, suggests_methods
@@ -67,15 +64,15 @@ class RolloutBuffer(StateDictMixin):
         obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
         action: one environment's action, declared likewise.
         reward: one environment's reward, declared likewise; one number by default.
-        value: what the critic says of one observation, declared likewise; one number by default.
+        value: the critic's value of one observation, declared likewise; one number by default.
         extra: further fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
             the default, which has the reward's shape.
         autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
         device: where the rollout is stored: a torch device, or a `Memory`.
         stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
             that `add_step` gets.
-        norm: running norms by field (or path to a leaf). Each takes in the stored values of its field: those of
-            transitions, not of rows that only reset.
+        norm: running norms by field (or path to a leaf). Each takes in the values of its field in every transition, not
+            in rows that only reset.
         seed: seed of the shuffling; None takes one from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
@@ -86,12 +83,12 @@ class RolloutBuffer(StateDictMixin):
     tensor([2., 1.])
 
     A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` keeps both parts, also of final
-    observations; `extra={"privileged": 9}` is for what only the stored steps need. `minibatches` reads one part alone
-    with `fields=[("obs", "critic"), "return"]`.
+    observations; `extra={"privileged": 9}` is for fields that only the stored steps need. `minibatches` reads one part
+    alone with `fields=[("obs", "critic"), "return"]`.
 
     Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
     the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's: the guide
-    "On-policy" says what an agent has that ends before it.
+    "On-policy" explains agents that end before it.
     """
 
     @suggests_keywords
@@ -114,10 +111,8 @@ class RolloutBuffer(StateDictMixin):
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
         self._declared = DeclaredMode(self.autoreset)
-        self._looked_at = (0, num_steps - 1)
-        self._continuity = Continuity(schema, self._storage.num_envs, self.autoreset)
-        self._memory_of_obs = ReusedMemory()
-        self._empty()
+        self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
+        self._reused_memory = ReusedMemory(self._storage)
 
     @classmethod
     @suggests_keywords
@@ -129,12 +124,12 @@ class RolloutBuffer(StateDictMixin):
     ) -> RolloutBuffer:  # fmt: skip
         """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
 
-        `obs`, `action` and `autoreset` replace what the environment says.
+        `obs`, `action` and `autoreset` replace the environment's own.
         """
-        made = settings_of(env, obs, action, autoreset)
+        settings = settings_of(env, obs, action, autoreset)
         return cls(
-            num_steps, made.num_envs, made.obs, made.action, reward=reward, value=value, extra=extra,
-            autoreset=made.autoreset, device=device, stats=stats, norm=norm, seed=seed,
+            num_steps, settings.num_envs, settings.obs, settings.action, reward=reward, value=value, extra=extra,
+            autoreset=settings.autoreset, device=device, stats=stats, norm=norm, seed=seed,
         )  # fmt: skip
 
     # Writing
@@ -148,53 +143,53 @@ class RolloutBuffer(StateDictMixin):
         `final_obs` [N, …] is the state that truncated steps led to; only the rows of truncated steps are read.
         """
         with self._lock:
-            storage = self._storage
-            row = storage.num_stored
+            row, finals = self._storage.num_stored, None
             if row == self.num_steps:
                 raise _full(row)
-            if self._memory_of_obs.left and obs is not None:
-                self._look_at_memory(row, obs)
-            found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
-            try:
-                storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-                if found is not None or self._flags.is_observed:
-                    self._follow(row, found, _NOTHING)
-                else:
-                    storage.commit(row)
-            except BaseException:
-                complete(self._advantages.last.write_again)
-                raise
+            if self._reused_memory.left and obs is not None:
+                self._reused_memory.look_at(row, obs)
+            if final_obs is not None:
+                finals = self._flags.finals_of_add(row, final_obs, terminated, truncated)
+            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NOTHING)
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
         *, value: Any = None, log_prob: Any = None, **extra: Any,
     ) -> None:  # fmt: skip
-        """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
+        """Store one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`.
 
-        The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
+        The true final observation of a truncated episode is read where the environment's autoreset mode leaves it.
         """
         unpacked = unpack_step(step, self.autoreset)
         next_obs, reward, terminated, truncated, info = unpacked
         with self._lock:
-            storage = self._storage
-            row = storage.num_stored
+            row = self._storage.num_stored
             if row == self.num_steps:
                 raise _full(row)
             refuse_reused_obs(self._schema, obs, next_obs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
-            if row in self._looked_at or self._continuity.is_watching:
-                message = self._continuity.message(row, self.num_steps - 1, obs, unpacked)
-                if message is not None:
-                    warn_user(message)
-            measured = self._observers.measured(info, storage.lead, self.autoreset)
-            found = self._flags.of_step(row, unpacked)
-            try:
-                storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-                self._follow(row, found, measured)
-            except BaseException:
-                complete(self._advantages.last.write_again)
-                raise
+            continuity = self._continuity
+            if row in continuity.compared_rows or continuity.compares_all:
+                continuity.look_at(row, obs, unpacked)
+            measured = self._observers.measured(info, self._storage.lead, self.autoreset)
+            finals = self._flags.finals_of_step(row, unpacked)
+            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
+
+    def _write(
+        self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: StepFinals | None,
+        measured: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Write a step, whole or not at all."""
+        try:
+            self._storage.write_step(row, values, extra)
+            if finals is None and not self._flags.is_observed:
+                self._storage.commit(row)
+            else:
+                self._flags.commit(row, finals, measured)
+        except BaseException:
+            complete(self._advantages.last.write_again)
+            raise
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -210,28 +205,32 @@ class RolloutBuffer(StateDictMixin):
     def lend(self) -> lazy.TensorDict:
         """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
 
-        `take_back` makes what it wrote the stored steps.
+        `take_back` makes the rows that it wrote the stored steps.
         """
         import_tensordict()
         with self._lock:
-            return self._storage.env_major(self.num_steps, self._storage.named())
+            return self._storage.env_major(self.num_steps, self._storage.declared_leaves())
 
     def take_back(self, num_steps: int | None = None) -> None:
         """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
 
-        Every field counts as given, and the row after them holds the last observation and value. What was attached is
-        forgotten; statistics are told of the steps that were not stored before.
+        Every field counts as given, and the row after them holds the last observation and value. Attached tensors are
+        forgotten; statistics count the steps that were not stored before.
         """
-        count = self.num_steps if num_steps is None else _checked_count(num_steps, self.num_steps)
+        count = self.num_steps if num_steps is None else num_steps
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
+            remedy = "Pass the number of rows that were written."
+            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
+        count = int(count)
         with self._lock:
             storage = self._storage
-            storage.adopt()
+            storage.clean_bools()
             self._advantages.last.keep({})  # the collector may have written a newer one
             stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
-                self._empty()
+                self._flags.begin()
                 storage.take_back(count)
                 self._flags.take_back()
                 self._advantages.last.keep(last)
@@ -239,30 +238,30 @@ class RolloutBuffer(StateDictMixin):
             self._flags.count(stored, count - stored, frozenset(), _NOTHING, change)
 
     def clear(self, *, restarted: bool = False) -> None:
-        """Forget the stored steps and what was attached; the environments' pending resets are remembered.
+        """Forget the stored steps and attached tensors; the environments' pending resets are remembered.
 
-        Statistics are of the environments, not of what is stored: episodes that are running go on in the next rollout.
+        Statistics are not cleared: running episodes go on in the next rollout.
         `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
         running episodes will not be finished.
         """
         with self._lock:
-            coming = None if restarted or not self._storage.num_stored else self._flags.coming()
+            starting, resetting = self._flags.coming()
+            if restarted:
+                starting, resetting = torch.ones_like(starting), torch.zeros_like(resetting)
 
             def change() -> None:
                 if restarted:
                     self._continuity.forget()
-                    self._flags.restarted()
                     self._observers.restarted()
-                elif coming is not None:
-                    self._flags.go_on(*coming)
-                self._empty()
+                self._storage.clear()
+                self._flags.begin_next(starting, resetting)
 
             complete(change)
 
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
 
-        The newest `keep` checkpoints stay. What is saved is everything: rows, what is attached or staged, final
+        The newest `keep` checkpoints stay. Everything is saved: rows, attached tensors, staged fields, final
         observations, hidden states, pending resets, statistics, norms and the generator. `relive.load(path)` goes on
         from it exactly.
         """
@@ -270,37 +269,22 @@ class RolloutBuffer(StateDictMixin):
 
         return save(self, path, keep=keep)
 
-    def _look_at_memory(self, row: int, obs: Any) -> None:
-        first = self._storage.named()[self._schema.paths[self._schema.leaf_indices["obs"][0]]]
-        stored = numpy_view(first[row - 1 : row]) if row else None
-        message = self._memory_of_obs.message(self._schema.flatten("obs", obs), stored)
-        if message is not None:
-            warn_user(message)
-
-    def _empty(self) -> None:
-        self._storage.clear()
-        self._flags.begin()
-
-    def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
-        """Make a written row a stored step, which every part takes in; if observers refuse it, nothing has changed."""
-        self._flags.take_in(row, found, measured, partial(self._storage.commit, row))
-
     # Targets
 
     @property
     def final_obs(self) -> Any:
         """The true final observations [K, …] of truncated steps whose next value is not in the buffer, by t·N + n.
 
-        What `final_value` of `compute_advantage` is the critic's value of. Under NEXT_STEP there are none: the row
-        after an end is the final observation.
+        The critic's value of them is `final_value` of `compute_advantage`. Under NEXT_STEP there are none: the row
+        after an end holds the final observation.
         """
         import_tensordict()
         with self._lock:
-            return self._flags.final_observations.obs
+            return self._flags.finals.obs
 
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
-        lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
+        lam: float = 0.95, bootstrap_truncated: Bootstrap = True,
     ) -> None:  # fmt: skip
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
@@ -322,7 +306,7 @@ class RolloutBuffer(StateDictMixin):
         """
         with self._lock:
             trees = [*({} if named is None else named).items(), *fields.items()]
-            complete(partial(self._storage.attach, attachable(trees, self._storage)))
+            complete(partial(self._storage.attach, attachable_leaves(trees, self._storage)))
 
     # Reading
 
@@ -333,23 +317,28 @@ class RolloutBuffer(StateDictMixin):
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Every valid transition once an epoch, in batches `[B]` of the caller's own memory.
 
-        `fields` names what is read (all of it by default); `out` is filled and returned instead of fresh tensors.
+        `fields` names the fields to read (all by default); `out` is filled and returned instead of fresh tensors.
         "index" is t·N + n.
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
-            leaves, source = self._storage.rows_reader(fields)
+            source, leaves = row_reader(self._storage, fields)
             rows = self._flags.transitions()
-            plan = Epochs.of("minibatches", rows, batch_size, epochs, drop_last, f"{batch_size} transitions")
+            plan = Epochs(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            if drop_last:
+                plan.drop_last("minibatches", f"{batch_size} transitions")
             if out is None:
-                read = read_fresh(source, list(leaves), True)
+                read = read_fresh(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, self.device, plan)
-            order = order_of(rows, shuffle, self._random, self.device)
-            batches = plan.batches(read, order, self._lock, stays(self._storage))
+                read = read_into(out, source, leaves, batch_size)
+                plan.require_full("transitions")
+            batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (to_device(batch, target) for batch in batches)
+
+    def _check_not_cleared(self) -> Callable[[], None]:
+        return partial(self._storage.check_not_cleared, self._storage.generation)
 
     def sequences(
         self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
@@ -360,52 +349,52 @@ class RolloutBuffer(StateDictMixin):
         """Runs of `length` steps of one environment, for truncated back-propagation through time.
 
         `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one after the other, "overlap"
-        half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. What full
-        sequences leave over becomes one shorter sequence, unless `keep_tail=False`; an episode shorter than `length`
-        is one sequence always.
+        half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. Steps that
+        full sequences leave over become one shorter sequence, unless `keep_tail=False`; an episode shorter than
+        `length` is always one sequence.
 
         A batch has batch size [B]: steps are [B, L, …], zero where "mask" [B, L] is False; "is_first" [B, L] says which
         steps start an episode; `Carry` fields [B, …] are those of each sequence's first step, whose t·N + n is "index"
         [B]. Unshuffled, sequences are in order of environments, then time. `batch_size=None` is one batch of all;
         `drop_last` keeps B constant. `layout="time_first"` gives steps as [L, B, …]; `"packed"` gives them without
-        padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is what torch's recurrent networks take.
+        padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is an input of torch's recurrent networks.
         """
-        check_layout(layout)
+        cuts = parse_cuts(length, mode, split_episodes, keep_tail, layout)
         target = check_destination(device)
-        cuts = cuts_of(length, mode, split_episodes, keep_tail)
         positive("epochs", epochs)
         with self._lock:
-            count, source, paths = sequences_of(self._storage, self._flags, cuts, layout, fields)
+            count, source, paths = sequence_source(self._storage, self._flags, cuts, layout, fields)
             size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            plan = Epochs.of("sequences", count, size, epochs, drop_last, f"{size} or more sequences")
-            # What is [L, B] or packed, and what is [B], have no leading axis in common.
-            read = read_fresh(source, paths, layout == "batch_first")
-            order = order_of(count, shuffle, self._random, self.device)
-            batches = plan.batches(read, order, self._lock, stays(self._storage))
-        return batches if target is None else (moved_sequences(batch, target) for batch in batches)
+            plan = Epochs(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            if drop_last:
+                plan.drop_last("sequences", f"{size} or more sequences")
+            read = read_fresh(source, paths, layout == "batch_first")  # other layouts have no axis [B] in front
+            batches = plan.batches(read, self._lock, self._check_not_cleared())
+        return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
     @property
     def data(self) -> lazy.TensorDict:
-        """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
+        """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and attached tensors."""
         import_tensordict()
         with self._lock:
             storage = self._storage
-            steps = storage.stored("data")
-            return storage.shared(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
+            steps = storage.require_steps("data")
+            return storage.time_major(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
 
     @property
     def columns(self) -> lazy.TensorDict:
-        """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
+        """The whole memory as a TensorDict `[num_steps, N]`, with attached tensors.
 
-        It has every declared field, given or not. Beyond the `num_stored` first rows there are zeros, or an older
-        rollout. For learning there is `data`.
+        It has every declared field, also an optional one that the steps left out. After the `num_stored` first rows
+        there are zeros, or an older rollout. For learning there is `data`.
         """
         import_tensordict()
         with self._lock:
-            return self._storage.shared(self.num_steps, self._storage.all_leaves())
+            storage = self._storage
+            return storage.time_major(self.num_steps, storage.declared_leaves() | storage.attached)
 
     def env_major(self) -> lazy.TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -416,7 +405,7 @@ class RolloutBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             storage = self._storage
-            steps = storage.complete("env_major")
+            steps = storage.require_complete_steps("env_major")
             if not self._advantages.last.leaves:
                 storage.zero(steps)
             return storage.env_major(steps, storage.leaves())
@@ -430,7 +419,10 @@ class RolloutBuffer(StateDictMixin):
         try:
             return data[name]
         except KeyError:
-            raise KeyError(_unknown(name, data, self._storage.absent)) from None
+            first = name if isinstance(name, str) else name[0]
+            expected = f"one of {', '.join(map(str, data.keys()))}"
+            message = self._storage.explain_absence(first) if first not in data.keys() else None
+            raise KeyError(message or explain("rollout", expected, repr(name), "See rollout.data.")) from None
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
@@ -455,7 +447,7 @@ class RolloutBuffer(StateDictMixin):
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:
-        """How an equal, empty buffer is made, as JSON."""
+        """The arguments of an equal, empty buffer, as JSON."""
         trees = self._schema.config()
         return {
             "num_steps": self.num_steps,
@@ -468,25 +460,24 @@ class RolloutBuffer(StateDictMixin):
         }
 
     def state(self) -> State:
-        """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
+        """Everything that changes; all of it is saved every time."""
         return State.of_parts({name: part.state() for name, part in self._parts().items()})
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
-        self._empty()
+        """Restore a saved state; raises a CorruptCheckpoint for a state that no rollout can have."""
         self._continuity.forget()
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
 
     def rows(self) -> None:
-        """No row is written once for ever."""
+        """None: no row is final, so that `state` holds all of them."""
 
     def _parts(self) -> dict[str, Any]:
-        """The parts of the rollout by their names in files, in the order in which they are loaded."""
+        """The parts of the rollout by their names in files, in the order of loading."""
         return {
             "rows": self._storage,
             "flags": self._flags,
-            "finals": self._flags.final_observations,
+            "finals": self._flags.finals,
             "last": self._advantages.last,
             "carries": _Stateless(),  # an entry of format 1 that is always empty
             "random": self._random,
@@ -507,8 +498,8 @@ class RolloutBuffer(StateDictMixin):
             return steps * self._storage.num_envs if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:
-        told = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
-        return f"RolloutBuffer({told}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
+        size = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
+        return f"RolloutBuffer({size}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -522,18 +513,18 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes: its steps, and what is attached."""
+        """Bytes of the steps and of attached tensors."""
         with self._lock:
             return self._storage.nbytes
 
     @property
     def num_stored(self) -> int:
-        """How many steps have been added since the start or the last `clear()`."""
+        """The number of steps added since the start or the last `clear()`."""
         return self._storage.num_stored
 
     @property
     def is_full(self) -> bool:
-        """Whether the next thing to do is to learn."""
+        """Whether all `num_steps` steps are stored."""
         return self._storage.num_stored == self.num_steps
 
 
@@ -553,25 +544,8 @@ def _full(num_steps: int) -> BufferFullError:
     return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
 
 
-def _checked_count(count: Any, most: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= most:
-        remedy = "Pass the number of rows that were written."
-        raise SchemaError(explain("take_back", f"0 to {most} steps", repr(count), remedy))
-    return int(count)
-
-
-def _unknown(name: str | Path, data: lazy.TensorDict, absent: frozenset[str]) -> str:
-    """What an error says of a field that the stored steps do not have."""
-    first = name if isinstance(name, str) else name[0]
-    if first in absent:
-        return absence_of(first)
-    if first in COMPUTED:
-        return uncomputed(first)
-    return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")
-
-
 def _arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
-    """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
+    """The arguments of a saved rollout buffer."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     return {

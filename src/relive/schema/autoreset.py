@@ -16,10 +16,10 @@ from relive.schema.conversion import (
     as_tensor,
     bits_of,
     convert,
-    path_name,
+    convert_leaves,
     refuse_reused_leaves,
 )
-from relive.schema.fields import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_field, declare
+from relive.schema.fields import FLAG, NUMBER, Declaration, Field, Schema, Tree, declare
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
@@ -162,7 +162,7 @@ def true_next_obs(
                 remedy,
             )
         )
-    fixed = [leaf.clone() for leaf in observation_leaves(schema, next_obs, lead, device, prefix="next_")]
+    fixed = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
     for leaf, final in zip(fixed, finals, strict=True):
         as_numpy_if_cpu(bits_of(leaf))[known if lead else ...] = as_numpy_if_cpu(bits_of(final))
     return tuple(fixed), reward, terminated, truncated
@@ -170,12 +170,16 @@ def true_next_obs(
 
 def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
     """Flags of a step by name as arrays [N] on the host; tensors of another device are waited for."""
-    return [
-        flag
-        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()  # nearly always
-        else convert(name, FLAG, flag, lead, device if isinstance(flag, torch.Tensor) else _HOST).view(-1).cpu().numpy()
-        for name, flag in flags.items()
-    ]
+    arrays: list[np.ndarray] = []
+    for name, flag in flags.items():
+        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ():  # vector environments
+            arrays.append(flag)
+        elif not lead and (flag is True or flag is False):  # single environments
+            arrays.append(np.array([flag]))
+        else:
+            there = device if isinstance(flag, torch.Tensor) else _HOST
+            arrays.append(convert(name, FLAG, flag, lead, there).view(-1).cpu().numpy())
+    return arrays
 
 
 _HOST = torch.device("cpu")
@@ -207,9 +211,11 @@ def final_observations(
     if lead and _is_per_environment(finals):
         each = {env: _entry(finals, env) for env in known}
         known = [env for env in known if each[env] is not None]
-        leaves = [observation_leaves(schema, each[env], (), device) for env in known]
+        leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in known]
         return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
-    return known, observation_leaves(schema, finals, lead, device, rows=known if lead else None) if known else []
+    if not known:
+        return [], []
+    return known, convert_leaves(schema, "obs", finals, lead, device, known if lead else None, prefix="final_")
 
 
 def info_numbers(
@@ -266,19 +272,3 @@ def _is_per_environment(finals: Any) -> bool:
     if isinstance(finals, Mapping):
         return any(map(_is_per_environment, finals.values()))
     return isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object)
-
-
-def observation_leaves(
-    schema: Schema,
-    value: Any,
-    lead: tuple[int, ...],
-    device: torch.device,
-    *,
-    rows: list[int] | None = None,
-    prefix: str = "final_",
-) -> list[torch.Tensor]:
-    """The converted leaves of a final or next observation, or of its `rows`; `prefix` names it in errors."""
-    return [
-        convert(prefix + path_name(schema.paths[i]), caller_field(schema.fields[i]), leaf, lead, device, rows)
-        for i, leaf in zip(schema.leaf_indices["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
-    ]

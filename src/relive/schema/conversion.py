@@ -14,7 +14,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.schema.checks import dense, same_device
-from relive.schema.fields import DTYPES, Field, Path, Schema
+from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field
 
 _HOST = torch.device("cpu")
 _COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
@@ -47,6 +47,19 @@ def convert(
     if rows is not None:
         tensor = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
     return _cast(where, tensor, field.dtype, overflowed).contiguous().to(device)
+
+
+def convert_leaves(
+    schema: Schema, name: str, value: Any, lead: tuple[int, ...], device: torch.device, rows: list[int] | None = None,
+    *, prefix: str = "", unit: str = "environments",
+) -> list[torch.Tensor]:  # fmt: skip
+    """The leaves of a value of the field `name`, each converted; `prefix` comes before the field's name in errors."""
+    return [
+        convert(
+            prefix + path_name(schema.paths[i]), caller_field(schema.fields[i]), leaf, lead, device, rows, unit=unit
+        )
+        for i, leaf in zip(schema.leaf_indices[name], schema.flatten(name, value, prefix + name), strict=True)
+    ]
 
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Statistics of episodes, running norms of fields, and how buffers tell both of every step."""
+"""Statistics of episodes, running norms of fields, and the part of a buffer that counts its steps in both."""

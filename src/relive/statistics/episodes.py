@@ -1,4 +1,4 @@
-"""How well it goes: returns, lengths, metrics and ends of the last finished episodes."""
+"""Returns, lengths, metrics and ends of the last finished episodes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from relive.statistics import counting
 from relive.storage.allocator import require_memory
 
 _MOST_STEPS = 2**53
-"""Up to here float64 counts exactly."""
+"""The largest count that float64 keeps exactly."""
 _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 
 
-class EpisodeStats(counting.Counted):
+class EpisodeStats(counting.Accumulator):
     """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
 
-    A return is a team's: buffers add up the rewards of several agents. What one agent gets may be a metric.
+    A return is a team's: buffers add up the rewards of several agents. The reward of one agent may be a metric.
 
     Args:
         num_envs: environments that are counted. None is one environment without an environment axis.
         window: how many of the newest episodes the summary is about.
         metrics: names of numbers of a step that are summed over the episode, as rewards are.
         reasons: names of the reasons why episodes end.
-        device: where the counts are kept.
+        device: the device of the counts.
 
     >>> stats = EpisodeStats(num_envs=2, reasons=("fall",))
     >>> stats.update([1.0, 5.0], terminated=[False, False], truncated=[False, False])
@@ -46,14 +46,9 @@ class EpisodeStats(counting.Counted):
     @suggests_keywords
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
-        self,
-        num_envs: int | None,
-        window: int = 100,
-        metrics: Iterable[str] = (),
-        reasons: Iterable[str] = (),
-        *,
+        self, num_envs: int | None, window: int = 100, metrics: Iterable[str] = (), reasons: Iterable[str] = (), *,
         device: torch.device | str = "cpu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.window = positive("window", window)
         self.metrics, self.reasons = _names("metrics", metrics), _names("reasons", reasons)
@@ -67,26 +62,26 @@ class EpisodeStats(counting.Counted):
         # float64: a return keeps its digits over long episodes, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
-            # One row more than the window: what is written there is written nowhere, and needs no synchronisation.
+            # One row more than the window: rows that are dropped go there, without a synchronisation.
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
-        self._keep(tensors)
+        self._set_tensors(tensors)
 
     def __repr__(self) -> str:
         summary = self.summary()
-        told = ", ".join(f"{name}={summary[name]:g}" for name in ("return_mean", "length_mean") if name in summary)
+        means = ", ".join(f"{name}={summary[name]:g}" for name in ("return_mean", "length_mean") if name in summary)
         return (
             f"EpisodeStats(num_envs={self.num_envs}, window={self.window}, metrics={self.metrics}, "
-            f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
+            f"reasons={self.reasons}; {summary['episodes']:g} episodes{means and ', '}{means})"
         )
 
     def _own_counters(self) -> Any:
         """The native counters of a step as `update` gives it: flags, reward, metrics and reasons."""
         dtypes = [field.dtype for field in self._fields.values()]
         metrics = range(3, 3 + len(self.metrics))
-        numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(dtypes)))
-        return counting.counters(dtypes, self.num_envs or 1, (0, 1), numbers, ())
+        episodes = self, [2], metrics, range(metrics.stop, len(dtypes))
+        return counting.counters(dtypes, self.num_envs or 1, (0, 1), episodes, ())
 
     @property
     def _fields(self) -> dict[str, Field]:
@@ -96,29 +91,24 @@ class EpisodeStats(counting.Counted):
     # Writing
 
     def update(
-        self,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        *,
-        mask: Any = None,
+        self, reward: Any, terminated: Any, truncated: Any, *, mask: Any = None,
         metrics: Mapping[str, Any] | None = None,
         reasons: Mapping[str, Any] | Sequence[str | None] | str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count one step of every environment; every value is [N].
 
-        Rows where `mask` is False (steps that only reset) are ignored. A metric that is not given adds nothing.
+        Rows where `mask` is False (steps that only reset) are ignored. A metric that is left out adds nothing.
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
-        named = _known("reasons", self._flags_of(reasons), self.reasons)
-        given = {"reward": reward, "terminated": terminated, "truncated": truncated, **named}
-        given |= _known("metrics", metrics or {}, self.metrics)
-        optional = (*self.metrics, *self.reasons)
+        flags = self._reason_flags(reasons)
+        _require_declared("reasons", flags, self.reasons)
+        _require_declared("metrics", metrics or {}, self.metrics)
+        values = {"reward": reward, "terminated": terminated, "truncated": truncated, **flags, **(metrics or {})}
         step = {
-            name: convert(name, field, given.get(name), self._lead, self.device).view(1, -1)
+            name: convert(name, field, values[name], self._lead, self.device).view(1, -1)
             for name, field in self._fields.items()
-            if name in given or name not in optional
+            if name in values
         }
         played = None if mask is None else convert("mask", FLAG, mask, self._lead, self.device).view(1, -1)
         if self._counters is None:
@@ -128,30 +118,30 @@ class EpisodeStats(counting.Counted):
             leaves = tuple(kernels.buffer_of(step.get(name)) for name in self._fields)
             self._counters.count(leaves, 0, 1, None, None if played is None else kernels.buffer_of(~played), None)
 
-    def _plan(self, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
-        """A change that counts steps in time order: fields [T, N] by name, transitions where `mask`.
+    def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+        """A function that counts steps in time order by torch ops: fields [T, N] by name, transitions where `mask`.
 
-        Whoever plans holds `counting.lock` until the change is made. Making it twice leads to the same.
+        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same state.
         """
         device, envs = self.device, self.num_envs or 1
         none = torch.zeros(envs, dtype=torch.bool, device=device)
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for t in range(len(steps["reward"])):
-            if device.type == "cpu" and counts[1] > _MOST_STEPS - envs:  # elsewhere nobody looks
+        for t in range(len(values["reward"])):
+            if device.type == "cpu" and counts[1] > _MOST_STEPS - envs:  # not checked elsewhere: it would synchronise
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
-            step = {name: values[t] for name, values in steps.items()}
+            step = {name: column[t] for name, column in values.items()}
             played = ~none if mask is None else mask[t]
             for i, gained in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
                 running[i] += torch.where(played, gained, 0.0)
             counts[1] += played.sum()
             flags = [step["terminated"], *(step.get(name, none) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & played
-            # All rows go on and few are kept: looking at them would be a synchronisation.
+            # Rows of running episodes go to the spare slot: selecting the others would be a synchronisation.
             rank = ended.cumsum(0)
-            kept = ended & (rank > rank[-1] - self.window)
-            slots = torch.where(kept, (counts[0] + rank - 1) % self.window, self.window)
+            is_new = ended & (rank > rank[-1] - self.window)
+            slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)
             finished.append((slots, torch.stack([counts[1] + 0 * rank, *running, *flags], 1)))
             counts[0] += rank[-1]
             running = torch.where(ended, 0.0, running)
@@ -164,21 +154,20 @@ class EpisodeStats(counting.Counted):
 
         return change
 
-    def _flags_of(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
-        """A flag for each name, also of a name or None for each environment."""
+    def _reason_flags(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
+        """A flag for each name, also where a name or None for each environment was passed."""
         if reasons is None or isinstance(reasons, Mapping):
             return reasons or {}
         names = np.asarray(reasons, dtype=object)
         if names.shape != self._lead:
             of = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
-            raise SchemaError(
-                explain("reasons", f"a name or None{of}", repr(reasons), "Pass names or None in this shape.")
-            )
-        found = {name for name in names.reshape(-1).tolist() if name is not None}
-        return {name: np.asarray(names == name, dtype=np.bool_) for name in found}
+            remedy = "Pass names or None in this shape."
+            raise SchemaError(explain("reasons", f"a name or None{of}", repr(reasons), remedy))
+        distinct = {name for name in names.reshape(-1).tolist() if name is not None}
+        return {name: np.asarray(names == name, dtype=np.bool_) for name in distinct}
 
     def cut(self, env_ids: Any = None) -> None:
-        """The running episodes were abandoned (of these environments, or of all): they will never be finished."""
+        """Drop the running episodes of these environments, or of all: they will never be finished."""
         at = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
         with counting.lock:
             self._tensors["open"][:, at] = 0.0
@@ -187,18 +176,18 @@ class EpisodeStats(counting.Counted):
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes have finished since the start or the last `clear()`."""
+        """The number of episodes that have finished since the start or the last `clear()`."""
         return int(self._tensors["counts"][0])
 
     @property
     def num_steps(self) -> int:
-        """How many steps have been counted, in all environments together."""
+        """The number of steps that were counted, in all environments together."""
         return int(self._tensors["counts"][1])
 
     def episodes(self) -> dict[str, torch.Tensor]:
         """The window, oldest first: "step", "return", "length", metrics, "terminated", "truncated" and reasons [E].
 
-        "step" is how many steps had been counted in all environments when the episode ended: the x of a learning curve.
+        "step" is the number of steps of all environments when the episode ended: the x of a learning curve.
         """
         with counting.lock:
             columns = dict(zip(self._columns, self._finished().unbind(1), strict=True))
@@ -207,11 +196,11 @@ class EpisodeStats(counting.Counted):
         return {name: column.to(kinds.get(name, column.dtype)) for name, column in columns.items()}
 
     def summary(self) -> dict[str, float]:
-        """Numbers to log, over the window: `<what>_mean`, `_std` (of the population), `_min`, `_max`, and rates.
+        """Numbers to log, over the window: `<name>_mean`, `_std` (of the population), `_min`, `_max`, and rates.
 
-        What: "return", "length" and each metric, and the same per step of an episode as "step_reward" and
-        "step_<metric>". Rates: "terminated_rate", "truncated_rate" and one for each reason. "episodes" is how many have
-        finished in all; before the first one there is nothing else.
+        Names: "return", "length" and each metric, and "step_reward" and "step_<metric>" per step of an episode. Rates:
+        "terminated_rate", "truncated_rate" and one for each reason. "episodes" is the number of episodes that have
+        finished in all; before the first one it is the only number.
         """
         with counting.lock:
             total, finished = float(self.num_episodes), self._finished().cpu().numpy()
@@ -231,14 +220,14 @@ class EpisodeStats(counting.Counted):
         return ring[:total].clone() if total < self.window else ring.roll(-(total % self.window), 0)
 
     def check(self) -> None:
-        """Verify that what is counted fits together; returns and metrics may be any numbers that were told."""
+        """Verify that the counts fit together; returns and metrics may be any numbers."""
         with counting.lock:
             envs, columns = self.num_envs or 1, len(self._columns)
             shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
             for name, tensor in self._tensors.items():
                 dtype = torch.int64 if name == "counts" else torch.float64
                 require_form(f"stats: {name}", tensor, shapes[name], dtype, self.device)
-            if self.device.type != "meta":  # which has no values to look at
+            if self.device.type != "meta":  # meta tensors have no values
                 self._check_counts()
 
     def _check_counts(self) -> None:
@@ -261,43 +250,30 @@ class EpisodeStats(counting.Counted):
         require_all(rest == 0, "stats: window", "0 after the last episode", rest)
 
     def config(self) -> dict[str, Any]:
-        """How equal statistics of as many environments are made, as JSON."""
+        """The arguments of equal statistics but for `num_envs`, as JSON."""
         return {"window": self.window, "metrics": list(self.metrics), "reasons": list(self.reasons)}
 
 
-def episodes_of(
-    stats: EpisodeStats, rewards: Sequence[int], metrics: Sequence[int], reasons: Sequence[int]
-) -> counting.Episodes:
-    """The numbers of statistics, and the leaves of a step that they are counted from."""
-    return counting.Episodes(tuple(stats._tensors.values()), list(rewards), list(metrics), list(reasons))
-
-
-def plan_steps(stats: EpisodeStats, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
-    """A change that counts steps by torch ops: see `EpisodeStats._plan`."""
-    return stats._plan(steps, mask)
-
-
 class _Summary(dict[str, float]):
-    """The numbers of a summary; a number that is not there is a KeyError that says why."""
+    """The numbers of a summary; the KeyError for a missing one says why it is missing."""
 
     def __missing__(self, name: str) -> NoReturn:
         if self["episodes"]:
-            raise KeyError(
-                explain("summary", f"one of {', '.join(self)}", repr(name), "Declare it in metrics or reasons.")
-            )
+            remedy = "Declare it in metrics or reasons."
+            raise KeyError(explain("summary", f"one of {', '.join(self)}", repr(name), remedy))
         remedy = 'Look at summary()["episodes"], or use summary().get(name).'
         raise KeyError(explain(f"summary: {name}", "at least 1 finished episode", 0, remedy))
 
 
 def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:
-    given = tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in given):
+    listed = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed):
         raise SchemaError(explain(where, "a tuple of names", repr(names), "Pass strings in a tuple."))
-    return given
+    return listed
 
 
 def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
-    """Every name of `episodes()` and `summary()` means one thing."""
+    """Raise if a name of `episodes()` or `summary()` would mean two things."""
     names = ["step", "return", "length", "reward", "terminated", "truncated", *metrics, *reasons]
     names += [f"step_{name}" for name in ("reward", *metrics)]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -305,9 +281,8 @@ def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
         raise SchemaError(explain("EpisodeStats", "distinct names", f"{twice!r} twice", "Rename one."))
 
 
-def _known(where: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
-    for name in given:
-        if name not in names:
-            declared = ", ".join(names) or "none"
-            raise SchemaError(explain(where, f"declared names ({declared})", repr(name), f"Declare it in {where}=."))
-    return given
+def _require_declared(where: str, names: Iterable[str], declared: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in declared:
+            expected = f"declared names ({', '.join(declared) or 'none'})"
+            raise SchemaError(explain(where, expected, repr(name), f"Declare it in {where}=."))

@@ -1,4 +1,4 @@
-"""Numbers on one scale: the running mean and deviation of everything that was seen."""
+"""Running mean and deviation of a field, and values normalised by them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from relive.schema.checks import above_zero
 from relive.schema.conversion import as_tensor, convert, device_of
 from relive.schema.fields import DTYPES, FLAG, Field, Path
 from relive.schema.invariants import require, require_all, require_form
-from relive.statistics.counting import Counted, Moments, counters, lock
+from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
 
 _MOST_ROWS = 2.0**53
-"""Up to here float64 counts exactly."""
+"""The smallest count that float64 may not keep exactly."""
 
 
 class _Fit(NamedTuple):
-    """What the moments mean for values of one dtype."""
+    """The mean and deviation for values of one dtype."""
 
-    of_rows: float | None
-    """Rows that they are of; None where every change forgets the fit."""
+    num_rows: float | None
+    """The number of rows that they are of; None where every change forgets the fit."""
     mean: torch.Tensor
     rest: torch.Tensor
-    """What the mean loses in that dtype: at 1e8, up to 4 in float32."""
+    """The part of the mean that the dtype loses: at 1e8, up to 4 in float32."""
     scale: torch.Tensor
 
 
-class RunningNorm(Counted):
-    """The mean and deviation of every row [shape] it was told of, and values normalised by them.
+class RunningNorm(Accumulator):
+    """The mean and deviation of all rows [shape] that `update` was called with, and values normalised by them.
 
         normalize(x) = (x − mean) / √(var + eps), clipped to [−clip, clip]
 
@@ -46,7 +46,7 @@ class RunningNorm(Counted):
         shape: shape of one row.
         eps: added to the variance, so that a constant is not divided by 0.
         clip: bound of normalised values; None does not clip.
-        device: where the moments are kept.
+        device: the device of the moments.
 
     >>> norm = RunningNorm(2)
     >>> norm.update([[1.0, 10.0], [3.0, 30.0]])
@@ -56,13 +56,9 @@ class RunningNorm(Counted):
 
     @torch.inference_mode(False)  # the moments are changed later, in whatever mode
     def __init__(
-        self,
-        shape: int | Sequence[int] = (),
-        *,
-        eps: float = 1e-8,
-        clip: float | None = None,
+        self, shape: int | Sequence[int] = (), *, eps: float = 1e-8, clip: float | None = None,
         device: torch.device | str = "cpu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.shape = Field(shape).shape
         self.eps = above_zero("eps", eps)
         self.clip = None if clip is None else above_zero("clip", clip)
@@ -74,36 +70,39 @@ class RunningNorm(Counted):
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
         }  # rows, their mean, and the sum of their squared distances from it
         self._fitted: _Fit | None = None
-        self._keep(tensors)
+        self._set_tensors(tensors)
 
     def __repr__(self) -> str:
         return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
 
-    _not_pickled = (*Counted._not_pickled, "_fitted")
+    _not_pickled = (*Accumulator._not_pickled, "_fitted")
     _fitted = None
 
     def _own_counters(self) -> Any:
-        return counters([torch.float64], None, None, None, [moments_of(self, 0)])
+        return counters([torch.float64], None, None, None, [(self, 0)])
 
     # Counting
 
     def update(self, x: Any, mask: Any = None) -> None:
-        """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
-        rows, lead = self._checked(x)
-        kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
+        """Take in the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
+        rows, lead = self._convert(x)
+        counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         if self._counters is not None:
-            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy does not have
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks it
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
-            resetting = None if kept is None else kernels.buffer_of(~kept.reshape(-1))
+            resetting = None if counted is None else kernels.buffer_of(~counted.reshape(-1))
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
             return
         with lock:
-            self._plan(rows, kept)()
+            self._plan(rows, counted)()
 
-    def _plan(self, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
-        """A change that takes in rows; whoever plans holds `counting.lock` until it is made, once or more often."""
+    def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+        """A function that takes in rows by torch ops.
+
+        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same state.
+        """
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
-        rows = x.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
+        rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
         ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
         if ignored is not None:
@@ -112,21 +111,21 @@ class RunningNorm(Counted):
         rows.sub_(mean)
         if ignored is not None:
             rows.masked_fill_(ignored, 0.0)
-        return partial(self._assign, self._merged(count, mean, rows.square_().sum(0)))
+        return partial(self._assign, self._merge_moments(count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:
-        """Take in everything that `other` was told, as if it had been told here."""
+        """Take in all rows of `other`, as if `update` had been called with them here."""
         shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
         if shape != self.shape:
             raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
         with lock:
-            self._assign(self._merged(*(tensor.to(self.device) for tensor in other.snapshot().values())))
+            self._assign(self._merge_moments(*(tensor.to(self.device) for tensor in other.snapshot().values())))
 
-    def _merged(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The moments with those of other rows; the caller holds the lock."""
+    def _merge_moments(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The moments of our rows and of others together; the caller holds the lock."""
         before = self._tensors
         total = before["count"] + count
-        if total.device.type == "cpu" and total >= _MOST_ROWS:  # elsewhere nobody looks
+        if total.device.type == "cpu" and total >= _MOST_ROWS:  # not checked elsewhere: it would synchronise
             got = f"{int(before['count'])} and {int(count)} more"
             raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
         share = count / total.clamp(min=1)
@@ -150,47 +149,47 @@ class RunningNorm(Counted):
 
     def normalize(self, x: Any) -> torch.Tensor:
         """`x` […, *shape] centred and divided by the deviation, in the dtype of `x`; a gradient flows through."""
-        x, fit, dtype = self._ready(x)
-        return self._clipped((x - fit.mean).sub_(fit.rest).div_(fit.scale)).to(dtype)
+        x, fit, dtype = self._prepare(x)
+        return self._clip((x - fit.mean).sub_(fit.rest).div_(fit.scale)).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
         """`x` divided by the deviation but not centred: for rewards and returns, whose sign means something."""
-        x, fit, dtype = self._ready(x)
-        return self._clipped(x / fit.scale).to(dtype)
+        x, fit, dtype = self._prepare(x)
+        return self._clip(x / fit.scale).to(dtype)
 
     def denormalize(self, x: Any) -> torch.Tensor:
-        """What `normalize` made `x` of, unless it was clipped."""
-        x, fit, dtype = self._ready(x)
+        """The value that `normalize` turned into `x`, unless it was clipped."""
+        x, fit, dtype = self._prepare(x)
         return (x * fit.scale).add_(fit.rest).add_(fit.mean).to(dtype)
 
-    def _ready(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
-        x, _ = self._checked(x)
+    def _prepare(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
+        """`x` in the dtype of the arithmetic, the fit in that dtype, and the dtype of the result."""
+        x, _ = self._convert(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
         # float64: an integer may have more digits than float32 keeps.
         work = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
         return x.to(work), self._fit(work), dtype
 
     def _fit(self, dtype: torch.dtype) -> _Fit:
-        """What is subtracted and divided by, worked out once for many batches between two updates."""
+        """The fit of the rows so far, computed once for many batches between two updates."""
         with lock:
-            tensors, known = self._tensors, self._fitted
-            # The native core changes the moments without a word, but for their count.
+            tensors, fit = self._tensors, self._fitted
+            # The native core changes the moments without a call of ours: their count shows it.
             count = float(tensors["count"]) if self._counters is not None else None
-            if known is None or known.of_rows != count or known.mean.dtype is not dtype:
-                with torch.inference_mode(False):  # who trains next may need what was worked out while acting
+            if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
+                with torch.inference_mode(False):  # a fit that was computed while acting is used while training
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
-                    self._fitted = known = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
-            return known
+                    self._fitted = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
+            return fit
 
-    def _clipped(self, x: torch.Tensor) -> torch.Tensor:
+    def _clip(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
-    def _checked(self, x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+    def _convert(self, x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
         """`x` as a tensor of real numbers on the device, with its gradient, and its leading axes."""
-        plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dtype in DTYPES
-        here = plain and x.device == self.device
-        tensor = x if here else as_tensor("x", x, self.device).to(self.device)
+        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dtype in DTYPES
+        tensor = x if is_plain and x.device == self.device else as_tensor("x", x, self.device).to(self.device)
         lead = tensor.ndim - len(self.shape)
         if lead < 0 or tuple(tensor.shape[lead:]) != self.shape or tensor.is_complex():
             shape = ", ".join(["…", *map(str, self.shape)])
@@ -202,17 +201,17 @@ class RunningNorm(Counted):
 
     @property
     def count(self) -> int:
-        """How many rows it was told of."""
+        """The number of rows."""
         return int(self._tensors["count"])
 
     @property
     def mean(self) -> torch.Tensor:
-        """float64 [shape]; 0 before the first row."""
+        """Mean of the rows, float64 [shape]; 0 before the first row."""
         return self.snapshot()["mean"]
 
     @property
     def var(self) -> torch.Tensor:
-        """Of the population, float64 [shape]; 1 before the first row."""
+        """Variance of the population, float64 [shape]; 1 before the first row."""
         return self._var(self.snapshot())
 
     @staticmethod
@@ -221,14 +220,14 @@ class RunningNorm(Counted):
 
     @property
     def std(self) -> torch.Tensor:
-        """The root of `var`."""
+        """Standard deviation, the root of `var`."""
         return self.var.sqrt()
 
     def check(self) -> None:
         """Verify that the moments are consistent with the row count; NaN inputs give NaN."""
         for name, tensor in self._tensors.items():
             require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
-        if self.device.type == "meta":  # which has no values to look at
+        if self.device.type == "meta":  # meta tensors have no values
             return
         count, mean, squares = self.snapshot().values()
         rows = float(count)
@@ -239,18 +238,8 @@ class RunningNorm(Counted):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     def config(self) -> list[Any]:
-        """How an equal norm that has seen no row is made, as JSON."""
+        """The arguments of an equal norm without rows, as JSON."""
         return [list(self.shape), self.eps, self.clip]
-
-
-def moments_of(norm: RunningNorm, leaf: int) -> Moments:
-    """The moments of a norm, and the leaf of a step that they are counted from."""
-    return Moments(tuple(norm._tensors.values()), leaf)
-
-
-def plan_rows(norm: RunningNorm, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
-    """A change that takes in rows by torch ops: see `RunningNorm._plan`."""
-    return norm._plan(x, mask)
 
 
 Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]
