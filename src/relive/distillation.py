@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.snapshot import Rows, SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels import complete

@@ -212,7 +212,7 @@ def test_a_time_that_is_none_is_told_of_and_the_usual_one_taken(text: str, monke
 def test_nobody_adds_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = rl.ReplayBuffer(8, obs=1, action=(), seed=0)
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
-    adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.packed
+    adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.pack
 
     def packed(arrays: Any) -> Any:
         if adding.ident is None:
@@ -221,7 +221,7 @@ def test_nobody_adds_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) ->
         assert adding.is_alive()
         return pack(arrays)
 
-    monkeypatch.setattr(portable, "packed", packed)
+    monkeypatch.setattr(portable, "pack", packed)
     state = portable.packed_state(replay)
     adding.join(timeout=10)
     assert len(replay) == 2

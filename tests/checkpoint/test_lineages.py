@@ -178,6 +178,31 @@ def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(t
     assert found[1] == found[2] != found[4]
 
 
+@pytest.mark.parametrize("folder", ["manifests", "state", "segments"])
+def test_a_checkpoint_that_the_disk_did_not_give_to_a_load_is_not_removed(folder: str, tmp_path: Path) -> None:
+    """What was passed over for a read error may be whole: whoever was loaded instead does not count it as its own."""
+    replay = made()
+    replay.save(tmp_path)
+    step_replay(replay, 70)
+    replay.save(tmp_path)
+    (newest,) = (tmp_path / folder).glob("00000002*")
+
+    class Refusing(Files):
+        def open(self, name: str) -> int:
+            if name == f"{folder}/{newest.name}":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().open(name)
+
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
+        loaded = rl.load(tmp_path, files=Refusing)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        loaded.save(tmp_path, keep=1)
+    found = lineages(tmp_path)
+    assert list(found) == [1, 2, 3]
+    assert found[1] == found[2] != found[3]
+    assert equal(digest(rl.load(tmp_path, number=2)), digest(replay))
+
+
 OTHERS: dict[str, Any] = {
     "another kind": lambda: rl.RolloutBuffer(4, 3, 2, 1),
     "another observation": lambda: rl.ReplayBuffer(24, 3, 1, num_envs=3),

@@ -18,7 +18,7 @@ from hypothesis import Phase
 
 import relive as rl
 from relive import kernels
-from relive.checkpoint.rows import Rows
+from relive.checkpoint.snapshot import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.replay.native_backend import NativeBackend

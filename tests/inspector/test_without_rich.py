@@ -53,4 +53,4 @@ def test_long_calls_have_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     parts = [np.zeros(3), np.zeros(4)]
-    assert list(progress.watched(iter(parts), 7, "saving rows")) == parts
+    assert list(progress.show_progress(iter(parts), 7, "saving rows")) == parts

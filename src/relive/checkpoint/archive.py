@@ -24,16 +24,16 @@ from relive.storage.codec import (
     MOST_BYTES,
     ArrayInfo,
     Node,
-    arrays_of,
+    arrays_from_json,
+    arrays_to_json,
+    format_of,
     from_json,
-    list_of,
-    reader_of,
+    reader_for,
     to_json,
-    unwrapped,
-    version_of,
-    wrapped,
+    with_checksum,
+    without_checksum,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, Stamp, unreadable
+from relive.storage.files import FOLDERS, Files, is_read_error, reading, unreadable
 
 _FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
@@ -88,45 +88,41 @@ def dump(manifest: Manifest) -> bytes:
         "kind": manifest.kind,
         "config": manifest.config,
         "values": manifest.values,
-        "state": _plain(manifest.state),
-        "segments": [_plain(file) for file in manifest.segments],
+        "state": _file_to_json(manifest.state),
+        "segments": [_file_to_json(file) for file in manifest.segments],
     }
-    return wrapped(to_json(document))
+    return with_checksum(to_json(document))
 
 
-def _plain(file: File) -> dict[str, Any]:
-    return {"name": file.name, "arrays": list_of(file.arrays), "checksums": list(file.checksums)}
+def _file_to_json(file: File) -> dict[str, Any]:
+    return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
 def parse(data: bytes, number: int) -> Manifest:
     """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
     where = manifest_file(number)
-    version = version_of(where, data.partition(b"\n")[0])
-    return reader_of(where, version, READERS)(where, data, number)
+    version = format_of(where, data.partition(b"\n")[0])
+    return reader_for(where, version, READERS)(where, data, number)
 
 
 def _format_1(where: str, data: bytes, number: int) -> Manifest:
-    document = from_json(where, unwrapped(where, data))
+    document = from_json(where, without_checksum(where, data))
     first = data.partition(b"\n")[0]
-    if document.entry("format").integer() != version_of(where, first):
-        expected = f"{version_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
+    if document.entry("format").integer() != format_of(where, first):
+        expected = f"{format_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
-    config, values = document.entry("config"), document.entry("values")
-    for part in (config, values):
-        if not isinstance(part.value, dict):
-            raise part.error("an object")
-    segments = tuple(_file(segment) for segment in document.entry("segments").items())
+    segments = tuple(_file_from_json(segment) for segment in document.entry("segments").items())
     if len({segment.name for segment in segments}) != len(segments):
         raise document.entry("segments").error("every segment once")
     return Manifest(
         number,
         document.entry("lineage").text(_LINEAGE),
         document.entry("kind").text(),
-        config.value,
-        values.value,
-        _file(document.entry("state")),
+        document.entry("config").mapping(),
+        document.entry("values").mapping(),
+        _file_from_json(document.entry("state")),
         segments,
     )
 
@@ -135,11 +131,11 @@ READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
 """The reader of a manifest by its format: `reader(where, data, number)`."""
 
 
-def _file(node: Node) -> File:
+def _file_from_json(node: Node) -> File:
     file = File(
         node.entry("name").text(_FILE),
-        arrays_of(node.entry("arrays")),
-        tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
+        arrays_from_json(node.entry("arrays")),
+        node.entry("checksums").integers(most=2**32 - 1),
     )
     if len(file.checksums) != -(-file.nbytes // CHUNK):
         raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")
@@ -171,13 +167,13 @@ class Archive:
     def __init__(self, root: Path, files: type[Files] = Files) -> None:
         self.root = root
         self.files = files(root)
-        self._placed: list[str] = []
+        self._uncommitted: list[str] = []
         """Files of a checkpoint that is not committed yet."""
 
     # Saving
 
     @contextmanager
-    def opened(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, Entry]]:
+    def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, Entry]]:
         """Be the only one who saves here, about `needed` bytes, beside the checkpoints that are there.
 
         `require` refuses the newest of them before anything is changed. Then files of an interrupted save are removed;
@@ -197,7 +193,7 @@ class Archive:
                     self._discard()
                     raise
         except OSError as error:
-            raise self._refused(error, needed) from error
+            raise self._save_error(error, needed) from error
 
     def _entries(self, require: Callable[[Manifest], None]) -> dict[int, Entry]:
         """The checkpoints whose manifests can be read, newest first; `require` is given the newest."""
@@ -216,7 +212,7 @@ class Archive:
         """Remove the files of a checkpoint that was not committed."""
         with suppress(OSError):
             self._remove_own("tmp", set())
-            for name in self._placed:
+            for name in self._uncommitted:
                 self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
@@ -234,6 +230,7 @@ class Archive:
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
     def _names(self, folder: str) -> list[str]:
+        """The names in a folder, none if it is not there."""
         try:
             return self.files.names(folder)
         except FileNotFoundError:
@@ -245,7 +242,7 @@ class Archive:
             if _OWN[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
 
-    def _refused(self, error: OSError, needed: int) -> CheckpointError:
+    def _save_error(self, error: OSError, needed: int) -> CheckpointError:
         where = f"save to {self.root}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             remedy = "Free disk space, or save elsewhere; the previous checkpoint is intact."
@@ -256,11 +253,7 @@ class Archive:
 
     def numbers(self) -> list[int]:
         """The checkpoints, valid or not, oldest first."""
-        try:
-            names = self.files.names("manifests")
-        except FileNotFoundError:
-            return []
-        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
+        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, self._names("manifests")) if match)
 
     def next_number(self) -> int:
         """The number of the coming checkpoint."""
@@ -272,10 +265,6 @@ class Archive:
             )
         return number
 
-    def is_long(self, number: int) -> bool:
-        """A manifest lists so many files that the next checkpoint is to list fewer."""
-        return self.files.size(manifest_file(number)) > MOST_BYTES // 2
-
     def size(self, number: int) -> int:
         """The bytes of a manifest, 0 if it cannot be read."""
         try:
@@ -283,14 +272,19 @@ class Archive:
         except OSError:
             return 0
 
+    def is_long(self, number: int) -> bool:
+        """A manifest lists so many files that the next checkpoint is to list fewer."""
+        return self.size(number) > MOST_BYTES // 2
+
     def put(self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
-        checksums = Checksums()
-        self._placed.append(f"{folder}/{name}")
-        self._place(f"{folder}/{name}", (checksums.count(part) for part in parts))
-        file = File(name, arrays, tuple(checksums.done()))
-        if file.nbytes != checksums.nbytes:
-            raise AssertionError(f"{name}: {checksums.nbytes} bytes for arrays of {file.nbytes}")
+        checksums: list[int] = []
+        place = f"{folder}/{name}"
+        self._uncommitted.append(place)
+        self._place(place, _append_checksums(parts, checksums))
+        file = File(name, arrays, tuple(checksums))
+        if file.nbytes != self.files.size(place):
+            raise AssertionError(f"{name}: {self.files.size(place)} bytes for arrays of {file.nbytes}")
         return file
 
     def commit(self, manifest: Manifest) -> None:
@@ -307,7 +301,7 @@ class Archive:
             self._place(manifest_file(manifest.number), [data])
         finally:
             if self.exists(manifest.number):  # also if whoever waited for it was interrupted
-                self._placed.clear()
+                self._uncommitted.clear()
         self.files.sync_folder("manifests")
 
     def collect(self, keep: int, lineage: str, entries: Mapping[int, Entry]) -> None:
@@ -339,10 +333,8 @@ class Archive:
         try:
             self.require_files(self.manifest(number))
         except CheckpointError as error:
-            cause = error.__cause__
-            # A disk that does not answer now may answer later: nothing is removed because of that.
-            if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP):
-                raise cause from None
+            if is_read_error(error) and error.__cause__ is not None:  # nothing is removed because of that
+                raise error.__cause__ from None
             return False
         return True
 
@@ -386,17 +378,22 @@ class Archive:
         if said is None:
             place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header().decode())
             raise CorruptCheckpoint(explain(place, expected, repr(found), "Copy the folder again."))
-        reader_of("FORMAT", int(said[1]), READERS)
+        reader_for("FORMAT", int(said[1]), READERS)
         return int(said[1])
 
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
         name = manifest_file(number)
-        if not 0 <= number < 10**18 or not self.exists(number):
+        try:
+            if not 0 <= number < 10**18:
+                raise FileNotFoundError
+            data = self.files.contents(name, MOST_BYTES + 1)
+        except FileNotFoundError:
             known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
-            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
-        with self._readable(name) as file:
-            data = self.files.read(file, MOST_BYTES + 1)
+            remedy = "Pass one of these numbers."
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, remedy)) from None
+        except OSError as error:
+            raise unreadable(name, error) from error
         if len(data) > MOST_BYTES:
             place = f"{name}, bytes 0 to {MOST_BYTES}"
             raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))
@@ -417,15 +414,13 @@ class Archive:
         files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
         for folder, file in files:
             name = f"{folder}/{file.name}"
-            try:
+            with reading(name):
                 size = self.files.size(name)
-            except OSError as error:
-                raise unreadable(name, error) from error
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
     @contextmanager
-    def reading_of(self, folder: str, file: File) -> Iterator[ReadFile]:
+    def open_file(self, folder: str, file: File) -> Iterator[ReadFile]:
         """A file opened for reading from its first byte to its last."""
         with self._readable(f"{folder}/{file.name}") as opened:
             yield ReadFile(self.files, opened, f"{folder}/{file.name}", file)
@@ -433,7 +428,7 @@ class Archive:
     def verify(self, folder: str, file: File) -> None:
         """Read a file and compare it with its checksums."""
         memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
-        with self.reading_of(folder, file) as source:
+        with self.open_file(folder, file) as source:
             for start in range(0, file.nbytes, CHUNK):
                 source.fill(memory[: min(CHUNK, file.nbytes - start)])
             source.finish()
@@ -460,24 +455,20 @@ class Archive:
 
         return fill
 
-    def stamp(self, file: File) -> Stamp:
-        """That of a segment."""
-        try:
+    def stamp(self, file: File) -> tuple[int, ...]:
+        """A stamp of a segment, which changes when its file does."""
+        with reading(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
-        except OSError as error:
-            raise unreadable(f"segments/{file.name}", error) from error
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[int]:
-        """A file opened for reading; what the disk does not give is a damage of this file."""
-        try:
+        """A file opened for reading."""
+        with reading(name):
             file = self.files.open(name)
             try:
                 yield file
             finally:
                 self.files.close(file)
-        except OSError as error:
-            raise unreadable(name, error) from error
 
 
 class ReadFile:
@@ -516,35 +507,19 @@ def _header() -> bytes:
     return f"recollect checkpoint {FORMAT}\n".encode()
 
 
-class Checksums:
-    """One for every `CHUNK` bytes that pass by."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._found: list[int] = []
-        self._current = 0
-
-    def count(self, part: memoryview | bytes) -> memoryview:
-        """Pass bytes on."""
+def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int]) -> Iterator[memoryview]:
+    """Pass bytes on, and append a checksum for every `CHUNK` of them."""
+    room = 0
+    for part in parts:
         rest = whole = memoryview(part).cast("B")
         while len(rest):
-            room = CHUNK - self.nbytes % CHUNK
-            self._current = crc32(rest[:room], self._current)
-            self.nbytes += len(rest[:room])
-            rest = rest[room:]
-            if self.nbytes % CHUNK == 0:
-                self._end()
-        return whole
-
-    def _end(self) -> None:
-        self._found.append(self._current)
-        self._current = 0
-
-    def done(self) -> list[int]:
-        """All of them."""
-        if self.nbytes % CHUNK:
-            self._end()
-        return self._found
+            if not room:
+                checksums.append(0)
+                room = CHUNK
+            piece, rest = rest[:room], rest[room:]
+            checksums[-1] = crc32(piece, checksums[-1])
+            room -= len(piece)
+        yield whole
 
 
 def require_checksum(name: str, file: File, i: int, length: int, found: int) -> None:

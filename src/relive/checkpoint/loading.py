@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from os import PathLike
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive import lazy
-from relive.checkpoint.archive import Archive, Manifest, manifest_file
-from relive.checkpoint.rows import read_rows
-from relive.checkpoint.saving import PreviousSave, pass_over, remember
-from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, SnapshotReader, named
+from relive.checkpoint.archive import Archive, File, Manifest, ReadFile, manifest_file
+from relive.checkpoint.progress import show_progress
+from relive.checkpoint.saving import PreviousSave, Segment, remember, remember_damaged
+from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader, naming_file
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -28,11 +29,13 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
+from relive.schema.conversion import bits_of
 from relive.schema.declarations import present
 from relive.storage import Memory
-from relive.storage.codec import FileArrays, Node
-from relive.storage.disk import is_made
-from relive.storage.files import Files
+from relive.storage.allocator import expect_bulk
+from relive.storage.codec import ArrayInfo, Node, arrays_in_file, memory_of, require_flags
+from relive.storage.disk import holds_disk_memory
+from relive.storage.files import Files, is_read_error
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
@@ -94,34 +97,39 @@ def load(
             `Prioritized` apply to the stored priorities.
         files: how files are read; for tests that make disks fail.
     """
-    return found(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
+    return load_below(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
 
 
-def found(
+def load_below(
     root: Path,
     kind: type | None,
     number: int | None,
     options: dict[str, Any],
     *,
     files: type[Files] = Files,
-    accept: Accept | None = None,
+    accept: Callable[[Any, SnapshotReader], None] | None = None,
 ) -> Any:
-    """See `load`; a checkpoint that `accept` calls corrupt is passed over as a damaged one is."""
+    """See `load`; `accept` is given the buffer and its saved state, and may call the checkpoint corrupt."""
     if is_disk_memory(root):
         require_class(str(root), kind, "ReplayBuffer")
-        return _reopened(root, {"number": number, **options})
+        return _reopen(root, {"number": number, **options})
     archive = Archive(root, files)
     with archive.reading():
         if number is not None:
-            return _loaded(archive, number, kind, options, accept)
-        damaged: dict[int, str] = {}  # no errors, whose tracebacks would keep all that was read
-        for candidate in _worth_trying(archive):
+            return _restore(archive, number, kind, options, accept)
+        # No errors, whose tracebacks would keep all that was read.
+        damaged: dict[int, str] = {}
+        unread: set[int] = set()
+        for candidate in _candidates(archive):
             try:
-                buffer = _loaded(archive, candidate, kind, options, accept)
+                buffer = _restore(archive, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
                 damaged[candidate] = str(error)
+                if is_read_error(error):
+                    unread.add(candidate)
                 continue
-            pass_over(buffer, root, damaged)
+            if damaged:
+                remember_damaged(buffer, root, damaged.keys() - unread)
             for wrong in damaged.values():
                 warnings.warn(
                     f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3
@@ -136,7 +144,7 @@ _MOST_TRIED, _TRIED_ANYHOW, _PATIENCE, _MOST_READ = 64, 8, 60.0, 1 << 24
 """Checkpoints, checkpoints, seconds, and bytes of manifests."""
 
 
-def _worth_trying(archive: Archive) -> Iterator[int]:
+def _candidates(archive: Archive) -> Iterator[int]:
     """The newest checkpoints, the newest first: bounded in number, and after the first few in time and in bytes."""
     began, nbytes = time.monotonic(), 0
     for i, number in enumerate(archive.numbers()[: -_MOST_TRIED - 1 : -1]):
@@ -146,53 +154,44 @@ def _worth_trying(archive: Archive) -> Iterator[int]:
         yield number
 
 
-def _loaded(archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Accept | None) -> Any:
-    with named(manifest_file(number)):
+def _restore(
+    archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None
+) -> Any:
+    """The buffer of one checkpoint, but for what `options` change; a warning says what they changed."""
+    where = manifest_file(number)
+    with naming_file(where):
         manifest = archive.manifest(number)
         require_class(str(archive.root), kind, manifest.kind)
-        return restored(archive, manifest, options, accept)
+        archive.require_files(manifest)
+        if manifest.kind not in KINDS:
+            remedy = "Load it with the version of relive that saved it."
+            raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
+        file = manifest.state
+        arrays = arrays_in_file(f"state/{file.name}", file.arrays, archive.fill("state", file))
+        saved = SnapshotReader.of(where, manifest.config, manifest.values, arrays)
+        saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
+        if options["device"] is not None:
+            present(Memory.of(options["device"]).device)
+        try:
+            buffer = _make_buffer(archive, manifest, saved, options)
+            if accept is not None:
+                accept(buffer, saved)
+        except MemoryError as error:
+            text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
+            raise IncompatibleCheckpoint(text) from error
+        except SchemaError as error:  # what a buffer refuses to be made of
+            raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
+        except InvariantError as error:  # what a buffer never is
+            raise CorruptCheckpoint(f"state/{file.name}: the contents are invalid. {error}") from error
+        if options["device"] is not None:
+            for change in _changes(manifest, buffer):
+                warnings.warn(f"load: {change}", stacklevel=4)
+        return buffer
 
 
-_OWN = {"name": "own"}
-"""The memory of buffers that were saved before there was any other."""
-
-Accept = Callable[[Any, SnapshotReader], None]
-"""Takes a buffer and its saved state; a CheckpointError says that this is not what it should be."""
-
-
-def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
-    """The buffer that was saved, but for what `options` change; a warning says what they changed."""
-    archive.require_files(manifest)
-    where = manifest_file(manifest.number)
-    if manifest.kind not in KINDS:
-        remedy = "Load it with the version of relive that saved it."
-        raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
-    state = FileArrays(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
-    saved = SnapshotReader.of(where, manifest.config, manifest.values, state)
-    saved.segments = {f"segments/{file.name}": file.arrays for file in manifest.segments}
-    if options["device"] is not None:
-        present(Memory.of(options["device"]).device)
-    try:
-        buffer = _filled(archive, manifest, saved, options)
-        if accept is not None:
-            accept(buffer, saved)
-    except MemoryError as error:
-        text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
-        raise IncompatibleCheckpoint(text) from error
-    except SchemaError as error:  # what a buffer refuses to be made of
-        raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
-    except InvariantError as error:  # what a buffer never is
-        raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
-    if options["device"] is not None:
-        for change in _changes(manifest, buffer):
-            warnings.warn(f"load: {change}", stacklevel=5)
-    return buffer
-
-
-def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
+def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
     """A buffer with its state and its rows, every invariant of which holds."""
-    kind, config = KINDS[manifest.kind], saved.config
-    buffer = kind.from_config(config, saved, **options)
+    buffer = KINDS[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
@@ -200,12 +199,119 @@ def _filled(archive: Archive, manifest: Manifest, saved: SnapshotReader, options
             saved.part("note").tensors(MOST_OF_NOTE)
         saved.finish(manifest.kind)
         rows = buffer.rows()
-        segments = read_rows(archive, manifest, rows)
+        segments = _read_rows(archive, manifest, rows)
     buffer.check()
     base = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
     # With another config its rows may lie elsewhere.
     remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
     return buffer
+
+
+def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
+    """Fill the rows of a buffer, whose state is there already."""
+    if rows is None:
+        if manifest.segments:
+            got = len(manifest.segments)
+            raise CorruptCheckpoint(explain("segments", "no segments", got, "Copy the checkpoint again."))
+        return []
+    total = sum(file.nbytes for file in manifest.segments)
+    segments, covered, ended = [], rows.first.clone(), torch.zeros_like(rows.first)
+    for file in manifest.segments:
+        stamp = archive.stamp(file)  # before it is read: what is written into it afterwards shows
+        try:
+            first, ended = _read_segment(archive, file, rows, total, ended)
+        except CorruptCheckpoint:
+            archive.verify("segments", file)  # if bytes are damaged, that is what to say, and where
+            raise
+        _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
+        covered = torch.maximum(covered, ended)
+        segments.append(Segment(file, ended, stamp))
+    _require(covered == rows.stop, "segments", "rows up to", rows.stop, covered)
+    return segments
+
+
+def _require(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+    """Something holds in every environment."""
+    if not bool(holds.all()):
+        env = int((~holds).int().argmax())
+        place = f"{where}, environment {env}"
+        raise CorruptCheckpoint(explain(place, f"{what} {int(expected[env])}", int(got[env]), "Copy it again."))
+
+
+def _read_segment(
+    archive: Archive, file: File, rows: Rows, total: int, ended: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    where = f"segments/{file.name}"
+    with archive.open_file("segments", file) as source:
+        first, stop = _bounds(source, file, len(rows.first), ended)
+        held = Rows(rows.columns, first, stop)
+        if file.arrays != held.arrays:
+            expected = f"the columns {held.arrays[2:]}"
+            raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
+        _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+        columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
+        pieces = _pieces(held, rows.first)
+        for flat in columns:
+            expect_bulk(_destination(flat, pieces))
+        filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
+        deque(show_progress(filled, total, "loading rows"), 0)
+        source.finish()
+    return first, stop
+
+
+def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first rows [N] of a segment, and the rows [N] that it ends before."""
+    where, remedy = f"segments/{file.name}", "Copy it again."
+    expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
+    if file.arrays[:2] != expected:
+        raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
+    bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
+    source.fill(memory_of(bounds))
+    first, stop = bounds.numpy()
+    most, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
+    if (first < 0).any() or (stop < first).any() or (stop > most).any() or longest > most // 4:
+        got = f"{first.min()} to {stop.max()}, at most {longest} per environment"
+        raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
+    if (first < ended.numpy()).any() or (first == stop).all():
+        got = f"rows from {first.tolist()} to {stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, "rows, after those of the segment before", got, remedy))
+    first, stop = bounds
+    return first, stop
+
+
+def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
+    """Slots of the rows of a segment, in its order: slices of slots, or slots and which of them (None: all).
+
+    Rows before `oldest` [N] were overwritten since, and are left out, so that no two rows fall on one slot.
+    """
+    if bool((held.first >= oldest).all()):
+        return [(piece, None) for piece in held.pieces()]
+    row, env = held.numbers()
+    places, keep = held.places(held.slots), row >= oldest[env]
+    return list(zip(places.split(held.step), keep.split(held.step), strict=True))
+
+
+def _destination(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
+    """The part of a column that pieces of slots lie in."""
+    if not isinstance(pieces[0][0], slice):
+        return flat
+    return flat[min(piece.start for piece, _ in pieces) : max(piece.stop for piece, _ in pieces)]
+
+
+def _fill_piece(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
+    """The next bytes of a segment, which are rows of one column."""
+    is_run = isinstance(piece, slice)
+    size = piece.stop - piece.start if is_run else len(piece)
+    block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    memory = memory_of(block)
+    source.fill(memory)
+    require_flags(block, where)
+    if not is_run:
+        places, block = (piece, block) if keep is None else (piece[keep], block[keep])
+        flat[places.to(flat.device)] = block.to(flat.device)
+    elif not flat.is_cpu:
+        flat[piece] = block.to(flat.device)
+    return memory
 
 
 def _changes(manifest: Manifest, buffer: Any) -> list[str]:
@@ -216,7 +322,9 @@ def _changes(manifest: Manifest, buffer: Any) -> list[str]:
         changes.append(f"device {then} became {now}; draws will differ from those of the saved buffer.")
     after = buffer.state()[0].get("memory")
     if after is not None:
-        node = Node(f"{manifest_file(manifest.number)}: values: memory", manifest.values.get("memory", _OWN))
+        # Buffers that were saved before there was any other memory do not name theirs.
+        saved = manifest.values.get("memory", {"name": "own"})
+        node = Node(f"{manifest_file(manifest.number)}: values: memory", saved)
         before = node.entry("name").text()
         if before != after["name"]:
             changes.append(f"{before} memory became {after['name']} memory.")
@@ -233,12 +341,12 @@ def require_class(where: str, kind: type | None, found: str) -> None:
 def is_disk_memory(root: Path) -> bool:
     """Whether a folder says so of itself."""
     try:
-        return is_made(Files(root))
+        return holds_disk_memory(Files(root))
     except CorruptCheckpoint:
         return False
 
 
-def _reopened(root: Path, options: dict[str, Any]) -> Any:
+def _reopen(root: Path, options: dict[str, Any]) -> Any:
     """The buffer in a folder of disk memory; of options only a sampler is taken."""
     changes = [name for name, value in options.items() if value is not None and name != "sampler"]
     if changes:

@@ -12,7 +12,9 @@ _PATIENCE = 2.0
 """Seconds before a bar appears."""
 
 
-def watched(parts: Iterable[Any], total: int, what: str, steps: Callable[[Any], int] | None = None) -> Iterator[Any]:
+def show_progress(
+    parts: Iterable[Any], total: int, what: str, steps: Callable[[Any], int] | None = None
+) -> Iterator[Any]:
     """The same parts; when they take long, a terminal shows how many of `total` bytes, or `steps`, have passed."""
     started, passed, bar = time.monotonic(), 0, None
     try:

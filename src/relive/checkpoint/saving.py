@@ -14,17 +14,27 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.archive import Archive, Entry, Manifest
-from relive.checkpoint.progress import watched
-from relive.checkpoint.rows import Rows, Segment
-from relive.checkpoint.snapshot import KINDS, Snapshot, State
+from relive.checkpoint.archive import Archive, Entry, File, Manifest
+from relive.checkpoint.progress import show_progress
+from relive.checkpoint.snapshot import KINDS, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import positive
-from relive.storage.codec import Arrays, array_of, bytes_of
+from relive.storage.codec import Arrays, array_info, bytes_of
 from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of rows that this process has written, or has read and verified."""
+
+    file: File
+    stop: torch.Tensor
+    """The rows [N] that it ends before."""
+    stamp: tuple[int, ...]
+    """Its stamp at that time."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ def remember(buffer: Any, root: Path, base: PreviousSave) -> None:
         del bases[next(iter(bases))]
 
 
-def pass_over(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
+def remember_damaged(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
     """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
     bases: dict[Path, PreviousSave] = buffer._checkpoints
     key = root.resolve()
@@ -93,12 +103,12 @@ def save(
         state = _with_note(Snapshot.of(buffer), note)
         rows = state.rows
         require = partial(require_fields, f"save to {root}", kind, state.config)
-        with archive.opened(state.nbytes, require) as entries:
-            base = _base(buffer, archive, entries, damaged)
+        with archive.saving(state.nbytes, require) as entries:
+            base = _previous_save(buffer, archive, entries, damaged)
             number, lineage = archive.next_number(), base.lineage
             is_joining = bool(entries) and all(entry.lineage != lineage for entry in entries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, base)
-            arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
+            arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, state.config, state.values, file, files_of_rows)
@@ -128,10 +138,10 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
     last = {name: part for name, part in state.values.items() if name == "memory"}
     values = {name: part for name, part in state.values.items() if name not in last}
     noted = State.of_parts({"note": note})
-    return state._replace(values=values | noted.values | last, arrays=state.arrays | noted.arrays)
+    return Snapshot(state.config, values | noted.values | last, state.arrays | noted.arrays, state.rows)
 
 
-def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
+def _previous_save(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
     """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
     base: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
     if base is None or _is_continued(base, archive, entries):
@@ -142,7 +152,7 @@ def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: 
         archive.require_files(archive.manifest(base.number))
     except CheckpointError:  # damaged since: everything is written again
         return base.without_rows()
-    return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
+    return _verify_segments(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
 def _is_continued(base: PreviousSave, archive: Archive, entries: Mapping[int, Entry]) -> bool:
@@ -151,7 +161,7 @@ def _is_continued(base: PreviousSave, archive: Archive, entries: Mapping[int, En
     return any(entries[n].lineage == base.lineage if n in entries else not archive.is_damaged(n) for n in newer)
 
 
-def _verified(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:
+def _verify_segments(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:
     """The same with segments that are as they were written, each read again if its file may have changed since.
 
     Without any if one of them is `damaged`, which is told there.
@@ -165,7 +175,7 @@ def _verified(archive: Archive, base: PreviousSave, damaged: list[str]) -> Previ
         except CheckpointError as error:
             damaged.append(str(error))
             return base.without_rows()
-        segments.append(segment._replace(stamp=stamp))
+        segments.append(replace(segment, stamp=stamp))
     return replace(base, segments=segments)
 
 
@@ -175,7 +185,7 @@ def _write_segments(archive: Archive, number: int, rows: Rows, base: PreviousSav
     kept = [one for one in base.segments if bool((one.stop > rows.first).any())]
     new = rows if base.saved is None else rows.since(base.saved)
     for part, some in enumerate(_split(new)):
-        pieces = watched(some.parts(), some.nbytes, "saving rows")
+        pieces = show_progress(some.parts(), some.nbytes, "saving rows")
         file = archive.put("segments", f"{number:08}-{part}.bin", some.arrays, pieces)
         kept.append(Segment(file, some.stop, archive.stamp(file)))
     return kept

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from relive.checkpoint.rows import Rows
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint
-from relive.storage.codec import DTYPES, ArrayInfo, Arrays, ArraySource, Form, Node, TensorArrays, memory_of
-
-Lengths = tuple[int | range | None, ...]
-"""A shape whose axes may also have any length of a range, or any at all."""
+from relive.schema.conversion import bits_of
+from relive.storage.codec import (
+    DTYPES,
+    ArrayInfo,
+    Arrays,
+    ArraySource,
+    Form,
+    Node,
+    arrays_in_memory,
+    bytes_of,
+    dtype_name,
+    memory_of,
+)
 
 MOST_OF_NOTE = 1 << 26
 """Bytes of a shard's note."""
 
 
 @contextmanager
-def named(file: str) -> Iterator[None]:
+def naming_file(file: str) -> Iterator[None]:
     """Errors that are raised here name the file."""
     try:
         yield
@@ -43,26 +53,6 @@ class State(NamedTuple):
         """The states of parts as one: `values` by part, arrays under the names `part.name`."""
         named = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
         return State({name: values for name, (values, _) in parts.items()}, named)
-
-
-class Part(Protocol):
-    """A part of a buffer that can be saved. Checkpoints, disk memory and pickles are made of these."""
-
-    def config(self) -> Any:
-        """How an equal part that has seen nothing is made, as JSON."""
-        ...
-
-    def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Everything that changes, as a `State`; the tensors may share memory."""
-        ...
-
-    def load_state(self, saved: SnapshotReader) -> None:
-        """Become what was saved; a CorruptCheckpoint says what no such part can have been."""
-        ...
-
-    def check(self) -> None:
-        """Verify every invariant; raises an InvariantError for the first that does not hold, and changes nothing."""
-        ...
 
 
 class SnapshotReader:
@@ -97,7 +87,7 @@ class SnapshotReader:
 
     def part_without_values(self, name: str) -> SnapshotReader:
         """The state of a part that has arrays only."""
-        return self._part(name, Node((self.values, f": {name}"), {}))
+        return self._part(name, Node((self.values, name), {}))
 
     def _part(self, name: str, values: Node) -> SnapshotReader:
         part = SnapshotReader(values, self._arrays, f"{self._prefix}{name}.")
@@ -114,7 +104,7 @@ class SnapshotReader:
 
     def tensors(self, most: int) -> Arrays:
         """All arrays of this part, if they have at most so many bytes together."""
-        sizes = self._arrays.names(self._prefix)
+        sizes = self._arrays.sizes(self._prefix)
         if sum(sizes.values()) > most:
             largest = max(sizes, key=lambda one: sizes[one])
             raise self.at(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(f"at most {most:,} bytes")
@@ -127,8 +117,11 @@ class SnapshotReader:
             got = None if form is None else f"{form[0]} of shape {form[1]}"
         return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
-    def require(self, name: str, lead: Lengths, *, only_lead: bool = True) -> Form:
-        """Refuse a size that is only claimed: an array of the state must begin with these axes."""
+    def require(self, name: str, lead: tuple[int | range | None, ...], *, only_lead: bool = True) -> Form:
+        """Refuse a size that is only claimed: an array of the state must begin with these axes.
+
+        An axis may have one length, one of a range, or (None) any.
+        """
         form = self.form(name)
         shape = () if form is None else form[1]
         has_axes = form is not None and (len(shape) >= len(lead) if only_lead else len(shape) == len(lead))
@@ -141,12 +134,12 @@ class SnapshotReader:
         """An array of the state that must be just as `like` is."""
         return self.shaped(name, tuple(like.shape), like.dtype)
 
-    def shaped(self, name: str, shape: Lengths, dtype: torch.dtype) -> torch.Tensor:
+    def shaped(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """An array of the state that must have this dtype and shape."""
         self.require_form(name, shape, dtype)
         return self.tensor(name)
 
-    def require_form(self, name: str, shape: Lengths, dtype: torch.dtype) -> None:
+    def require_form(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
         """An array of the state, which is not read for it, must have this dtype and shape."""
         if self.require(name, shape, only_lead=False)[0] != dtype:
             raise self.at(name).error(f"{dtype}")
@@ -179,10 +172,103 @@ def nbytes_of(arrays: Mapping[str, torch.Tensor]) -> int:
     return sum(x.nbytes for x in arrays.values())
 
 
+_BLOCK = 1 << 22
+"""Bytes that are copied at once where memory cannot be written as it lies."""
+
+
+@dataclass
+class Rows:
+    """Rows that never change once they are written: columns `[slots, N, …]`, row r of an environment at r mod slots.
+
+    In memory are the rows `first[e]` to `stop[e]` of each environment e.
+    """
+
+    columns: Arrays
+    first: torch.Tensor
+    stop: torch.Tensor
+
+    @property
+    def slots(self) -> int:
+        """How many rows of an environment there is room for."""
+        return len(next(iter(self.columns.values())))
+
+    def since(self, saved: torch.Tensor) -> Rows:
+        """The rows from `saved[e]` on."""
+        return Rows(self.columns, torch.minimum(torch.maximum(self.first, saved), self.stop), self.stop)
+
+    def __len__(self) -> int:
+        return int((self.stop - self.first).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all columns together."""
+        return sum(len(self) * column[0, 0].nbytes for column in self.columns.values())
+
+    @property
+    def arrays(self) -> tuple[ArrayInfo, ...]:
+        """The arrays of a segment: which rows, and their columns."""
+        envs, count = len(self.first), len(self)
+        bounds = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
+        return bounds + tuple(
+            ArrayInfo(name, dtype_name(column.dtype), (count, *column.shape[2:]))
+            for name, column in self.columns.items()
+        )
+
+    def parts(self) -> Iterator[memoryview]:
+        """Their bytes, without a copy where the rows of all environments lie in one piece."""
+        yield bytes_of(self.first)
+        yield bytes_of(self.stop)
+        pieces = self.pieces()
+        for column in self.columns.values():
+            flat = bits_of(column.flatten(0, 1))
+            for piece in pieces:
+                yield bytes_of(flat[piece])
+
+    def pieces(self) -> list[Any]:
+        """Slots of the rows in columns `[slots · N, …]`, in the order of a segment: by time if all environments have
+        the same rows, else by environment."""
+        envs, slots, step = len(self.first), self.slots, self.step
+        if self.is_even:
+            first, stop = int(self.first[0]), int(self.stop[0])
+            edges = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
+            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(edges)]
+            return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
+        return list(self.places(slots).split(step))
+
+    @property
+    def step(self) -> int:
+        """How many rows are copied at once."""
+        widest = max(column[0, 0].nbytes for column in self.columns.values())
+        return max(_BLOCK // max(widest, 1), 1)
+
+    @property
+    def is_even(self) -> bool:
+        """All environments have the same rows."""
+        return bool((self.first == self.first[0]).all() and (self.stop == self.stop[0]).all())
+
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row and the environment of each, in the order of a segment."""
+        envs = torch.arange(len(self.first), device="cpu")
+        if self.is_even:
+            rows = torch.arange(int(self.first[0]), int(self.stop[0]), device="cpu")
+            return rows.repeat_interleave(len(envs)), envs.repeat(len(rows))
+        sizes = self.stop - self.first
+        env = envs.repeat_interleave(sizes)
+        return torch.arange(len(env), device="cpu") - (sizes.cumsum(0) - sizes - self.first)[env], env
+
+    def places(self, slots: int) -> torch.Tensor:
+        """Their flat slots in columns of `slots`."""
+        row, env = self.numbers()
+        return row % slots * len(self.first) + env
+
+
 KINDS: dict[str, Any] = {}
 """The buffers that can be saved, by the word for each in files.
 
-Each is a `Part` that the classmethod `from_config(config, saved, **changes)` makes anew; its `rows()` are written once.
+Each has, as its parts have: `config()`, how an equal one that has seen nothing is made, as JSON; `state()`, everything
+that changes, as a `State`; `load_state(saved)`, which becomes what was saved, or raises a CorruptCheckpoint; `check()`,
+which raises an InvariantError for what no such part can be. The classmethod `from_config(config, saved, **changes)`
+makes an empty buffer, and `rows()` are those that are written once.
 """
 
 Kind = TypeVar("Kind")
@@ -221,5 +307,5 @@ class Snapshot(NamedTuple):
     def reader(self) -> SnapshotReader:
         """A reader of it that trusts nothing."""
         return SnapshotReader(
-            Node("values", self.values), TensorArrays("state", self.arrays), config=Node("config", self.config)
+            Node("values", self.values), arrays_in_memory("state", self.arrays), config=Node("config", self.config)
         )

@@ -15,13 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import Snapshot, SnapshotReader, State
+from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
 from relive.schema.conversion import with_own_storage
 from relive.storage import Memory
-from relive.storage.codec import DTYPES, Arrays, Node, TensorArrays, bytes_of, dtype_name, memory_of
+from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, bytes_of, dtype_name, memory_of
 
 _PARTS = ("arrays", "config", "rows", "values")
 _FREE = ("device", "fields", "listeners", "sampler")
@@ -62,10 +61,10 @@ class StateDictMixin:
         Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
         changes nothing.
         """
-        with self._lock, _refused():
+        with self._lock, _as_schema_error():
             taken = _parse_state(state)
             _require_alike(self.config(), taken.config)
-            trial = _build_buffer(taken, _kind(self), self.config(), sampler=_settings(self).get("sampler"))
+            trial = _build_buffer(taken, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
             for root, base in vars(self).get("_checkpoints", {}).items():
                 self._checkpoints[root] = base.without_rows()  # they are replaced
@@ -75,16 +74,16 @@ class StateDictMixin:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
             taken = _take_snapshot(self)
-            new = memo[id(self)] = _build_buffer(taken, _kind(self), taken.config, **_settings(self))
-            own = _own(self)
-        return _with(new, type(self), copy.deepcopy(own, memo))
+            new = memo[id(self)] = _build_buffer(taken, _buffer_class(self), taken.config, **_settings(self))
+            own = _added_attributes(self)
+        return _as_class(new, type(self), copy.deepcopy(own, memo))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _refuse_spawning(self)
         with self._lock:
             taken = _take_snapshot(self)
-            parts = taken.config, taken.values, packed(taken.arrays), packed(taken.columns)
-            return _unpickled, (type(self), _kind(self), _settings(self), *parts), _own(self)
+            parts = taken.config, taken.values, pack(taken.arrays), pack(taken.columns)
+            return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
 
     def __setstate__(self, own: dict[str, Any]) -> None:
         vars(self).update(own)
@@ -135,12 +134,12 @@ def _fill(snapshot: Snapshot, buffer: Any) -> None:
     saved = snapshot.reader()
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = SnapshotReader(Node("rows", {}), TensorArrays("state", snapshot.columns))
+    rows = SnapshotReader(Node("rows", {}), arrays_in_memory("state", snapshot.columns))
     rows.copy_into(Snapshot.of(buffer).columns)
     rows.finish(f"{type(buffer).__name__}'s rows")
 
 
-def _kind(buffer: Any) -> Any:
+def _buffer_class(buffer: Any) -> Any:
     """The class that knows how a buffer is made from a config."""
     return next(kind for kind in type(buffer).__mro__ if "from_config" in vars(kind))
 
@@ -152,14 +151,14 @@ def _settings(buffer: Any) -> dict[str, Any]:
     return found | ({"device": Memory.pinned()} if is_pinned else {})
 
 
-def _own(buffer: Any) -> dict[str, Any]:
+def _added_attributes(buffer: Any) -> dict[str, Any]:
     """The attributes that a subclass, or somebody else, has added to those of the class itself."""
     saved = Snapshot.of(buffer).reader()
-    plain = _kind(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
+    plain = _buffer_class(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
 
-def _with(new: Any, kind: type, own: dict[str, Any]) -> Any:
+def _as_class(new: Any, kind: type, own: dict[str, Any]) -> Any:
     new.__class__ = kind
     vars(new).update(own)
     return new
@@ -169,19 +168,19 @@ def _unpickled(
     kind: type, maker: Any, settings: dict[str, Any], config: dict[str, Any], values: dict[str, Any], *parts: Packed
 ) -> Any:
     """The buffer that `StateDictMixin.__reduce_ex__` took apart."""
-    arrays, rows = map(unpacked, parts)
+    arrays, rows = map(unpack, parts)
     new = _build_buffer(_snapshot(config, values, arrays, rows), maker, config, **settings)
     new.check()
-    return _with(new, kind, {})
+    return _as_class(new, kind, {})
 
 
-def packed(arrays: Arrays) -> Packed:
+def pack(arrays: Arrays) -> Packed:
     """Arrays for a pickle."""
     return {name: (dtype_name(x.dtype), tuple(x.shape), _bytes(x)) for name, x in arrays.items()}
 
 
-def unpacked(arrays: Packed) -> Arrays:
-    """The arrays that `packed` was given."""
+def unpack(arrays: Packed) -> Arrays:
+    """The arrays that `pack` was given."""
     found = {name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()}
     for name, tensor in found.items():
         memory_of(tensor)[:] = arrays[name][2].data
@@ -192,12 +191,12 @@ def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
     """The `state_dict` of a buffer, for the pickle of an object that has the buffer."""
     with buffer._lock:  # the tensors of the state are the memory itself
         state = buffer.state_dict()
-        return {**state, "rows": packed(state["rows"]), "arrays": packed(state["arrays"])}
+        return {**state, "rows": pack(state["rows"]), "arrays": pack(state["arrays"])}
 
 
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     """Load what `packed_state` gave."""
-    buffer.load_state_dict({**state, "rows": unpacked(state["rows"]), "arrays": unpacked(state["arrays"])})
+    buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
@@ -218,7 +217,7 @@ def _require_alike(own: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _as_schema_error() -> Iterator[None]:
     """Whatever is wrong with a state is a SchemaError."""
     try:
         yield

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from relive.checkpoint.progress import watched
+from relive.checkpoint.progress import show_progress
 from relive.distillation import DistillationBuffer
 from relive.errors import BufferFullError, DataWarning, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -174,7 +174,7 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     remedy = "Say what becomes of a last step without a next observation."
     one_of("final_obs", final_obs, ("drop", "repeat", None), remedy)
     left_out: list[int] = []
-    blocks = watched(blocks, steps, "reading episodes", lambda block: block.size)
+    blocks = show_progress(blocks, steps, "reading episodes", lambda block: block.size)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
         blocks = _drop_unknown_next(blocks, left_out)
     if isinstance(buffer, RolloutBuffer):
@@ -329,7 +329,7 @@ def _require_absent(name: str, path: Path) -> None:
 
 def episode_arrays(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
     """Each episode as nested dicts of arrays [T, …]; a terminal shows the progress of long writes."""
-    for episode in watched(replay.episodes(), len(replay), "writing episodes", len):
+    for episode in show_progress(replay.episodes(), len(replay), "writing episodes", len):
         yield {name: _to_arrays(value) for name, value in episode.items() if name != "index"}
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.checkpoint.loading import found
+from relive.checkpoint.loading import load_below
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
 from relive.concurrent.processes import Handle
@@ -212,7 +212,7 @@ class Shard(ShardReader):
         with suppress(NoCheckpoint):
             path = plan.checkpoint.of_shard(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
-            found(path, ReplayBuffer, None, options, accept=self._restore)
+            load_below(path, ReplayBuffer, None, options, accept=self._restore)
         # The next start must know that this one was alive and issued ids.
         self.save()
 

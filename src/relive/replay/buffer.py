@@ -13,8 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.snapshot import Rows, SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, NotReadyError, SchemaError, explain, warn_user
 from relive.kernels import complete

@@ -20,7 +20,7 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MOST_ROWS, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
 from relive.storage import commits
-from relive.storage.codec import FileArrays, bytes_of
+from relive.storage.codec import ArraySource, bytes_of
 from relive.storage.commits import Commit
 from relive.storage.disk import require_support
 
@@ -120,7 +120,7 @@ def commit_of(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
 
 
 def _reader(record: Commit) -> SnapshotReader:
-    assert isinstance(record.arrays, FileArrays)
+    assert isinstance(record.arrays, ArraySource)
     return SnapshotReader.of(record.name, record.config, record.values, record.arrays)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.checkpoint.rows import Rows
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import Rows, SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.invariants import check_rows

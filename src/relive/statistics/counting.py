@@ -13,7 +13,7 @@ import torch
 
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.checkpoint.state_dict import packed, unpacked
+from relive.checkpoint.state_dict import pack, unpack
 from relive.errors import SchemaError, explain
 from relive.schema.conversion import device_of, restored_snapshot
 
@@ -52,11 +52,11 @@ class Accumulator:
 
     def __getstate__(self) -> dict[str, Any]:
         others = {name: value for name, value in vars(self).items() if name not in self._not_pickled}
-        return others | {"_device": str(self.device), "_packed": packed(self.snapshot())}
+        return others | {"_device": str(self.device), "_packed": pack(self.snapshot())}
 
     @torch.inference_mode(False)
     def __setstate__(self, state: dict[str, Any]) -> None:
-        device, arrays = state.pop("_device"), unpacked(state.pop("_packed"))
+        device, arrays = state.pop("_device"), unpack(state.pop("_packed"))
         vars(self).update(state)
         self._set_tensors({name: tensor.to(device) for name, tensor in arrays.items()})
 

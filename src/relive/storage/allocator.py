@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -196,18 +195,13 @@ class Memory:
 
 _LARGE = 1 << 15
 """Bytes from which on memory is mapped, and has no pages before it is written. Torch fills more in parallel."""
-_LARGE_PAGES = 1 << 22
-"""Bytes from which on pages of 2 MiB are worth their size."""
+_LARGE_PAGE = 1 << 21
+"""Bytes of a large page; arrays of two and more get them."""
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 _reserved: dict[int, int] = {}
 """The bytes of the mappings that `zeros` made and that are still there."""
-
-
-def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A file as a tensor: what is written there, whoever maps the file sees, and it stays when a process dies."""
-    return tensor_in(mmap.mmap(file, max(math.prod(shape) * dtype.itemsize, 1)), shape, dtype)
 
 
 def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -230,7 +224,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if nbytes < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Linux lays memory of whole large pages on their boundaries: `expect_bulk` needs them there.
+        reserved = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE if nbytes >= 2 * _LARGE_PAGE else nbytes
+        memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         remedy = "Make a smaller buffer, or raise the limit of this process."
         raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
@@ -244,24 +240,17 @@ def expect_bulk(array: torch.Tensor) -> None:
 
     Many rows at once are written three times as fast then; nobody waits for the single one.
     """
-    if _madvise is None or not array.is_cpu or array.nbytes < _LARGE_PAGES:
+    if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    _madvise(start, array.data_ptr() + array.nbytes - start, mmap.MADV_HUGEPAGE)  # no error: it is advice
+    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `zeros` has reserved the whole page
+    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # no error: it is advice
 
 
 def unwritten_bytes() -> int:
     """A lower bound of what the arrays of `zeros` will still take when all of their pages are written."""
     reserved = sum(list(_reserved.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
-
-
-def grow_file(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Give an empty file the bytes of an array, zeros all.
-
-    They are asked for now: where there is no room for them this is an error, and no page is missing later.
-    """
-    os.posix_fallocate(file, 0, max(math.prod(shape) * dtype.itemsize, 1))
 
 
 # How much memory there is
@@ -317,24 +306,18 @@ def stream_lock(device: torch.device) -> Any:
     A holder on another stream than the last one lets its stream wait for that one, on the device; the host does not
     wait. While a graph is captured nothing of other streams may be waited for: `torch.cuda.graph` has waited before.
     """
-    return kernels.guarded_lock(_Follower(device))
+    last: Any = None  # the stream of the last holder
 
-
-class _Follower:
-    """Lets the stream of a new holder wait for that of the last one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last: Any = None
-        """The stream of the last holder."""
-
-    def __call__(self) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        if stream == self._last:
+    def follow() -> None:
+        nonlocal last
+        stream = torch.cuda.current_stream(device)
+        if stream == last:
             return
-        with torch.cuda.device(self._device):  # torch asks the current device
+        with torch.cuda.device(device):  # torch asks the current device
             if torch.cuda.is_current_stream_capturing():
                 return
-        if self._last is not None:
-            stream.wait_stream(self._last)
-        self._last = stream
+        if last is not None:
+            stream.wait_stream(last)
+        last = stream
+
+    return kernels.guarded_lock(follow)

@@ -15,7 +15,8 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 
@@ -65,20 +66,17 @@ def to_json(document: Any) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
-def wrapped(body: bytes) -> bytes:
+def with_checksum(body: bytes) -> bytes:
     """Bytes behind a line with their checksum."""
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
-def list_of(arrays: Iterable[ArrayInfo]) -> list[Any]:
+def arrays_to_json(arrays: Iterable[ArrayInfo]) -> list[Any]:
     """Arrays as JSON."""
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
 
-Reader = TypeVar("Reader")
-
-
-def version_of(where: str, first: bytes) -> int:
+def format_of(where: str, first: bytes) -> int:
     """The format that the first line of a file names. It is asked for before anything else is read."""
     header = re.match(rb"recollect ([0-9]{1,9}) ", first)
     if header is None:
@@ -86,7 +84,7 @@ def version_of(where: str, first: bytes) -> int:
     return int(header[1])
 
 
-def reader_of(where: str, version: int, readers: Mapping[int, Reader]) -> Reader:
+def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     """The reader of a format; a format that is newer than all of them is an IncompatibleCheckpoint."""
     if version in readers:
         return readers[version]
@@ -97,10 +95,10 @@ def reader_of(where: str, version: int, readers: Mapping[int, Reader]) -> Reader
     raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _REMEDY))
 
 
-def unwrapped(where: str, data: bytes) -> bytes:
-    """The bytes that `wrapped` was given."""
+def without_checksum(where: str, data: bytes) -> bytes:
+    """The bytes that `with_checksum` was given."""
     first, _, body = data.partition(b"\n")
-    require_wrapping(where, first, zlib.crc32(body), len(data))
+    require_first_line(where, first, zlib.crc32(body), len(data))
     return body
 
 
@@ -109,7 +107,7 @@ def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
     return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_LONGEST_LINE]), _REMEDY))
 
 
-def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
+def require_first_line(where: str, first: bytes, found: int, nbytes: int) -> None:
     """The first line of a file of `nbytes` has the checksum that was found of the rest."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
@@ -123,7 +121,9 @@ def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
 def from_json(where: str, body: bytes) -> Node:
     """The document that `to_json` was given, or that somebody claims it was."""
     try:
-        document = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        document = json.loads(
+            body, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _REMEDY)) from None
     return Node(where, document)
@@ -132,7 +132,7 @@ def from_json(where: str, body: bytes) -> Node:
 _REMEDY = "Load an older checkpoint, or copy this one again."
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -140,11 +140,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"the number {name}")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text}")
@@ -156,13 +156,16 @@ class Node:
 
     __slots__ = ("_at", "value")
 
-    def __init__(self, where: str | tuple[Node, str], value: Any) -> None:
+    def __init__(self, where: str | tuple[Node, str | int], value: Any) -> None:
         self._at, self.value = where, value
 
     @property
     def where(self) -> str:
         """Put together when it is asked for: a document may have a million values."""
-        return self._at if isinstance(self._at, str) else self._at[0].where + self._at[1]
+        if isinstance(self._at, str):
+            return self._at
+        outer, key = self._at
+        return f"{outer.where}[{key}]" if isinstance(key, int) else f"{outer.where}: {key}"
 
     def error(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
@@ -175,19 +178,25 @@ class Node:
             raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).error(
                 f"an object with {key!r}"
             )
-        return Node((self, f": {key}"), self.value[key])
+        return Node((self, key), self.value[key])
 
     def entries(self) -> dict[str, Node]:
         """All entries of an object whose keys are names."""
         if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
             raise self.error("an object with names as keys")
-        return {key: Node((self, f": {key}"), value) for key, value in self.value.items()}
+        return {key: Node((self, key), value) for key, value in self.value.items()}
+
+    def mapping(self) -> dict[str, Any]:
+        """An object, whatever is in it."""
+        if not isinstance(self.value, dict):
+            raise self.error("an object")
+        return self.value
 
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:
             raise self.error(f"a list of at most {most} items")
-        return [Node((self, f"[{i}]"), value) for i, value in enumerate(self.value)]
+        return [Node((self, i), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
         """The items of a list that has just so many."""
@@ -230,24 +239,31 @@ class Node:
         """Itself, or None for null."""
         return None if self.value is None else self
 
+    def integers(self, count: int = 1 << 20, most: int = _MOST) -> tuple[int, ...]:
+        """A list of at most `count` whole numbers."""
+        value = self.value
+        if isinstance(value, list) and len(value) <= count and all(type(x) is int and 0 <= x <= most for x in value):
+            return tuple(value)
+        return tuple(item.integer(0, most) for item in self.items(count))  # which says what is wrong
+
     def shape(self) -> tuple[int, ...]:
         """Sizes of axes."""
-        return tuple(size.integer() for size in self.items(64))
+        return self.integers(64)
 
 
-def arrays_of(node: Node) -> tuple[ArrayInfo, ...]:
-    """The arrays that `list_of` was given."""
-    arrays = tuple(_array(array) for array in node.items(MOST_ARRAYS))
+def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
+    """The arrays that `arrays_to_json` was given."""
+    arrays = tuple(_array_from_json(array) for array in node.items(MOST_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
         raise node.error("arrays with distinct names")
     return arrays
 
 
-def _array(node: Node) -> ArrayInfo:
+def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
     array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes too, also where another axis is empty.
-    if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
+    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MOST:
         raise shape.error(f"sizes whose product is at most {_MOST} bytes")
     return array
 
@@ -267,100 +283,68 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 """The dtype and shape of an array."""
 
 
-class ArraySource(Protocol):
+class ArraySource:
     """Arrays by name, each of which is read when it is asked for."""
 
-    where: str
-
-    def form(self, name: str) -> Form | None:
-        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
-        ...
-
-    def names(self, prefix: str) -> dict[str, int]:
-        """The arrays whose names begin so, and their bytes."""
-        ...
+    def __init__(self, where: str, forms: Mapping[str, Form], read: Callable[[str], torch.Tensor]) -> None:
+        self.where, self._forms, self._read = where, forms, read
+        self._asked: set[str] = set()
 
     @property
     def unread(self) -> list[str]:
         """The names of arrays that were not read."""
-        ...
-
-    def __getitem__(self, name: str) -> torch.Tensor: ...
-
-
-class TensorArrays:
-    """Tensors that a caller has in memory, as a source."""
-
-    def __init__(self, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.where, self._tensors = where, tensors
-        self._asked: set[str] = set()
-
-        for name, x in tensors.items():
-            is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
-            if not isinstance(name, str) or not is_plain:
-                got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise Node(f"{where}: {name}", got).error("a dense tensor with values")
+        return [name for name in self._forms if name not in self._asked]
 
     def form(self, name: str) -> Form | None:
-        x = self._tensors.get(name)
-        return None if x is None else (x.dtype, tuple(x.shape))
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        return self._forms.get(name)
 
-    def names(self, prefix: str) -> dict[str, int]:
-        return {name: x.nbytes for name, x in self._tensors.items() if name.startswith(prefix)}
-
-    @property
-    def unread(self) -> list[str]:
-        return [name for name in self._tensors if name not in self._asked]
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The bytes of each array whose name begins so."""
+        forms = {name: form for name, form in self._forms.items() if name.startswith(prefix)}
+        return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in forms.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._asked.add(name)
-        tensor = (
-            self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
-        )  # the given one is the caller's
-        return clean_bools(tensor)
+        return self._read(name)
 
 
-class FileArrays:
+def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySource:
+    """Tensors that a caller has in memory, as a source of copies."""
+    for name, x in tensors.items():
+        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+        if not isinstance(name, str) or not is_plain:
+            got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise Node(f"{where}: {name}", got).error("a dense tensor with values")
+
+    def read(name: str) -> torch.Tensor:
+        return clean_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
+
+    return ArraySource(where, {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}, read)
+
+
+def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> ArraySource:
     """The arrays of one file. `fill(offset, target)` copies bytes of it whose checksum was found right."""
+    forms: dict[str, Form] = {}
+    offsets: dict[str, int] = {}
+    nbytes = 0
+    for array in arrays:
+        forms[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
+        nbytes += array.nbytes
+    free = available_bytes() if nbytes > _MUCH else None
+    if free is not None and nbytes > free:
+        remedy = "Load it where there is more memory."
+        raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", nbytes, remedy))
 
-    def __init__(self, where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> None:
-        self.where, self._fill = where, fill
-        self._arrays: dict[str, tuple[ArrayInfo, int]] = {}
-        self._found: Arrays = {}
-        offset = 0
-        for array in arrays:
-            self._arrays[array.name] = array, offset
-            offset += array.nbytes
-        self.nbytes = offset
-        free = available_bytes() if offset > _MUCH else None
-        if free is not None and offset > free:
-            remedy = "Load it where there is more memory."
-            raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", offset, remedy))
+    @cache
+    def read(name: str) -> torch.Tensor:
+        dtype, shape = forms[name]
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
+        fill(offsets[name], memory_of(tensor))
+        require_flags(tensor, f"{where}: {name}")
+        return tensor
 
-    def form(self, name: str) -> Form | None:
-        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
-        if name not in self._arrays:
-            return None
-        array = self._arrays[name][0]
-        return DTYPES[array.dtype], array.shape
-
-    def names(self, prefix: str) -> dict[str, int]:
-        """The arrays whose names begin so, and their bytes."""
-        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(prefix)}
-
-    @property
-    def unread(self) -> list[str]:
-        """The names of arrays that were not read."""
-        return [name for name in self._arrays if name not in self._found]
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._found:
-            array, offset = self._arrays[name]
-            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="cpu")
-            self._fill(offset, memory_of(tensor))
-            require_flags(tensor, f"{self.where}: {name}")
-            self._found[name] = tensor
-        return self._found[name]
+    return ArraySource(where, forms, read)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -380,7 +364,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def array_of(name: str, tensor: torch.Tensor) -> ArrayInfo:
+def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
     """How a file describes a tensor."""
     if not ARRAY_NAME.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."

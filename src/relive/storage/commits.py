@@ -17,19 +17,20 @@ from relive.storage.codec import (
     CHUNK,
     MOST_BYTES,
     Arrays,
-    FileArrays,
-    array_of,
-    arrays_of,
+    ArraySource,
+    array_info,
+    arrays_from_json,
+    arrays_in_file,
+    arrays_to_json,
     bytes_of,
+    format_of,
     from_json,
-    list_of,
-    reader_of,
-    require_wrapping,
+    reader_for,
+    require_first_line,
     to_json,
-    version_of,
-    wrapped,
+    with_checksum,
 )
-from relive.storage.files import Files, unreadable
+from relive.storage.files import Files, is_read_error, reading
 
 _RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
@@ -56,7 +57,7 @@ class Commit:
     """That of all arrays that are no rows, where it is closed."""
     config: dict[str, Any]
     values: dict[str, Any]
-    arrays: FileArrays | Arrays
+    arrays: ArraySource | Arrays
     """Read from a file, or to be written."""
 
     @property
@@ -85,7 +86,7 @@ def dump(record: Commit, length: int = 0) -> bytes:
         "checksum": record.checksum,
         "config": record.config,
         "values": record.values,
-        "arrays": list_of(array_of(name, array) for name, array in record.arrays.items()),
+        "arrays": arrays_to_json(array_info(name, array) for name, array in record.arrays.items()),
     }
     head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
     for what, nbytes, most in (
@@ -95,16 +96,16 @@ def dump(record: Commit, length: int = 0) -> bytes:
         if nbytes > most:
             remedy = "Declare fewer fields or environments."
             raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
-    missing = length - len(wrapped(b"")) - len(head) - 1 - len(arrays)
+    missing = length - len(with_checksum(b"")) - len(head) - 1 - len(arrays)
     if missing <= MOST_BYTES - len(head):
         head += b" " * missing
-    return wrapped(b"\n".join([head, arrays]))
+    return with_checksum(b"\n".join([head, arrays]))
 
 
 def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     """The record in a file of `nbytes`, whose bytes `read_at(count, offset)` gives."""
-    version = version_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
-    return reader_of(where, version, READERS)(where, read_at, nbytes)
+    version = format_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
+    return reader_for(where, version, READERS)(where, read_at, nbytes)
 
 
 def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
@@ -115,13 +116,10 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
         expected = f"a line of at most {MOST_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
-    arrays = FileArrays(where, arrays_of(node.entry("arrays")), _filler(where, read_at, rest))
-    if arrays.nbytes != nbytes - rest:
+    listed = arrays_from_json(node.entry("arrays"))
+    arrays = arrays_in_file(where, listed, _filler(where, read_at, rest))
+    if sum(array.nbytes for array in listed) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
-    config, values = node.entry("config"), node.entry("values")
-    for part in (config, values):
-        if not isinstance(part.value, dict):
-            raise part.error("an object")
     return Commit(
         node.entry("number").integer(1),
         node.entry("boot").text(_BOOT),
@@ -129,8 +127,8 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
         node.entry("reach").integer(1),
         node.entry("marks").integer(0, 2**32 - 1),
         node.entry("checksum").integer(0, 2**32 - 1),
-        config.value,
-        values.value,
+        node.entry("config").mapping(),
+        node.entry("values").mapping(),
         arrays,
     )
 
@@ -145,7 +143,7 @@ def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int
     start, found = len(first) + 1, 0
     for offset in range(start, nbytes, CHUNK):
         found = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), found)
-    require_wrapping(where, first, found, nbytes)
+    require_first_line(where, first, found, nbytes)
     return start
 
 
@@ -167,28 +165,26 @@ def newest(root: Path) -> Commit:
     wrong: list[str] = []
     for name in NAMES:
         try:
-            record = _parsed(Files(root), name)
+            record = _read(Files(root), name)
             if record.name != name:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
             found.append(record)
         except CorruptCheckpoint as error:
+            if is_read_error(error):  # it may be the newest, and was acknowledged
+                raise
             wrong.append(str(error))  # the error itself would keep alive whoever asked
     if not found:
         raise CorruptCheckpoint(wrong[0])
     return max(found, key=lambda record: record.number)
 
 
-def _parsed(files: Files, name: str) -> Commit:
+def _read(files: Files, name: str) -> Commit:
     def read_at(count: int, offset: int) -> bytes:
-        try:
+        with reading(name):
             return files.contents(name, count, offset)
-        except OSError as error:
-            raise unreadable(name, error) from error
 
-    try:
+    with reading(name):
         nbytes = files.size(name)
-    except OSError as error:
-        raise unreadable(name, error) from error
     if nbytes > _MOST_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MOST_BYTES} bytes", nbytes, "Copy it again."))
     return parse(name, read_at, nbytes)

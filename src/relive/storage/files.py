@@ -21,9 +21,6 @@ from typing import Any
 from relive import locking
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
 
-Stamp = tuple[int, int, int, int, int]
-"""Device, inode, size, and the times of the last write and of the last change of a file."""
-
 _MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
@@ -50,11 +47,26 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
     return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """What the disk does not give is an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(where, error) from error
+
+
+def is_read_error(error: CheckpointError) -> bool:
+    """Whether the disk did not give a file that is there. That may pass, and says nothing about its contents."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP)
+
+
 class Files:
     """The folder of one checkpoint root. Names are `folder/name`, or `name` for what lies in the root itself."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self._path = root, str(root)
 
     # What changes the disk: each is one step that may be the last one
 
@@ -212,16 +224,17 @@ class Files:
         return self._about(name).st_size
 
     def _about(self, name: str) -> os.stat_result:
-        file = self.open(name)
-        try:
-            return os.fstat(file)
-        finally:
-            os.close(file)
+        folder, name = _split(name)
+        with self._folder(folder) as at:
+            about = os.stat(name, dir_fd=at, follow_symlinks=False)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(f"{folder}/{name} is not a regular file")
+        return about
 
-    def stamp(self, name: str) -> Stamp:
+    def stamp(self, name: str) -> tuple[int, ...]:
         """A stamp that changes when a regular file is written or replaced, as far as the system tells."""
-        found = self._about(name)
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        about = self._about(name)
+        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
         """The next `count` bytes, or the fewer that are left."""
@@ -293,18 +306,18 @@ class Files:
                 return fcntl.flock(file, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise CheckpointError(self._held(file)) from None
+                    raise CheckpointError(self._lock_error(file)) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def _held(self, file: int) -> str:
+    def _lock_error(self, file: int) -> str:
         expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
         remedy = "Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
-        return explain(str(self.root), expected, f"it held by {_holder(file)} all the time", remedy)
+        return explain(str(self.root), expected, f"it held by {_lock_holder(file)} all the time", remedy)
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not name:
                 yield root
@@ -318,7 +331,7 @@ class Files:
             os.close(root)
 
 
-def _holder(file: int) -> str:
+def _lock_holder(file: int) -> str:
     """The process that has the lock of a file, where the system tells."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):

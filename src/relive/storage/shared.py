@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import mmap
 import os
 import secrets
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.storage.allocator import Allocator, Memory, grow_file, mapped
+from relive.storage.allocator import Allocator, Memory, tensor_in
 
 _DIGEST = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
@@ -42,7 +43,7 @@ class SharedAddress:
         """The allocator of an equal buffer in this process."""
         _require_support()
         allocator = SharedAllocator(self.token, self)
-        if not torch.equal(allocator.allocate("settings", (_DIGEST,), torch.uint8), _settings_of(owner)):
+        if not torch.equal(allocator.allocate("settings", (_DIGEST,), torch.uint8), _checksum_settings(owner)):
             remedy = "Pass the handle as replay.handle() made it."
             raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
         return allocator
@@ -66,18 +67,20 @@ class SharedAllocator(Allocator):
         """New memory for a buffer."""
         _require_support()
         allocator = cls(f"relive-{secrets.token_hex(8)}")
-        allocator.allocate("settings", (_DIGEST,), torch.uint8).copy_(_settings_of(owner))
+        allocator.allocate("settings", (_DIGEST,), torch.uint8).copy_(_checksum_settings(owner))
         return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         if self._address is not None:
-            self._files[name] = _reopened(self._token, self._address, name)
-            _require_size(self._files[name], name, max(math.prod(shape) * dtype.itemsize, 1))
+            file = self._files[name] = _open_file(self._token, self._address, name)
+            _require_size(file, name, nbytes)
         else:
-            self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            grow_file(self._files[name], shape, dtype)
-            _seals(self._files[name], _ADD_SEALS, _SEALS)
-        return mapped(self._files[name], shape, dtype)
+            file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._files[name] = file
+            os.posix_fallocate(file, 0, nbytes)  # now: where there is no room, no page is missing later
+            _seals(file, _ADD_SEALS, _SEALS)
+        return tensor_in(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
@@ -102,7 +105,7 @@ def _require_support() -> None:
         raise SchemaError(explain("Memory.shared", expected, got, remedy))
 
 
-def _reopened(token: str, address: SharedAddress, name: str) -> int:
+def _open_file(token: str, address: SharedAddress, name: str) -> int:
     """Our own descriptor of a file that another process has open; a process number may have been given again."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
@@ -134,17 +137,17 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
         raise ConnectionError(explain(f"connect: {name}", f"{nbytes} sealed bytes", got, remedy))
 
 
-def _settings_of(owner: Any) -> torch.Tensor:
+def _checksum_settings(owner: Any) -> torch.Tensor:
     """A checksum of everything that says what the bytes of a buffer mean."""
     layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
-    told = repr((layout, owner.settings.schema.trees, _described(owner.settings.sampler))).encode()
-    return torch.frombuffer(bytearray(hashlib.blake2b(told, digest_size=_DIGEST).digest()), dtype=torch.uint8)
+    described = repr((layout, owner.settings.schema.trees, _describe(owner.settings.sampler))).encode()
+    return torch.frombuffer(bytearray(hashlib.blake2b(described, digest_size=_DIGEST).digest()), dtype=torch.uint8)
 
 
-def _described(sampler: Any) -> tuple[str, Any]:
+def _describe(sampler: Any) -> tuple[str, Any]:
     """The class of a sampler and its plain settings; a function is another object in every process."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
-    inner = {name: _described(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
+    inner = {name: _describe(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)
 
 

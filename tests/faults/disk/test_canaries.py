@@ -14,7 +14,7 @@ import torch
 import relive as rl
 from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import Ring
-from relive.storage.disk import Folder
+from relive.storage.disk import DiskAllocator
 from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
@@ -101,7 +101,7 @@ def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random)
 @pytest.mark.usefixtures("other_boot")
 def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, rng = Machine(monkeypatch), random.Random(0)
-    monkeypatch.setattr(Folder, "sync", lambda _: None)
+    monkeypatch.setattr(DiskAllocator, "_sync", lambda _: None)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):
         lose_power_again_and_again(tmp_path, machine, rng)
 

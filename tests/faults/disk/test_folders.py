@@ -19,6 +19,7 @@ import relive as rl
 from relive.cli import main
 from relive.inspector.saved import peek
 from relive.storage.commits import newest
+from relive.storage.files import Files
 from tests.faults.disk.writer import Layout, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select
@@ -288,6 +289,69 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
     with pytest.raises(MemoryError, match=r"capacity: expected at most [\d.]+ GiB, .* got [\d.]+ GiB"):
         rl.ReplayBuffer(1 << 40, 64, 1, device=rl.Memory.disk(tmp_path / "memory"))
     assert not (tmp_path / "memory").exists()
+
+
+def refuse_to_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk give a read error for a file."""
+    whole = Files.open
+
+    def fail(files: Files, wanted: str) -> int:
+        if wanted == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(files, wanted)
+
+    monkeypatch.setattr(Files, "open", fail)
+
+
+def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read error may pass: to go back to the commit before would give up what was acknowledged."""
+    lives = made(tmp_path / "memory")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
+    with monkeypatch.context() as patch:
+        refuse_to_give(newest(tmp_path / "memory").name, patch)
+        with pytest.raises(rl.CorruptCheckpoint, match="^commit[01]: expected a file that can be read, got "):
+            rl.load(tmp_path / "memory")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
+    assert outcome(tmp_path / "memory", lives) == "exact"
+
+
+@pytest.mark.parametrize("name", ["commit0", "commit1"])
+def test_rows_are_not_swept_because_the_disk_does_not_give_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made(tmp_path / "memory")
+    (tmp_path / "memory" / "FORMAT").unlink()
+    others = [other for other in ("commit0", "commit1") if other != name]
+    (tmp_path / "memory" / others[0]).unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
+    refuse_to_give(name, monkeypatch)
+    with pytest.raises(rl.CorruptCheckpoint, match="expected "):
+        LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
+
+
+@pytest.mark.parametrize("operation", ["rename", "overwrite", "sync_folder", "sync_kept"])
+def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
+    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, clock = LAYOUT, np.zeros(3, np.int64)
+    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
+    for turn in range(10):
+        write(replay, Story(layout, [0]), clock, turn)
+    state = replay.state_dict()
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> None:
+            patch.undo()  # the disk answers again
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        patch.setattr(Files, operation, fail)
+        with pytest.raises((OSError, rl.CheckpointError)):
+            replay.load_state_dict(state)
+    replay.close()
+    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), Story(layout, [0]), [(0, clock, clock)])
 
 
 @pytest.mark.parametrize("operation", ["sync_kept", "overwrite"])
