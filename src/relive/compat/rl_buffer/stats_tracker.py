@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,17 +102,9 @@ class StatsTracker:
         values = self.get_raw_values()
         if not values:
             return {}
-        of = {name: {k: float(getattr(x, k)()) if x.size else 0.0 for k in _MOMENTS} for name, x in values.items()}
-        plain = [name for name in of if not name.startswith(f"{self.category}/step_")]
+        per_step = [name for name in values if name.startswith(f"{self.category}/step_")]
         rates = {f"{self.category}/done_{reason}_rate": self._rate(reason) for reason in self.done_reason_keys}
-        moments = {name: {f"{name}_{k}": x for k, x in found.items()} for name, found in of.items()}
-        stats: dict[str, float] = {}
-        for name in plain:
-            stats |= moments.pop(name)
-        stats |= rates
-        for rest in moments.values():
-            stats |= rest
-        return stats
+        return {**_moments(values, values.keys() - per_step), **rates, **_moments(values, per_step)}
 
     def _rate(self, reason: str) -> float:
         return sum(f"ep_done_{reason}" in episode for episode in self.ep_info_buffer) / len(self.ep_info_buffer)
@@ -127,6 +119,12 @@ class StatsTracker:
         lasting = lengths > 0
         values |= {f"step_{key}": x[lasting] / lengths[lasting] for key, x in values.items() if key != "lengths"}
         return {f"{self.category}/{key}": x for key, x in values.items()}
+
+
+def _moments(values: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
+    """Mean, deviation, smallest and largest of the metrics `names`; 0 where there is none."""
+    chosen = {name: x for name, x in values.items() if name in names}
+    return {f"{name}_{k}": float(getattr(x, k)()) if x.size else 0.0 for name, x in chosen.items() for k in _MOMENTS}
 
 
 def on_host(value: Any) -> np.ndarray:

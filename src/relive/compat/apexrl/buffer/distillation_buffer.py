@@ -8,9 +8,10 @@ import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
-from relive.compat.apexrl.buffer.specs import declared, leaves_of, placed
+from relive.compat.apexrl.buffer.specs import leaves_of, placed
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
+from relive.compat.views import declared
 
 
 class DistillationBuffer:
@@ -34,8 +35,7 @@ class DistillationBuffer:
         check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
-        seed = experiment_seed() if seed is None else seed
-        self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
+        self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=experiment_seed(seed))
 
     @property
     def device(self) -> torch.device:

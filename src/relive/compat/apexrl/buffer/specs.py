@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
-from relive.compat.views import is_tree
+from relive.compat.views import is_tree, mapped
 from relive.errors import SchemaError, explain
 from relive.schema.checks import same_keys
 from relive.schema.conversion import as_tensor
@@ -20,24 +21,13 @@ _LEAVES = (torch.Tensor, tuple)
 _ENDS = frozenset((0.0, 1.0))
 
 
-def declared(spec: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """The core's declaration of a specification; `dtype` is that of leaves that do not say."""
-    if isinstance(spec, Mapping):
-        return {key: declared(part, dtype) for key, part in spec.items()}
-    if hasattr(spec, "dtype"):
-        return Field(spec.shape, spec.dtype)
-    return Field(spec, dtype)
-
-
 def written(spec: Any) -> Any:
-    """The same specification in tuples and dicts only, which files can hold: a leaf with a dtype is (shape, dtype)."""
-    if spec is None:
-        return None
-    if isinstance(spec, Mapping):
-        return {key: written(part) for key, part in spec.items()}
-    if hasattr(spec, "dtype"):
-        return tuple(spec.shape), spec.dtype
-    return tuple(spec)
+    """A specification in tuples and dicts only, which files can hold: a leaf with a dtype is (shape, dtype)."""
+
+    def leaf(shape: Any) -> Any:
+        return None if shape is None else (tuple(shape.shape), shape.dtype) if hasattr(shape, "dtype") else tuple(shape)
+
+    return mapped(leaf, spec)
 
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
@@ -57,6 +47,11 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
     return [leaf for part in parts for leaf in part]
 
 
+def plain(rows: Any) -> Any:
+    """Tensors in plain dicts instead of TensorDicts."""
+    return rows.to_dict() if isinstance(rows, TensorDict) else rows
+
+
 def batch_size_of(spec: Any, observations: Any) -> int | None:
     """How many observations were given: the length of the axis in front of the specified ones, None without one."""
     while isinstance(spec, Mapping):
@@ -74,12 +69,10 @@ def batch_size_of(spec: Any, observations: Any) -> int | None:
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """What a caller gave, with its tensors on `device` and without their history."""
+    """A caller's value with its tensors on `device` and without their history."""
     if isinstance(value, torch.Tensor):
         return value if value.device == device and not value.requires_grad else value.detach().to(device)
-    if is_tree(value):
-        return {key: placed(part, device) for key, part in value.items()}
-    return value
+    return mapped(lambda leaf: placed(leaf, device), value) if is_tree(value) else value
 
 
 def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
