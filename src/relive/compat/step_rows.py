@@ -206,7 +206,7 @@ class StepRows:
 
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            found = advantages(reward, value, fitted(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            found = advantages_and_returns(reward, value, fitted(where, last, value[0]), ends, gamma=gamma, lam=lam)
             return [self._whole(score) for score in found]
 
         if is_tree(rewards):
@@ -256,7 +256,7 @@ def _unpickled(settings: tuple[Any, ...], *content: Any) -> StepRows:
     return rows
 
 
-def advantages(
+def advantages_and_returns(
     reward: torch.Tensor,
     value: torch.Tensor,
     last_value: torch.Tensor,

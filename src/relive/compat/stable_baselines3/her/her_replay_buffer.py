@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 from tensordict import TensorDict
 
+from relive.compat.stable_baselines3.arrays import overrides
 from relive.compat.stable_baselines3.replay import CONVERSIONS, DictReplayBuffer
-from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.views import Hindsight, View
 from relive.schema.fields import Declaration, Field
@@ -128,7 +128,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
             return theirs.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
 
-    def _view(self, env: VecNormalize | None) -> View:
+    def _view(self) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
         return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
 
