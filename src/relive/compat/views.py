@@ -73,6 +73,7 @@ def assign(where: str, place: Any, value: Any) -> None:
     place.copy_(given.detach())
 
 
+_TENSOR: Any = torch.Tensor
 _TREES = (dict, TensorDict, Mapping)  # an abstract class last: to ask it takes as long as the copy of a small step
 
 
@@ -83,7 +84,7 @@ def is_tree(value: Any) -> bool:
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The results of a function for each leaf of a tree, and for the leaves of other trees at its keys, as dicts."""
-    if not is_tree(tree):
+    if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
     return {key: mapped(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 

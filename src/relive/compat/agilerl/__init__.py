@@ -13,7 +13,7 @@ from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 from relive.compat.agilerl.components.sampler import Sampler
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.sequences import BPTTSequenceType
+from relive.compat.agilerl.typing import BPTTSequenceType
 
 __all__ = [
     "BPTTSequenceType",

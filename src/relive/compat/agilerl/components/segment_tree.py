@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.compat.agilerl.original import original
+from relive.compat.agilerl.rows import original
 from relive.errors import explain
 
 _Tree: Any = original("components.segment_tree", "SegmentTree")
@@ -29,14 +29,14 @@ class SegmentTree(_Tree):
         self.operation = operation
         self.tree = np.full(2 * capacity, init_value, np.float64)
         self._combine = np.add if operation is operator.add else np.minimum
-        self._told: Callable[[Any, Any], None] | None = None
+        self._on_write: Callable[[Any, Any], None] | None = None
 
     @classmethod
-    def of(cls: Any, leaves: np.ndarray, told: Callable[[Any, Any], None]) -> Any:
-        """A tree over these leaves; `told` is told, before it changes, of what is written to it."""
+    def of(cls: Any, leaves: np.ndarray, on_write: Callable[[Any, Any], None]) -> Any:
+        """A tree over these leaves; `on_write` is called with the indices and values of every write, before it."""
         tree: Any = cls(1 << (len(leaves) - 1).bit_length())
         tree.update_batch(np.arange(len(leaves)), leaves)
-        tree._told = told
+        tree._on_write = on_write
         return tree
 
     def operate(self, start: int = 0, end: int = 0) -> float:
@@ -63,8 +63,8 @@ class SegmentTree(_Tree):
         nodes = self.capacity + np.asarray(indices, np.intp)
         if not nodes.size:
             return
-        if self._told is not None:
-            self._told(indices, values)
+        if self._on_write is not None:
+            self._on_write(indices, values)
         self.tree[nodes] = values
         for _ in range(self.capacity.bit_length() - 1):
             nodes = np.unique(nodes >> 1)
@@ -88,7 +88,7 @@ class SumSegmentTree(SegmentTree, _Sum):
         return int(self.retrieve_batch(np.array([upperbound]))[0])
 
     def retrieve_batch(self, upperbounds: Any) -> np.ndarray:
-        """The same for many."""
+        """The leaf that the running sum passes each of `upperbounds` in."""
         rest = np.array(upperbounds, np.float64)
         node = np.ones(rest.shape, np.intp)
         for _ in range(self.capacity.bit_length() - 1):
