@@ -16,15 +16,6 @@ from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSeg
 from relive.compat.agilerl.typing import BPTTSequenceType
 
 __all__ = [
-    "BPTTSequenceType",
-    "MinSegmentTree",
-    "MultiAgentTransition",
-    "MultiStepReplayBuffer",
-    "PrioritizedReplayBuffer",
-    "ReplayBuffer",
-    "ReplayDataset",
-    "RolloutBuffer",
-    "Sampler",
-    "SumSegmentTree",
-    "Transition",
-]
+    "BPTTSequenceType", "MinSegmentTree", "MultiAgentTransition", "MultiStepReplayBuffer", "PrioritizedReplayBuffer",
+    "ReplayBuffer", "ReplayDataset", "RolloutBuffer", "Sampler", "SumSegmentTree", "Transition",
+]  # fmt: skip

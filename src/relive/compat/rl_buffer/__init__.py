@@ -26,20 +26,7 @@ from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
 
 __all__ = [
-    "BaseBuffer",
-    "PrioritizedReplayBatch",
-    "PrioritizedReplayBuffer",
-    "ReplayBatch",
-    "ReplayBuffer",
-    "ResetStrategy",
-    "RolloutBatch",
-    "RolloutBuffer",
-    "SequenceBatch",
-    "SharedBaseBuffer",
-    "SharedMemoryComponents",
-    "SharedReplayBuffer",
-    "SharedStates",
-    "StatsTracker",
-    "SumTree",
-    "explained_variance",
-]
+    "BaseBuffer", "PrioritizedReplayBatch", "PrioritizedReplayBuffer", "ReplayBatch", "ReplayBuffer", "ResetStrategy",
+    "RolloutBatch", "RolloutBuffer", "SequenceBatch", "SharedBaseBuffer", "SharedMemoryComponents",
+    "SharedReplayBuffer", "SharedStates", "StatsTracker", "SumTree", "explained_variance",
+]  # fmt: skip

@@ -34,22 +34,7 @@ from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplay
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 
 __all__ = [
-    "A2C",
-    "DDPG",
-    "DQN",
-    "PPO",
-    "SAC",
-    "TD3",
-    "DictReplayBuffer",
-    "DictRolloutBuffer",
-    "HerReplayBuffer",
-    "NStepReplayBuffer",
-    "PrioritizedDQN",
-    "PrioritizedReplayBuffer",
-    "PrioritizedReplayBufferSamples",
-    "PrioritizedSAC",
-    "PrioritizedTD3",
-    "ReplayBuffer",
-    "RolloutBuffer",
-    "get_system_info",
-]
+    "A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "DictReplayBuffer", "DictRolloutBuffer", "HerReplayBuffer",
+    "NStepReplayBuffer", "PrioritizedDQN", "PrioritizedReplayBuffer", "PrioritizedReplayBufferSamples",
+    "PrioritizedSAC", "PrioritizedTD3", "ReplayBuffer", "RolloutBuffer", "get_system_info",
+]  # fmt: skip

@@ -80,19 +80,12 @@ class RolloutBuffer(_Rollout):
         *,
         seed: int | None = None,
     ) -> None:
-        self.capacity = capacity
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.num_envs = num_envs
-        self.device = device
-        self.gae_lambda = gae_lambda
-        self.gamma = gamma
-        self.recurrent = recurrent
-        self.hidden_state_architecture = hidden_state_architecture
-        self.use_gae = use_gae
+        self.capacity, self.num_envs, self.device = capacity, num_envs, device
+        self.observation_space, self.action_space = observation_space, action_space
+        self.gae_lambda, self.gamma, self.use_gae = gae_lambda, gamma, use_gae
+        self.recurrent, self.hidden_state_architecture = recurrent, hidden_state_architecture
         self.wrap_at_capacity = wrap_at_capacity
-        self.max_seq_len = max_seq_len
-        self.bptt_sequence_type = bptt_sequence_type
+        self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
         self._is_masked = False
         self._random = np.random.default_rng(experiment_seed(seed))
         self.reset()

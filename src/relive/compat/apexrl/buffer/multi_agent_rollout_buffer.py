@@ -72,27 +72,16 @@ class MultiAgentRolloutBuffer(Stepped):
         state_spec: Spec | None = None,
     ) -> None:
         self.possible_agents = list(possible_agents)
-        self.num_envs = num_envs
-        self.num_steps = num_steps
-        self.obs_specs = obs_specs
-        self.action_shapes = action_shapes
-        self.action_dtypes = action_dtypes
-        self.state_spec = state_spec
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.obs_specs, self.state_spec = obs_specs, state_spec
+        self.action_shapes, self.action_dtypes = action_shapes, action_dtypes
         each = declared(dict.fromkeys(self.possible_agents, ()))
         extra = {"done": each} if state_spec is None else {"done": each, "state": declared(state_spec)}
-        make = partial(
-            rl.RolloutBuffer,
-            num_steps,
-            num_envs,
-            {agent: declared(obs_specs[agent]) for agent in self.possible_agents},
-            {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents},
-            reward=each,
-            value=each,
-            extra=extra,
-            device=device,
-        )
-        names = ["obs", "action", "reward", "done", "value", "log_prob"]
-        self._rows = StepRows(make, names if state_spec is None else [*names, "state"])
+        obs = {agent: declared(obs_specs[agent]) for agent in self.possible_agents}
+        action = {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents}
+        settings: dict[str, Any] = {"reward": each, "value": each, "extra": extra, "device": device}
+        names = ["obs", "action", "reward", "done", "value", "log_prob", *(["state"] if state_spec is not None else [])]
+        self._rows = StepRows(partial(rl.RolloutBuffer, num_steps, num_envs, obs, action, **settings), names)
         self.device = self._rows.tensors["terminated"].device
 
     def _memory_of(self, field: str) -> Any:

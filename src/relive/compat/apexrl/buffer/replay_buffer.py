@@ -65,14 +65,11 @@ class ReplayBuffer:
         seed: int | None = None,
     ) -> None:
         check_capacity(capacity)
-        self.capacity = capacity
-        self.obs_shape = obs_shape
+        self.capacity, self.device = capacity, torch.device(device)
+        self.obs_shape, self.obs_dtype, self.critic_obs_shape = obs_shape, obs_dtype, critic_obs_shape
         self.action_shape = tuple(action_shape)
-        self.device = torch.device(device)
-        self.obs_dtype = obs_dtype
         self.action_dtype = action_dtype
         """None until the first `add` where it was not given."""
-        self.critic_obs_shape = critic_obs_shape
         self._written = 0
         """How many transitions were written since the memory was empty."""
         self._names = _OURS if critic_obs_shape is None else _OURS | _CRITIC

@@ -141,11 +141,8 @@ class RolloutBuffer(SteppedRollout):
             device, action_shape = action_shape, None
         if isinstance(action_dtype, int):
             num_privileged_obs, action_dtype = action_dtype, None
-        self.num_envs = num_envs
-        self.num_steps = num_steps
-        self.obs_shape = obs_shape
-        self.num_privileged_obs = num_privileged_obs
-        self.privileged_obs_shape = privileged_obs_shape
+        self.num_envs, self.num_steps, self.obs_shape = num_envs, num_steps, obs_shape
+        self.num_privileged_obs, self.privileged_obs_shape = num_privileged_obs, privileged_obs_shape
         if privileged_obs_shape is None and num_privileged_obs:
             self.privileged_obs_shape = (positive("num_privileged_obs", num_privileged_obs),)
         self._told = action_shape, action_dtype

@@ -52,14 +52,10 @@ class RolloutRNNBuffer(SteppedRollout):
         *,
         seed: int | None = None,
     ) -> None:
-        self.num_envs = num_envs
-        self.num_steps = num_steps
-        self.obs_shape = obs_shape
-        self.action_shape = action_shape
-        self.action_dtype = action_dtype
-        self.actor_hidden_shape = actor_hidden_shape
-        self.critic_hidden_shape = critic_hidden_shape
-        self.privileged_obs_shape = privileged_obs_shape
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.obs_shape, self.privileged_obs_shape = obs_shape, privileged_obs_shape
+        self.action_shape, self.action_dtype = action_shape, action_dtype
+        self.actor_hidden_shape, self.critic_hidden_shape = actor_hidden_shape, critic_hidden_shape
         self._reused = Reused()
         fields = declared(obs_shape), Field(action_shape, action_dtype)
         hidden = {

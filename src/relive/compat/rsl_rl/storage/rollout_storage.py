@@ -117,10 +117,8 @@ class RolloutStorage(Stepped):
         device: str = "cpu",
     ) -> None:
         self.training_type = one_of("training_type", training_type, tuple(_ATTRIBUTES))
-        self.device = device
-        self.num_transitions_per_env = num_transitions_per_env
-        self.num_envs = num_envs
-        self.actions_shape = actions_shape
+        self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
+        self.actions_shape, self.device = actions_shape, device
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
         self._late: dict[str, rl.Field] = {}
         """Distribution parameters and hidden states, which the first step that has them declares."""

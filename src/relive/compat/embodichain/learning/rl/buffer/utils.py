@@ -38,11 +38,7 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
 
 
 def iterate_minibatches(
-    rollout: TensorDict,
-    batch_size: int,
-    device: torch.device | str,
-    *,
-    seed: int | None = None,
+    rollout: TensorDict, batch_size: int, device: torch.device | str, *, seed: int | None = None
 ) -> Iterator[TensorDict]:
     """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter.
 
