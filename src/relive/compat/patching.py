@@ -26,7 +26,7 @@ class Original:
     tested: tuple[str, ...]
     """The versions, as major.minor, that our adapter was tested with."""
     modules: tuple[str, ...]
-    """Its modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
+    """Its modules with buffers; ours have their paths below `relive.compat`. Releases may lack some of them."""
     beside: str | None = None
     """The original that is patched with it, where it is installed: one has subclasses of the other's buffers."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.compat.views import is_tree, mapped, named_leaves
+from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
 from relive.kernels.row_writer import row_writer
@@ -72,7 +72,7 @@ class StepRows:
         memory = self._core.columns
         self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
         """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. Writing into them is writing steps."""
-        self.flat: dict[str, Any] = {name: _flattened(tensor) for name, tensor in self.tensors.items()}
+        self.flat: dict[str, Any] = {name: _flatten(tensor) for name, tensor in self.tensors.items()}
         """The memory as `[T · N, …]`, in the order of time, then environment."""
         self._leaves = [
             leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
@@ -126,7 +126,7 @@ class StepRows:
             self._core.take_back(self._step)
             self._is_in_core = True
         if self.scores and self._step:
-            self._core.attach({name: mapped(lambda x: x[: self._step], x) for name, x in self.scores.items()})
+            self._core.attach({name: map_tree(lambda x: x[: self._step], x) for name, x in self.scores.items()})
         return self._core
 
     def write(self, values: Sequence[Any]) -> None:
@@ -146,18 +146,18 @@ class StepRows:
         given, last = list(values), -1
         misfit = self._writer.write(self._step, tuple(given), None)
         while misfit > last:  # leaves are read in order
-            given[misfit] = self._fitted(misfit, given[misfit])
+            given[misfit] = self._fit(misfit, given[misfit])
             misfit, last = self._writer.write(self._step, tuple(given), None), misfit
         if misfit >= 0:
             self._write_some(tuple(range(len(given))), given)
 
     def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
         """Write the values of these places into the row of the coming step."""
-        misfit = self._writer.put(self._step, tuple(self._fitted(i, values[i]) for i in places), places)
+        misfit = self._writer.put(self._step, tuple(self._fit(i, values[i]) for i in places), places)
         if misfit >= 0:
             raise misaligned_error(self._leaves[places[misfit]][0])
 
-    def _fitted(self, place: int, value: Any) -> torch.Tensor:
+    def _fit(self, place: int, value: Any) -> torch.Tensor:
         """A value as the tensor at this place takes it."""
         name, tensor = self._leaves[place]
         if value is None and self._remedy is not None:
@@ -170,7 +170,7 @@ class StepRows:
             and not value.requires_grad
         ):
             return value.contiguous()
-        return fitted(name, value, tensor[0]).contiguous()
+        return fit(name, value, tensor[0]).contiguous()
 
     def before(self) -> torch.Tensor | None:
         """The first leaf of the last stored step; None if there is none."""
@@ -206,7 +206,7 @@ class StepRows:
 
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            found = advantages_and_returns(reward, value, fitted(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            found = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
             return [self._whole(score) for score in found]
 
         if is_tree(rewards):
@@ -230,10 +230,10 @@ class StepRows:
             return self.tensors.get(field)
         if field not in self.scores:
             with torch.inference_mode(False):
-                self.scores[field] = mapped(torch.zeros_like, self.tensors["reward"])
+                self.scores[field] = map_tree(torch.zeros_like, self.tensors["reward"])
         return self.scores[field]
 
-    def moved(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
+    def move(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """The steps in the memory of another buffer, which may have further fields."""
         rows = StepRows(make, self._fields if fields is None else fields, self._names, self._remedy)
         rows._fill(self.tensors, self._step, self._staged, self.scores)
@@ -241,16 +241,16 @@ class StepRows:
 
     def _fill(self, tensors: Mapping[str, Any], step: int, staged: Iterable[int], scores: Mapping[str, Any]) -> None:
         for name, tensor in tensors.items():
-            mapped(torch.Tensor.copy_, self.tensors[name], tensor)
+            map_tree(torch.Tensor.copy_, self.tensors[name], tensor)
         self.step, self._staged = step, set(staged)
-        self.scores = {name: mapped(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
+        self.scores = {name: map_tree(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
 
     def __reduce__(self) -> Any:
         settings = self.make, self._fields, self._names, self._remedy
-        return _unpickled, (settings, self.tensors, self._step, self._staged, self.scores)
+        return _unpickle, (settings, self.tensors, self._step, self._staged, self.scores)
 
 
-def _unpickled(settings: tuple[Any, ...], *content: Any) -> StepRows:
+def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
     rows = StepRows(*settings)
     rows._fill(*content)
     return rows
@@ -270,7 +270,7 @@ def advantages_and_returns(
     return gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=lam)
 
 
-def fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
+def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
     """`value` as a tensor that `place` [N, …] takes as it is; errors name both shapes.
 
     Axes of length one in front make no difference: nothing is broadcast by them.
@@ -289,6 +289,6 @@ def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[first:])
 
 
-def _flattened(tree: Any) -> Any:
+def _flatten(tree: Any) -> Any:
     """A view with the axes of time and environments as one."""
     return tree.reshape(-1) if isinstance(tree, TensorDict) else tree.flatten(0, 1)

@@ -82,21 +82,21 @@ def is_tree(value: Any) -> bool:
     return isinstance(value, _TREES)
 
 
-def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The results of a function for each leaf of a tree, and for the leaves of other trees at its keys, as dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    return {key: mapped(function, part, *(other[key] for other in others)) for key, part in tree.items()}
+    return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 
 
-def declared(spec: Any, dtype: Any = torch.float32) -> Any:
+def declare(spec: Any, dtype: Any = torch.float32) -> Any:
     """The core's declaration of a shape, or of a dict of shapes; leaves without a dtype of their own have `dtype`.
 
     A `dtype` that is a dict has one for each key.
     """
     if isinstance(spec, Mapping):
         each = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
-        return {key: declared(part, each[key]) for key, part in spec.items()}
+        return {key: declare(part, each[key]) for key, part in spec.items()}
     return Field(spec.shape, spec.dtype) if hasattr(spec, "dtype") else Field(spec, dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from relive.compat.views import mapped
+from relive.compat.views import map_tree
 from relive.schema.assembly import level
 
 
@@ -27,7 +27,7 @@ def original(module: str, name: str) -> Any:
 
 
 def original_or(module: str, ours: type) -> Any:
-    """AgileRL's class of the same name as ours, which inherits from it; without AgileRL ours."""
+    """AgileRL's class with the name of ours, which inherits from it; without AgileRL ours."""
     theirs = original(module, ours.__name__)
     return ours if theirs is object else theirs
 
@@ -53,10 +53,10 @@ def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[
         leaf = leaf if leaf.device == device else leaf.to(device)
         return leaf.unsqueeze(1) if leaf.ndim == 1 else leaf
 
-    return mapped(column, data)
+    return map_tree(column, data)
 
 
-def placed(rows: TensorDict, **further: Any) -> TensorDict:
+def to_batch(rows: TensorDict, **further: Any) -> TensorDict:
     """Rows and further leaves as one TensorDict that names their device, as AgileRL's own do."""
-    leaves = {key: placed(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
+    leaves = {key: to_batch(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
     return level({**leaves, **further}, rows.batch_size, next(iter(leaves.values())).device)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
-from relive.compat.step_rows import fitted
+from relive.compat.step_rows import fit
 from relive.compat.views import is_tree
 from relive.schema.checks import positive, same_keys
 
@@ -20,7 +20,7 @@ _TENSOR: Any = torch.Tensor
 
 
 class ResetStrategy(Enum):
-    """What `add` does when the buffer is full."""
+    """The way that `add` treats a full buffer."""
 
     ERROR = "error"
     """Raise a RuntimeError."""
@@ -152,15 +152,15 @@ def track(
     tracker.update(dones=dones, rewards=on_host(rewards), infos=infos, done_reasons=reasons)
 
 
-def placed(name: str, value: Any, place: Any) -> Any:
+def fit_tree(name: str, value: Any, place: Any) -> Any:
     """A value, or a dict of them, as tensors that fit a row `place` [N, …] of the memory."""
     fits = type(value) is type(place) is _TENSOR and value.shape == place.shape
     if fits and value.dtype is place.dtype and value.device == place.device and not value.requires_grad:
         return value
     if not is_tree(place):
-        return fitted(name, value, place)
+        return fit(name, value, place)
     same_keys(name, value, place.keys())
-    return {key: placed(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
+    return {key: fit_tree(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
 
 
 def flags(value: Any) -> Any:

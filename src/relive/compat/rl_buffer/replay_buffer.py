@@ -11,10 +11,19 @@ import numpy as np
 import torch
 
 from relive.checkpoint.state_dict import load_packed_state, packed_state
-from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, Sized, flags, placed, refuse_full, track
+from relive.compat.rl_buffer.base_buffer import (
+    CPU,
+    BaseBuffer,
+    ResetStrategy,
+    Sized,
+    fit_tree,
+    flags,
+    refuse_full,
+    track,
+)
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import declared, is_tree, memory_views
+from relive.compat.views import declare, is_tree, memory_views
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 from relive.schema.assembly import to_device
@@ -62,7 +71,7 @@ class Transitions:
         if self._are_exchanged(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
         given = (obs, action, reward, flags(done), flags(truncated), next_obs)
-        step = tuple(placed(name, value, place) for (name, place), value in zip(self._places, given, strict=True))
+        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, given, strict=True))
         _refuse_shared(step[0], step[5])
         return step
 
@@ -93,7 +102,7 @@ def _are_bools(value: Any) -> bool:
 
 
 def _refuse_shared(obs: Any, next_obs: Any) -> None:
-    """An observation and its next one in the same memory are one: the environment has overwritten the first."""
+    """Raise if an observation and its next one share memory: the environment has overwritten the first."""
     if is_tree(obs):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
@@ -133,7 +142,7 @@ class TransitionBuffer(Sized):
     ) -> partial[_Replay]:
         """A maker of cores for such transitions."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
-        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
         # Copies of their own: every time step then fits, whatever its next observation is.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
         return partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)

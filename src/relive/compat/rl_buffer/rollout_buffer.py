@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from relive import estimators
-from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, flags, placed, refuse_full, track
+from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, fit_tree, flags, refuse_full, track
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
 from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import StepRows, fitted
-from relive.compat.views import assign, declared, memory_views, named_leaves, rows_at
+from relive.compat.step_rows import StepRows, fit
+from relive.compat.views import assign, declare, memory_views, named_leaves, rows_at
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import positive
@@ -78,7 +78,7 @@ class RolloutBuffer(BaseBuffer):
         seed: int | None = None,
     ) -> None:
         there = torch.device(device if store_device is None else store_device)
-        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
         seed = experiment_seed(seed)
         make = partial(_Rollout, buffer_size, num_envs, *fields, device=there, seed=seed)
         self._rows = StepRows(make, _STEP)
@@ -127,7 +127,7 @@ class RolloutBuffer(BaseBuffer):
         rows = self._rows
         refuse_full(rows.is_full, self.reset_strategy)
         given = (obs, action, reward, flags(done), value, log_prob)
-        step = [placed(name, value, place) for (name, place), value in zip(rows.places, given, strict=True)]
+        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, given, strict=True)]
         track(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
@@ -157,13 +157,13 @@ class RolloutBuffer(BaseBuffer):
         used, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fitted("last_values", _flat(last_values), value[0])
-        over = fitted("last_dones", flags(_flat(last_dones)), ended[0])
+        last = fit("last_values", _flat(last_values), value[0])
+        over = fit("last_dones", flags(_flat(last_dones)), ended[0])
         self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
         """Every stored step once, in batches of which the last may be shorter; call it again for another epoch."""
-        self._computed("get")
+        self._score("get")
         return self._batches(positive("batch_size", batch_size), shuffle)
 
     def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
@@ -186,11 +186,11 @@ class RolloutBuffer(BaseBuffer):
 
         `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
         """
-        self._computed("get_sequences")
+        self._score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
         return (SequenceBatch(**{theirs: each[ours] for theirs, ours in _SEQUENCES.items()}) for each in sequences)
 
-    def _computed(self, where: str, name: str = "advantage") -> torch.Tensor:
+    def _score(self, where: str, name: str = "advantage") -> torch.Tensor:
         """The advantages or returns of the stored steps."""
         if name not in self._rows.scores:
             remedy = "Call compute_returns_and_advantages first."
@@ -204,7 +204,7 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def _advantages(self) -> torch.Tensor:
-        return self._computed("advantages")
+        return self._score("advantages")
 
     @_advantages.setter
     def _advantages(self, value: Any) -> None:
@@ -212,7 +212,7 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def _returns(self) -> torch.Tensor:
-        return self._computed("returns", "return")
+        return self._score("returns", "return")
 
     @_returns.setter
     def _returns(self, value: Any) -> None:

@@ -25,7 +25,7 @@ __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
 @dataclass
 class SharedMemoryComponents:
-    """What a worker needs to find the main process's steps: small, to be sent to it."""
+    """The address of the main process's steps, small enough to be sent to a worker."""
 
     handle: Handle
 
@@ -47,8 +47,8 @@ class SharedTransitions(Transitions):
         super().__init__(make if handle is None else partial(connect, handle, seed=seed), obs_shape)
         self._make = make
 
-    def joined(self) -> SharedTransitions:
-        """The same memory for a forked child, which must not use what its parent opened."""
+    def rejoin(self) -> SharedTransitions:
+        """Open the memory again, in a forked child, which must not use its parent's handles."""
         return SharedTransitions(self._make, self._obs_shape, self.core.handle())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     @property
     def _transitions(self) -> SharedTransitions:
         if self._process != os.getpid():  # a forked child
-            self._shared, self._process = self._shared.joined(), os.getpid()
+            self._shared, self._process = self._shared.rejoin(), os.getpid()
         return self._shared
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         self._process = os.getpid()
 
     def pos(self) -> int:
-        """Where the next time step goes, counted from the last `reset`; 0 when that is the first row again."""
+        """The position of the next time step, counted from the last `reset`; 0 when that is the first row again."""
         stored = len(self.core) // self.num_envs
         if stored < self._buffer_size:
             return stored
@@ -147,7 +147,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return len(self.core) // self.num_envs
 
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
-        """What workers are made with."""
+        """The arguments that workers are made with."""
         return SharedMemoryComponents(self.core.handle()), SharedStates()
 
 

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WrittenDict, mapped
+from relive.compat.views import WrittenDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Stacked
 
@@ -34,7 +34,7 @@ def overrides(buffer: Any, *names: str) -> bool:
 
 def fields_of(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
     """An observation space as it is stored: with its own dtype, a float64 too; stacks of frames as frames."""
-    return mapped(lambda part: _field(part, n_stack), space)
+    return map_tree(lambda part: _field(part, n_stack), space)
 
 
 def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
@@ -65,23 +65,23 @@ def nbytes_of(space: spaces.Space[Any]) -> int:
 
 def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
     """The shapes of one step's observations."""
-    return mapped(lambda part: (n_envs, *get_obs_shape(part)), space)
+    return map_tree(lambda part: (n_envs, *get_obs_shape(part)), space)
 
 
-def stacked(obs: Any, fields: Any) -> Any:
+def stack_frames(obs: Any, fields: Any) -> Any:
     """One step's observations with an axis for their frames."""
-    return mapped(lambda f, x: x.reshape(len(x), *f.shape[: f.axis], f.k, *f.shape[f.axis :]), fields, obs)
+    return map_tree(lambda f, x: x.reshape(len(x), *f.shape[: f.axis], f.k, *f.shape[f.axis :]), fields, obs)
 
 
-def unstacked(obs: Any, shape: Any, lead: int) -> Any:
+def unstack_frames(obs: Any, shape: Any, lead: int) -> Any:
     """Stacks of frames after `lead` axes in the shape of the observation space."""
-    return mapped(lambda part, x: x.reshape(*x.shape[:lead], *part), shape, obs)
+    return map_tree(lambda part, x: x.reshape(*x.shape[:lead], *part), shape, obs)
 
 
-def shaped(shapes: Shapes, obs: Any) -> Any:
+def reshape_step(shapes: Shapes, obs: Any) -> Any:
     """One step's observations in these shapes; other keys of a dict are left out."""
     if isinstance(shapes, dict):
-        return {key: shaped(shape, obs[key]) for key, shape in shapes.items()}
+        return {key: reshape_step(shape, obs[key]) for key, shape in shapes.items()}
     array = np.asarray(obs)
     if array.shape == shapes:
         return array
@@ -92,17 +92,17 @@ def shaped(shapes: Shapes, obs: Any) -> Any:
 
 def in_own_memory(next_obs: Any, obs: Any) -> Any:
     """Next observations in other memory than the observations: a caller may pass one array as both."""
-    return mapped(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
+    return map_tree(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
 
 
 def numpy_of(batch: Any) -> Any:
     """A tensor, or a TensorDict of tensors, as numpy."""
-    return mapped(lambda leaf: leaf.numpy(force=True), batch)
+    return map_tree(lambda leaf: leaf.numpy(force=True), batch)
 
 
 def torch_of(obs: Any, device: torch.device) -> Any:
     """An array, or a dict of arrays, on a device."""
-    return mapped(lambda leaf: torch.as_tensor(leaf, device=device), obs)
+    return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
 
 
 # Arrays
@@ -152,7 +152,7 @@ class Gathered(np.ndarray):
     write: Callable[[Any, Any], None]
     """`write(key, value)` stores what is written, or raises."""
     copied: np.ndarray
-    """The same memory, which can be written."""
+    """The memory of the rows as a plain, writable array."""
 
     @staticmethod
     def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
@@ -184,7 +184,7 @@ class Gathered(np.ndarray):
         self.write(key, whole)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        """What is computed from it is plain; what is computed into it (`rewards += bonus`) is written."""
+        """Results are plain arrays; a result that goes into this array (`rewards += bonus`) is written."""
         computed = getattr(ufunc, method)(*map(_plain, inputs), **options)
         if not out:
             return computed

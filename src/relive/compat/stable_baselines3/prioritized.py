@@ -42,7 +42,7 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     weights: torch.Tensor
     """Importance weights in (0, 1], [B, 1]."""
     indices: torch.Tensor
-    """What `update_priorities` calls these rows."""
+    """The rows, for `update_priorities`."""
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -80,7 +80,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of transitions drawn by their priorities, normalised as `env` says."""
-        if not self._is_told:
+        if not self._core_is_current:
             expected, remedy = "steps that were all added with add", "Add steps, and leave pos and full alone."
             raise SchemaError(explain(type(self).__name__, expected, f"pos = {self.pos}", remedy))
         if not self._is_updated:
@@ -133,14 +133,14 @@ class _OnPriorities:
 
     @abstractmethod
     def _optimizers(self) -> list[Any]:
-        """Those that follow the schedule of the learning rate."""
+        """The optimizers that follow the schedule of the learning rate."""
 
     @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Learn from a batch, the `step`th of this call; yields what is logged."""
 
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
-        """What `train` does."""
+        """Train: draw batches, learn from each, and log the means."""
         self._require_priorities()
         self.policy.set_training_mode(mode=True)
         self._update_learning_rate(self._optimizers())
@@ -241,7 +241,7 @@ class PrioritizedSAC(_OnPriorities, SAC):
             next_value = next_values.amin(1, keepdim=True) - temperature * next_log_prob.unsqueeze(1)
             target = _target(batch, next_value, self.gamma)
         values = self.critic(batch.observations, batch.actions)
-        loss = 0.5 * _squared(batch, values, target)
+        loss = 0.5 * _squared_error(batch, values, target)
         _descend(self.critic.optimizer, loss)
         self._tell(batch, values, target)
         return loss
@@ -269,7 +269,7 @@ class PrioritizedTD3(_OnPriorities, TD3):
             next_values = torch.cat(self.critic_target(batch.next_observations, next_action), 1)
             target = _target(batch, next_values.amin(1, keepdim=True), self.gamma)
         values = self.critic(batch.observations, batch.actions)
-        loss = _squared(batch, values, target)
+        loss = _squared_error(batch, values, target)
         _descend(self.critic.optimizer, loss)
         self._tell(batch, values, target)
         return loss
@@ -286,7 +286,7 @@ def _target(batch: PrioritizedReplayBufferSamples, next_value: torch.Tensor, gam
     return batch.rewards + discount * (1 - batch.dones) * next_value
 
 
-def _squared(
+def _squared_error(
     batch: PrioritizedReplayBufferSamples, values: Sequence[torch.Tensor], target: torch.Tensor
 ) -> torch.Tensor:
     """Σ over critics of the weighted mean squared error."""

@@ -27,11 +27,11 @@ from relive.compat.stable_baselines3.arrays import (
     numpy_of,
     overrides,
     overwrite,
-    shaped,
-    stacked,
+    reshape_step,
+    stack_frames,
     step_shapes,
     torch_of,
-    unstacked,
+    unstack_frames,
 )
 from relive.compat.stable_baselines3.rows import SharedRows, StoredRows
 from relive.compat.views import memory_views
@@ -118,7 +118,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _start(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
-        """What else the coming step consists of."""
+        """Further fields of the coming step."""
         self._fits = not self.n_stack
         """All observations so far could be stored as they were given."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
@@ -148,25 +148,25 @@ class ReplayBuffer(theirs.ReplayBuffer):
             self._rows.put_newest(array)
         if not self.n_stack:
             return array
-        array = unstacked(array, self.obs_shape, 2)
+        array = unstack_frames(array, self.obs_shape, 2)
         return Arrays(array) if isinstance(array, dict) else array
 
     def _assign(self, name: str, value: Any) -> None:
         overwrite(self._memory_of(name), value)
 
     @property
-    def _is_told(self) -> bool:
+    def _core_is_current(self) -> bool:
         """Whether every step came by our `add`: the core knows them all."""
         written = self._rows.written
         return self.pos == written % self.buffer_size and self.full == (written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes."""
+        """The size of the memory in bytes."""
         return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = {} if self._is_told else {name: self._memory_of(name) for name in _ARRAYS}
+        arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAYS}
         return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; `next_obs` is the state it led to before any reset."""
-        if not self._is_told:
+        if not self._core_is_current:
             super().add(obs, next_obs, action, reward, done, infos)  # at `pos`, where the core does not go on
             return
         step = (
@@ -214,16 +214,16 @@ class ReplayBuffer(theirs.ReplayBuffer):
             except SchemaError:  # of which nothing was stored
                 self._fits = False
         if not self._fits:
-            self._rows.add(*self._shaped(obs, next_obs), *step)
+            self._rows.add(*self._reshape(obs, next_obs), *step)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.pos, self.full = 0, True
 
-    def _shaped(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
-        obs = shaped(self._shapes, obs)
-        next_obs = in_own_memory(shaped(self._shapes, next_obs), obs)
+    def _reshape(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
+        obs = reshape_step(self._shapes, obs)
+        next_obs = in_own_memory(reshape_step(self._shapes, next_obs), obs)
         if self.n_stack:
-            obs, next_obs = stacked(obs, self._fields), stacked(next_obs, self._fields)
+            obs, next_obs = stack_frames(obs, self._fields), stack_frames(next_obs, self._fields)
         return obs, next_obs
 
     def reset(self) -> None:
@@ -239,7 +239,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, normalised as `env` says."""
-        if self._is_custom or not self._is_told:
+        if self._is_custom or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
                 count -= 1  # the oldest observation: its position has the newest next one
@@ -249,7 +249,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """The transitions at these positions, each of a random environment."""
-        if not self._is_told or overrides(self, *CONVERSIONS):
+        if not self._core_is_current or overrides(self, *CONVERSIONS):
             return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
         normalizer = env if self._sums_rewards else None
@@ -259,12 +259,12 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
-        """What the algorithms read. Every tensor operation here costs as much as gathering a field."""
+        """A batch as the algorithms read it. Every tensor operation here costs as much as gathering a field."""
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
         if self.n_stack:
-            obs, next_obs = (unstacked(part, self.obs_shape, 1) for part in (obs, next_obs))
+            obs, next_obs = (unstack_frames(part, self.obs_shape, 1) for part in (obs, next_obs))
         if env is not None:
             obs, next_obs = (torch_of(env.normalize_obs(numpy_of(x)), self.device) for x in (obs, next_obs))
             if not self._sums_rewards:
@@ -309,7 +309,7 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
 
 
 def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
-    """Which environments reached a time limit; None if none did."""
+    """Flags of the environments that reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):
             return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL).reshape(n_envs)

@@ -24,7 +24,7 @@ from relive.compat.stable_baselines3.arrays import (
     numpy_of,
     overrides,
     overwrite,
-    shaped,
+    reshape_step,
     step_shapes,
 )
 from relive.compat.step_rows import advantages_and_returns
@@ -105,7 +105,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes."""
+        """The size of the memory in bytes."""
         own = set(self._arrays) - set(_STORED)
         return self._core.nbytes + sum(self._arrays[name].nbytes for name in own)
 
@@ -145,7 +145,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         if self._core.num_stored != row:
             self._core.take_back(row)
         self._core.add(
-            shaped(self._shapes, obs),
+            reshape_step(self._shapes, obs),
             np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
             np.asarray(reward, np.float32).reshape(n_envs),
             self._not_yet,
@@ -205,7 +205,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return self._kinds[1](dict(obs.items()), action, *rest)
 
     _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
-    """What batches are: of one array of observations, and of a dict of them."""
+    """The types of batches: of one array of observations, and of a dict of them."""
     _casts_actions = True
     """Whether batches have actions in float32 whatever their space is."""
 

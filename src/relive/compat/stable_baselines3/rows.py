@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.arrays import Arrays, Gathered, numpy_of, torch_of
-from relive.compat.views import mapped
+from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
 from relive.replay.views import NStep, Sequence, Transition
@@ -97,7 +97,7 @@ class StoredRows(_Rows):
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Random rows, read by a view; a normalizer changes rewards before they are summed."""
-        return self._completed(self.core.sample(batch_size), view, normalizer)
+        return self._complete(self.core.sample(batch_size), view, normalizer)
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """The rows at these positions of these environments."""
@@ -106,13 +106,13 @@ class StoredRows(_Rows):
         if (rows < 0).any():
             remedy = "Pass positions of stored transitions."
             raise IndexError(explain("batch_inds", "stored positions", int(positions[rows < 0][0]), remedy))
-        return self._completed(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view, normalizer)
+        return self._complete(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view, normalizer)
 
     def cut(self, envs: np.ndarray) -> None:
         """The newest steps of these environments end their episodes, as a time limit does."""
         self._dones[self.newest, envs] = self._timeouts[self.newest, envs] = 1
 
-    def _completed(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+    def _complete(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """A batch with the ends of its steps, and with the fields that the view computes from them."""
         row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
         time = row % self.size
@@ -141,7 +141,7 @@ class StoredRows(_Rows):
         batch.set("reward", torch.from_numpy((rewards * weight).sum(1).astype(np.float32)))
         batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
         final = steps[np.arange(len(time)), last]
-        after = mapped(lambda array: array[final, envs], self.arrays["next_observations"])
+        after = map_tree(lambda array: array[final, envs], self.arrays["next_observations"])
         batch.set("next_obs", torch_of(after, _CPU))
         return final
 
@@ -176,7 +176,7 @@ class SharedRows(_Rows):
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Random rows, read by a view; a normalizer changes rewards before they are summed."""
         batch = self.core.sample(batch_size, view)
-        return batch if normalizer is None else self._normalised(batch, view, normalizer)
+        return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """The rows at these positions of these environments."""
@@ -186,9 +186,9 @@ class SharedRows(_Rows):
             remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
             raise IndexError(explain("batch_inds", "stored positions", gone, remedy))
         batch = self.core.read(index, view)
-        return batch if normalizer is None else self._normalised(batch, view, normalizer)
+        return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
-    def _normalised(self, batch: TensorDict, view: NStep, normalizer: VecNormalize) -> TensorDict:
+    def _normalize_rewards(self, batch: TensorDict, view: NStep, normalizer: VecNormalize) -> TensorDict:
         """A batch of n steps with the sum of rewards that are normalised one by one."""
         steps = self.core.read(batch["index"], Sequence(view.n))
         rewards = torch.from_numpy(normalizer.normalize_reward(steps["reward"].numpy()))
@@ -226,7 +226,7 @@ class SharedRows(_Rows):
             field: Any = rows["terminated"] | rows["truncated"]
         else:
             field = rows["truncated" if name == "timeouts" else _MEMORY[name]]
-        placed = mapped(lambda leaf: self._placed(name, leaf, stored), field)
+        placed = map_tree(lambda leaf: self._show(name, leaf, stored), field)
         return Arrays(placed) if isinstance(placed, dict) else placed
 
     def put_newest(self, observations: Gathered) -> None:
@@ -236,7 +236,7 @@ class SharedRows(_Rows):
             index, _ = self._index_at(torch.full_like(envs, self.written - 1), envs)
             observations.copied[self.written % self.size] = self.core.read(index)["next_obs"].numpy()
 
-    def _placed(self, name: str, leaf: torch.Tensor, stored: torch.Tensor) -> Gathered:
+    def _show(self, name: str, leaf: torch.Tensor, stored: torch.Tensor) -> Gathered:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
         everything = leaf.new_zeros((len(stored), *leaf.shape[1:]))
         everything[stored] = leaf

@@ -13,9 +13,9 @@ from tensordict import TensorDict
 import relive as rl
 from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.rows import Memory, columns, original, placed
+from relive.compat.agilerl.rows import Memory, columns, original, to_batch
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import mapped
+from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import use_copy
 from relive.replay.samplers import Sampler
@@ -152,7 +152,7 @@ class ReplayBuffer(_Plain):
     def _store(self, rows: dict[str, Any], count: int) -> None:
         core, fields = self.core, self._fields
         if core is None:
-            fields = mapped(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
+            fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._new_core(fields)
         nothing = torch.zeros(2, count, device=core.device)
         never = torch.zeros(count, dtype=torch.bool, device=core.device)
@@ -173,10 +173,10 @@ class ReplayBuffer(_Plain):
                 size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
             )
         batch = core.read((drawn + (self._written - size)).to(core.device))
-        return placed(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
+        return to_batch(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
 
     def _identities(self, index: torch.Tensor) -> torch.Tensor:
-        """What the core's ids are since the first `add` of all."""
+        """The core's ids, counted from the first `add` of all instead of the last `clear`."""
         return index + self._before if self._before else index
 
     def _require_rows(self) -> rl.ReplayBuffer:
@@ -256,7 +256,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def _check_alike(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the environments of the step before."""
         known = self.n_step_buffer[-1] if self.n_step_buffer else data
-        expected, got = ((list(step.batch_size), mapped(_shape_and_dtype, step)) for step in (known, data))
+        expected, got = ((list(step.batch_size), map_tree(_shape_and_dtype, step)) for step in (known, data))
         if got != expected:
             remedy = "Add the same fields for all environments in every call."
             raise SchemaError(explain("add", f"batch size and fields {expected} as before", got, remedy))
@@ -292,7 +292,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """The rows that another buffer, fed with what `add` returned, knows by `idxs`."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
-        rows = placed(self._require_rows().read(flat - self._before if self._before else flat)["action"])
+        rows = to_batch(self._require_rows().read(flat - self._before if self._before else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
 
     def clear(self) -> None:
@@ -344,7 +344,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         core, self._beta = self._require_rows(), beta
         batch = core.sample(operator.index(batch_size))
         weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
-        return placed(batch["action"], weights=weights, idxs=idxs)
+        return to_batch(batch["action"], weights=weights, idxs=idxs)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give rows new priorities, of at least 1e-5."""
@@ -354,7 +354,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(raised), remedy))
         if len(index):
-            if self._before:  # of what was there before clear() nothing is left
+            if self._before:  # rows from before clear() are gone
                 index, raised = index[index >= 0], raised[index >= 0]
             self._require_rows().update_priority(index, raised)
 
@@ -420,7 +420,7 @@ def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 
 def _where(rows: torch.Tensor, one: Any, other: Any) -> Any:
     """`one` in the rows that are flagged, `other` in the rest, of every leaf."""
-    return mapped(lambda this, that: torch.where(_along(rows, this), this, that), one, other)
+    return map_tree(lambda this, that: torch.where(_along(rows, this), this, that), one, other)
 
 
 def _shape_and_dtype(leaf: torch.Tensor) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from relive.compat.agilerl.rows import Memory, original
 from relive.compat.agilerl.typing import BPTTSequenceType
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import advantages_and_returns
-from relive.compat.views import mapped
+from relive.compat.views import map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import nonempty, positive
 from relive.schema.conversion import as_tensor, convert
@@ -101,7 +101,7 @@ class RolloutBuffer(_Rollout):
         blank = self.core.columns[0].clone()
         blank["action_masks"].fill_(True)
         self._omitted = {name: blank[name] for name in self._extra()}
-        """What is stored of further fields that `add` is not given."""
+        """Values of the further fields that `add` is not given."""
         self._never = blank["truncated"]
         self._expose()
 
@@ -131,7 +131,7 @@ class RolloutBuffer(_Rollout):
         rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
         self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
-        self._steps_flat: dict[str, Any] = mapped(lambda leaf: leaf.flatten(0, 1), columns)
+        self._steps_flat: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
         """The memory as `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
@@ -281,7 +281,7 @@ class RolloutBuffer(_Rollout):
 
     def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
         """The results of `read` for every leaf `[capacity · num_envs, …]`."""
-        return TensorDict(mapped(read, self._steps_flat), batch_size=[count], device=self.core.device)
+        return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
 
     def _in_time(self) -> rl.RolloutBuffer:
         """The stored steps, oldest first; after a wrap a copy of them."""
@@ -397,7 +397,7 @@ class _Prepared:
         longest = int(batch["mask"].sum(1).max())
         shape = torch.Size((len(batch), longest))
         fields = {
-            theirs: mapped(lambda leaf: leaf[:, :longest].contiguous(), batch[ours]) for theirs, ours in names.items()
+            theirs: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[ours]) for theirs, ours in names.items()
         }
         padded = TensorDict(fields, batch_size=shape).to(device)
         # [S, layers, H] has no time axis: AgileRL keeps it beside the tensors.

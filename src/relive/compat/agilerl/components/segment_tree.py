@@ -40,7 +40,7 @@ class SegmentTree(_Tree):
         return tree
 
     def operate(self, start: int = 0, end: int = 0) -> float:
-        """Of the leaves from `start` to before `end`; an `end` that is not positive counts from the last leaf."""
+        """The operation of leaves `start` to `end - 1`; an `end` that is not positive counts from the last leaf."""
         end = end + self.capacity if end <= 0 else end
         if start == 0 and end == self.capacity:
             return float(self.tree[1])
@@ -78,7 +78,7 @@ class SumSegmentTree(SegmentTree, _Sum):
         SegmentTree.__init__(self, capacity, operator.add, 0.0)
 
     def sum(self, start: int = 0, end: int = 0) -> float:
-        """Of the leaves from `start` to before `end`, or of all after `start`."""
+        """The sum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)
 
     def retrieve(self, upperbound: float) -> int:
@@ -107,5 +107,5 @@ class MinSegmentTree(SegmentTree, _Min):
         SegmentTree.__init__(self, capacity, min, float("inf"))
 
     def min(self, start: int = 0, end: int = 0) -> float:
-        """Of the leaves from `start` to before `end`, or of all after `start`."""
+        """The minimum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)

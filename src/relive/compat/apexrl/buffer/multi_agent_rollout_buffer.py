@@ -13,7 +13,7 @@ from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING, ref
 from relive.compat.apexrl.buffer.specs import leaves_of, plain, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, Stepped, StepRows
-from relive.compat.views import WrittenDict, assign, declared, mapped, memory_views
+from relive.compat.views import WrittenDict, assign, declare, map_tree, memory_views
 from relive.errors import explain
 from relive.schema.checks import none_without, nonempty
 from relive.schema.fields import Field
@@ -75,9 +75,9 @@ class MultiAgentRolloutBuffer(Stepped):
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_specs, self.state_spec = obs_specs, state_spec
         self.action_shapes, self.action_dtypes = action_shapes, action_dtypes
-        each = declared(dict.fromkeys(self.possible_agents, ()))
-        extra = {"done": each} if state_spec is None else {"done": each, "state": declared(state_spec)}
-        obs = {agent: declared(obs_specs[agent]) for agent in self.possible_agents}
+        each = declare(dict.fromkeys(self.possible_agents, ()))
+        extra = {"done": each} if state_spec is None else {"done": each, "state": declare(state_spec)}
+        obs = {agent: declare(obs_specs[agent]) for agent in self.possible_agents}
         action = {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents}
         settings: dict[str, Any] = {"reward": each, "value": each, "extra": extra, "device": device}
         names = ["obs", "action", "reward", "done", "value", "log_prob", *(["state"] if state_spec is not None else [])]
@@ -113,7 +113,7 @@ class MultiAgentRolloutBuffer(Stepped):
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
-        ended = mapped(torch.Tensor.bool, self._rows.tensors["done"])
+        ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
         self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
 
     def normalize_advantages(self) -> None:

@@ -12,10 +12,18 @@ from tensordict import TensorDict
 import relive as rl
 from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
-from relive.compat.apexrl.buffer.specs import batch_size_of, inferred, leaves_of, placed, plain, written, zeros_and_ones
+from relive.compat.apexrl.buffer.specs import (
+    action_field,
+    batch_size_of,
+    leaves_of,
+    plain,
+    plain_spec,
+    to_place,
+    zeros_and_ones,
+)
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import declared, mapped, memory_views
+from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
 from relive.schema.checks import count, none_without
 from relive.schema.fields import Field
@@ -35,10 +43,10 @@ class ReplayBuffer:
 
     What is different here:
     - Actions keep their dtype: without `action_dtype` the first `add` says what it is, and with an integer one floats
-      are refused. (There, int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
+      are refused. (ApexRL: int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
       example.)
     - A `DataWarning` says once that the environment has overwritten `observations` with `next_observations`.
-    - Critic observations that are declared must be given, and those that are not declared are refused. (There, the row
+    - Critic observations that are declared must be given, and those that are not declared are refused. (ApexRL: the row
       of an older transition stays, or what is given is dropped.)
     - Nothing is broadcast: a reward of shape (1,) for three transitions is refused.
 
@@ -84,8 +92,8 @@ class ReplayBuffer:
 
     def _new_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
         critic = {} if self.critic_obs_shape is None else _CRITIC
-        obs = declared(self.obs_shape, self.obs_dtype)
-        extra = {"dones": (), **{name: declared(self.critic_obs_shape, self.obs_dtype) for name in critic}}
+        obs = declare(self.obs_shape, self.obs_dtype)
+        extra = {"dones": (), **{name: declare(self.critic_obs_shape, self.obs_dtype) for name in critic}}
         settings: dict[str, Any] = {"device": self.device, "next_obs": "stored"}
         self._seed += 1
         action = Field(self.action_shape, action_dtype)
@@ -148,16 +156,16 @@ class ReplayBuffer:
             return
         if count is not None and count > self.capacity:
             raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
-        dtype = self.action_dtype or inferred(actions, 0, self.action_shape, None).dtype
+        dtype = self.action_dtype or action_field(actions, 0, self.action_shape, None).dtype
         core = self._core_for(dtype)
         extra = self._extra(critic_observations, next_critic_observations)
-        obs, next_obs = placed(observations, self.device), placed(next_observations, self.device)
+        obs, next_obs = to_place(observations, self.device), to_place(next_observations, self.device)
         next_obs = self._apart(obs, next_obs)
-        rewards, flags = placed(rewards, self.device), zeros_and_ones("dones", dones, self.device)
+        rewards, flags = to_place(rewards, self.device), zeros_and_ones("dones", dones, self.device)
         if count == 1:
             rewards, flags = _alone(rewards), _alone(flags)
         extra["dones"] = flags
-        row = (obs, placed(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
+        row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
         if count is None:
             core.add(*row, next_obs, **extra)
         else:
@@ -184,7 +192,7 @@ class ReplayBuffer:
     def _extra(self, critic: Any, next_critic: Any) -> dict[str, Any]:
         given = dict(zip(_CRITIC, (critic, next_critic), strict=True))
         if self.critic_obs_shape is not None:
-            return {name: placed(value, self.device) for name, value in given.items()}
+            return {name: to_place(value, self.device) for name, value in given.items()}
         for name, value in given.items():
             none_without(name, value, "critic_obs_shape")
         return {}
@@ -198,7 +206,7 @@ class ReplayBuffer:
             remedy = "The environment reuses its memory: clone observations before the step."
             got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
-        return mapped(_copied, next_obs) if any(share_bytes(*pair) for pair in pairs) else next_obs
+        return map_tree(_copy, next_obs) if any(share_bytes(*pair) for pair in pairs) else next_obs
 
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Transitions drawn uniformly with replacement, in memory of the caller's own."""
@@ -225,12 +233,12 @@ class ReplayBuffer:
         return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
+        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer as it was."""
         if state_dict["capacity"] != self.capacity:
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
         for name, own in self._specs().items():
-            if written(state_dict.get(name)) != own:
+            if plain_spec(state_dict.get(name)) != own:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         size = int(state_dict.get("size", 0))
         pos = int(state_dict.get("pos", size % self.capacity))
@@ -238,12 +246,12 @@ class ReplayBuffer:
             self.clear()
             return
         rows = {name: state_dict[name] for name in (*_OURS, *_CRITIC) if state_dict.get(name) is not None}
-        dtype = self.action_dtype or inferred(rows["actions"], 0, self.action_shape, None).dtype
-        self._use(self._filled(self._new_core(dtype), rows, pos))
+        dtype = self.action_dtype or action_field(rows["actions"], 0, self.action_shape, None).dtype
+        self._use(self._fill(self._new_core(dtype), rows, pos))
         self.action_dtype = dtype
         self._written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
-    def _filled(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
+    def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
         """A core with these rows in its memory, the oldest of them at `pos`."""
         block = TensorDict({_OURS.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
         block = block.to(self.device)
@@ -256,7 +264,7 @@ class ReplayBuffer:
         return core
 
     def _specs(self) -> dict[str, Any]:
-        return {name: written(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
+        return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
@@ -271,7 +279,7 @@ class ReplayBuffer:
         self._use(core)
 
 
-def _copied(leaf: Any) -> Any:
+def _copy(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy()
 
 

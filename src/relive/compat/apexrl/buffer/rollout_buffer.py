@@ -12,11 +12,11 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.specs import inferred, leaves_of, plain, written, zeros_and_ones
+from relive.compat.apexrl.buffer.specs import action_field, leaves_of, plain, plain_spec, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, Stepped, StepRows
-from relive.compat.views import declared, memory_views, rows_at
+from relive.compat.views import declare, memory_views, rows_at
 from relive.errors import DataWarning, explain
 from relive.schema.checks import none_without, nonempty, positive
 from relive.schema.fields import Field
@@ -50,7 +50,7 @@ class SteppedRollout(Stepped):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.rewards.device
 
     def __len__(self) -> int:
@@ -61,15 +61,15 @@ class SteppedRollout(Stepped):
         self, privileged: Spec | None, extra: Mapping[str, Any], *sizes_and_fields: Any, **settings: Any
     ) -> StepRows:
         """Rows of steps with privileged observations, where these are declared, and further fields."""
-        between = {} if privileged is None else {PRIVILEGED: declared(privileged)}
+        between = {} if privileged is None else {PRIVILEGED: declare(privileged)}
         make = partial(
-            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declared(()), **between, **extra}, **settings
+            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **between, **extra}, **settings
         )
         return StepRows(make, ["obs", *between, "action", "reward", "dones", "value", "log_prob", *extra])
 
     def _write(self, rows: StepRows, seen: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any) -> None:
         """Store one step; `seen` are the observations of the policy and of the critic alone."""
-        before = observed(rows, *seen)
+        before = observation_leaves(rows, *seen)
         dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
         if self._reused.is_news(before[0], rows.before()):  # a rollout cannot see whether a step overwrote them
             remedy = (
@@ -94,7 +94,7 @@ class SteppedRollout(Stepped):
     def to(self: _Self, device: torch.device | str) -> _Self:
         """Move the stored steps to another device; returns the buffer itself."""
         make: Any = self._rows.make
-        self._rows = self._rows.moved(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+        self._rows = self._rows.move(partial(make.func, *make.args, **{**make.keywords, "device": device}))
         return self
 
 
@@ -108,9 +108,9 @@ class RolloutBuffer(SteppedRollout):
 
     What is different here:
     - Only stored steps are trained on. Of a rollout that is partly filled `get_all_data` has `num_steps · num_envs`
-      rows as there, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows only, and
-      `last_values` follow the last stored step. (There, rows of older rollouts are among them.)
-    - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
+      rows as in ApexRL, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows, and
+      `last_values` follow the last stored step. (ApexRL: rows of older rollouts are among them.)
+    - Privileged observations that are declared must be given, and those that are not declared are refused. (ApexRL: the
       row of an older rollout stays, or what is given is dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
     - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` says so once, and
@@ -145,15 +145,15 @@ class RolloutBuffer(SteppedRollout):
         self.num_privileged_obs, self.privileged_obs_shape = num_privileged_obs, privileged_obs_shape
         if privileged_obs_shape is None and num_privileged_obs:
             self.privileged_obs_shape = (positive("num_privileged_obs", num_privileged_obs),)
-        self._told = action_shape, action_dtype
-        self._is_settled = None not in self._told
+        self._action_arguments = action_shape, action_dtype
+        self._action_is_known = None not in self._action_arguments
         self._rows = self._rows_for(Field(action_shape or (), action_dtype or torch.float32), device)
         self._reused = Reused()
         self._seed = experiment_seed(seed)
         self._random = generator_on(self.device, self._seed)
 
     def _rows_for(self, action: Field, device: torch.device | str) -> StepRows:
-        fields = declared(self.obs_shape), action
+        fields = declare(self.obs_shape), action
         return self._new_rows(self.privileged_obs_shape, {}, self.num_steps, self.num_envs, *fields, device=device)
 
     @property
@@ -172,8 +172,8 @@ class RolloutBuffer(SteppedRollout):
         Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
         """
         rows = self._rows_of(actions)
-        rows.stage([*observed(rows, observations, privileged_observations), actions])
-        self._rows, self._is_settled = rows, True
+        rows.stage([*observation_leaves(rows, observations, privileged_observations), actions])
+        self._rows, self._action_is_known = rows, True
 
     def add(
         self,
@@ -188,14 +188,14 @@ class RolloutBuffer(SteppedRollout):
         """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
         rows = self._rows_of(actions)
         self._write(rows, (observations, privileged_observations), actions, rewards, dones, values, log_probs)
-        self._rows, self._is_settled = rows, True
+        self._rows, self._action_is_known = rows, True
 
     def _rows_of(self, actions: Any) -> StepRows:
-        """The rows that store such actions: the first ones tell, where the constructor did not."""
+        """The rows that store such actions: the first ones decide, where the constructor was not told."""
         refuse_full(self._rows)
-        if self._is_settled:
+        if self._action_is_known:
             return self._rows
-        action = inferred(actions, 1, *self._told)
+        action = action_field(actions, 1, *self._action_arguments)
         is_same = action == Field(self.action_shape, self.action_dtype)
         return self._rows if is_same else self._rows_for(action, self.device)
 
@@ -227,12 +227,12 @@ class RolloutBuffer(SteppedRollout):
         return {"step": self.step, **self._layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
+        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer as it was."""
         for name, own in self._layout().items():
             if state_dict[name] != own:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
         twin = RolloutBuffer(
-            self.num_envs, self.num_steps, self.obs_shape, *self._told, self.device,
+            self.num_envs, self.num_steps, self.obs_shape, *self._action_arguments, self.device,
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
         )  # fmt: skip
         rows = TensorDict(
@@ -242,10 +242,10 @@ class RolloutBuffer(SteppedRollout):
             twin.add(**{name: row.get(name, None) for name in _GIVEN})
         for name in _SCORES:
             getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
-        self._rows, self._is_settled = twin._rows, twin._is_settled
+        self._rows, self._action_is_known = twin._rows, twin._action_is_known
 
     def _layout(self) -> dict[str, Any]:
-        specs = {name: written(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
+        specs = {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
         return {"num_envs": self.num_envs, "num_steps": self.num_steps, **specs}
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
@@ -261,7 +261,7 @@ def refuse_full(rows: StepRows) -> None:
         raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
 
-def observed(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
+def observation_leaves(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
     """The observations of a step, leaf by leaf."""
     found = leaves_of("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:

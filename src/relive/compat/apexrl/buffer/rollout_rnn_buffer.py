@@ -10,11 +10,11 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.rollout_buffer import TRAINING, SteppedRollout, observed, refuse_full
+from relive.compat.apexrl.buffer.rollout_buffer import TRAINING, SteppedRollout, observation_leaves, refuse_full
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES
-from relive.compat.views import declared, memory_views
+from relive.compat.views import declare, memory_views
 from relive.errors import NotReadyError, explain
 from relive.schema.checks import count
 from relive.schema.fields import Field
@@ -57,7 +57,7 @@ class RolloutRNNBuffer(SteppedRollout):
         self.action_shape, self.action_dtype = action_shape, action_dtype
         self.actor_hidden_shape, self.critic_hidden_shape = actor_hidden_shape, critic_hidden_shape
         self._reused = Reused()
-        fields = declared(obs_shape), Field(action_shape, action_dtype)
+        fields = declare(obs_shape), Field(action_shape, action_dtype)
         hidden = {
             name: rl.Carry(shape)
             for name, shape in zip(_HIDDEN, (actor_hidden_shape, critic_hidden_shape), strict=True)
@@ -68,7 +68,7 @@ class RolloutRNNBuffer(SteppedRollout):
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
         refuse_full(self._rows)
-        self._rows.stage([*observed(self._rows, observations, privileged_observations), actions])
+        self._rows.stage([*observation_leaves(self._rows, observations, privileged_observations), actions])
 
     def add(
         self,
@@ -106,7 +106,7 @@ class RolloutRNNBuffer(SteppedRollout):
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
             self._rows.view(score)
-        return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
+        return map(self._rename, self._sequences(sequence_length, minibatch_size, shuffle))
 
     def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
         core = self.core
@@ -116,7 +116,7 @@ class RolloutRNNBuffer(SteppedRollout):
         (whole,) = core.sequences(length, split_episodes=False, shuffle=False)
         return whole[whole["index"].argsort()].split(batch_size)
 
-    def _named(self, batch: TensorDict) -> dict[str, Any]:
+    def _rename(self, batch: TensorDict) -> dict[str, Any]:
         """A batch of the core under ApexRL's names, time first."""
         hidden = {name: _batch_first(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]

@@ -71,20 +71,20 @@ def spec_numel(spec: Any) -> int:
 
 
 def actor_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """What the policy sees of a space: its part "obs", where it has one."""
+    """The part of a space that the policy sees: "obs", where it has one."""
     if isinstance(obs_space, spaces.Dict) and "obs" in obs_space.spaces:
         return obs_space.spaces["obs"]
     return obs_space
 
 
 def critic_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
-    """What only the critic sees of a space: its part "privileged_obs" or "critic_obs"; None without one."""
+    """The part of a space that only the critic sees: "privileged_obs" or "critic_obs"; None without one."""
     parts = obs_space.spaces if isinstance(obs_space, spaces.Dict) else {}
     return parts.get("privileged_obs", parts.get("critic_obs"))
 
 
 def split_actor_critic_observations(observation: Any) -> tuple[Any, Any]:
-    """What the policy sees of an observation, and what only the critic sees (None without it)."""
+    """The part of an observation that the policy sees, and the part that only the critic sees (None without it)."""
     if not is_tree(observation) or "obs" not in observation.keys():
         return observation, None
     parts = dict(observation.items())
@@ -115,18 +115,18 @@ def observation_to_tensor(observation: Any, device: torch.device | str, dtype: t
     if isinstance(observation, tuple):
         observation = observation[0]
     if is_tree(observation):
-        return _mapped(lambda part: observation_to_tensor(part, device, dtype), observation)
+        return _map(lambda part: observation_to_tensor(part, device, dtype), observation)
     if not isinstance(observation, torch.Tensor):
         return torch.as_tensor(observation, device=device, dtype=dtype)
     return observation_to_device(observation, device, dtype)
 
 
 def observation_to_device(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
-    """The same observation with its tensors on `device`; only floats take `dtype`. None stays None."""
+    """An observation with its tensors on `device`; only floats take `dtype`. None stays None."""
     if observation is None:
         return None
     if is_tree(observation):
-        return _mapped(lambda part: observation_to_device(part, device, dtype), observation)
+        return _map(lambda part: observation_to_device(part, device, dtype), observation)
     return observation.to(device, dtype if observation.is_floating_point() else None)
 
 
@@ -141,24 +141,24 @@ def stack_observations(observations: list[Any]) -> Any:
 
 
 def zeros_like_observation(observation: Any) -> Any:
-    """An observation of the same form that is zero."""
-    return _mapped(zeros_like_observation, observation) if is_tree(observation) else torch.zeros_like(observation)
+    """An observation of zeros in this form."""
+    return _map(zeros_like_observation, observation) if is_tree(observation) else torch.zeros_like(observation)
 
 
 def clone_observation(observation: Any) -> Any:
     """A copy in memory of its own."""
-    return _mapped(clone_observation, observation) if is_tree(observation) else observation.clone()
+    return _map(clone_observation, observation) if is_tree(observation) else observation.clone()
 
 
 def observation_index(observation: Any, index: Any) -> Any:
     """Every tensor indexed alike."""
     if not is_tree(observation):
         return observation[index]
-    return _mapped(lambda part: observation_index(part, index), observation, ())
+    return _map(lambda part: observation_index(part, index), observation, ())
 
 
 def observation_set_index(destination: Any, index: Any, value: Any) -> None:
-    """Write an observation into the rows `index` of another one of the same form."""
+    """Write an observation into the rows `index` of another one."""
     if not is_tree(destination):
         destination[index] = value
         return
@@ -200,7 +200,7 @@ def allocate_observation_storage(
     return torch.zeros((*prefix_shape, *spec), dtype=dtype, device=device)
 
 
-def _mapped(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
+def _map(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
     """A TensorDict of what a function makes of the parts; of the tree's batch size, or `size`."""
     parts = {key: function(part) for key, part in tree.items()}
     return TensorDict(parts, getattr(tree, "batch_size", ()) if size is None else size)

@@ -27,7 +27,7 @@ class Transition:
     """One step of all environments, filled field by field while it is taken."""
 
     observations: TensorDict | None = None
-    """What the step was taken in [N, …], by observation group."""
+    """The observations that the step was taken in [N, …], by group."""
     actions: torch.Tensor | None = None
     """[N, *actions_shape]."""
     rewards: torch.Tensor | None = None
@@ -52,7 +52,7 @@ class Transition:
 
 @dataclass(eq=False)
 class Batch:
-    """What one call of a generator yields; a field that the training type does not have is None."""
+    """One batch of a generator; a field that the training type does not have is None."""
 
     observations: TensorDict | None = None
     actions: torch.Tensor | None = None
@@ -94,7 +94,7 @@ class RolloutStorage(Stepped):
     What is different here:
     - Only stored steps are trained on: the generators of a partly filled storage read its first `step` rows. (There,
       zeros and rows of older rollouts are among them.)
-    - Every epoch is shuffled anew, over all rows, by a generator of the storage. (There, one permutation serves all
+    - Every epoch is shuffled anew, over all rows, by a generator of the storage. (rsl_rl: one permutation serves all
       epochs, and where `num_mini_batches` does not divide the rows, the last ones are never drawn.)
     - Nothing is broadcast, and floats are not rounded to integers.
     """
@@ -170,7 +170,7 @@ class RolloutStorage(Stepped):
         if not late.keys() <= fields.keys():
             kinds = {name: rl.Field if name.startswith(_PARAMS) else rl.Carry for name in late}
             fields = fields | {name: kinds[name](part.shape[1:]) for name, part in late.items()}
-            rows = rows.moved(*self._layout(fields))
+            rows = rows.move(*self._layout(fields))
         rows.write([*values, *(late.get(name, self._no_state.get(name)) for name in fields)])
         if rows is not self._rows:
             self._rows, self._late = rows, fields
@@ -272,7 +272,7 @@ class RolloutStorage(Stepped):
         self._show_memory()
 
 
-def exchanged(storage: Any) -> Any:
+def exchange(storage: Any) -> Any:
     """An empty storage of ours like an empty one of rsl_rl; one that is ours, or a user's subclass, is itself.
 
     rsl_rl's algorithms make their storage themselves and pass it to their constructor.

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import mapped, memory_views
+from relive.compat.views import map_tree, memory_views
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -88,7 +88,7 @@ class _Recurrent(RolloutBuffer):
         rows, mask = _padding(first, len(numbers))
 
         def padded(name: str) -> Any:
-            return mapped(lambda array: self._padded(array[time, envs], rows, mask), self._arrays[name])
+            return map_tree(lambda array: self._pad(array[time, envs], rows, mask), self._arrays[name])
 
         parts = [padded(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")]
         states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATES]
@@ -96,7 +96,7 @@ class _Recurrent(RolloutBuffer):
         real = torch.from_numpy(mask.astype(np.float32)).to(self.device)
         return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), real])
 
-    def _padded(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
+    def _pad(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
         """Steps [B, …] as sequences one after another, zero where they are padded."""
         sequences = steps[rows]
         sequences[~mask] = 0

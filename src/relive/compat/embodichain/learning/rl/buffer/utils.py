@@ -1,4 +1,4 @@
-"""How EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
+"""The functions by which EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
 
 from __future__ import annotations
 
