@@ -86,6 +86,8 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The results of a function for each leaf of a tree, and for the leaves of other trees at its keys, as dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
+    if not others:  # most trees: rows on their way into a buffer
+        return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 
 
