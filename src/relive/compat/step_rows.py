@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
@@ -72,7 +71,8 @@ class StepRows:
         memory = self._core.columns
         self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
         """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. Writing into them is writing steps."""
-        self.flat: dict[str, Any] = {name: _flatten(tensor) for name, tensor in self.tensors.items()}
+        flat = memory.reshape(-1)
+        self.flat: dict[str, Any] = {str(name): flat[name] for name in flat.keys()}
         """The memory as `[T · N, …]`, in the order of time, then environment."""
         self._leaves = [
             leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
@@ -207,7 +207,8 @@ class StepRows:
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
             found = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
-            return [self._whole(score) for score in found]
+            missing = self.num_steps - steps
+            return [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x for x in found]
 
         if is_tree(rewards):
             by_agent = {
@@ -218,11 +219,6 @@ class StepRows:
         else:
             both = scores("last_values", last_value, rewards, values, ended)
         self.scores = dict(zip(SCORES, both, strict=True))
-
-    def _whole(self, score: torch.Tensor) -> torch.Tensor:
-        """A tensor of the stored steps with zeros for the others: `[T, N]`."""
-        missing = self.num_steps - len(score)
-        return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
 
     def view(self, field: str) -> Any:
         """The memory of a field, or None; scores can be read and written at any time and are zeros at first."""
@@ -287,8 +283,3 @@ def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of length one in front."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])
-
-
-def _flatten(tree: Any) -> Any:
-    """A view with the axes of time and environments as one."""
-    return tree.reshape(-1) if isinstance(tree, TensorDict) else tree.flatten(0, 1)

@@ -14,8 +14,8 @@ from relive import estimators
 from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, fit_tree, flags, refuse_full, track
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
 from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import StepRows, fit
-from relive.compat.views import assign, declare, memory_views, named_leaves, rows_at
+from relive.compat.step_rows import SCORES, StepRows, fit
+from relive.compat.views import declare, memory_views, named_leaves, rows_at
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import positive
@@ -198,25 +198,10 @@ class RolloutBuffer(BaseBuffer):
         return self._rows.scores[name][: self._rows.step]
 
     _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP)
+    _advantages, _returns = memory_views(*SCORES)
 
     def _memory_of(self, field: str) -> Any:
-        return self._rows.view(field)
-
-    @property
-    def _advantages(self) -> torch.Tensor:
-        return self._score("advantages")
-
-    @_advantages.setter
-    def _advantages(self, value: Any) -> None:
-        assign("advantages", self._advantages, value)
-
-    @property
-    def _returns(self) -> torch.Tensor:
-        return self._score("returns", "return")
-
-    @_returns.setter
-    def _returns(self, value: Any) -> None:
-        assign("returns", self._returns, value)
+        return self._score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:
         """Give the advantages mean 0 and (population) deviation 1."""

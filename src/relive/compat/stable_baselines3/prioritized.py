@@ -141,29 +141,22 @@ class _OnPriorities:
 
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
         """Train: draw batches, learn from each, and log the means."""
-        self._require_priorities()
+        buffer = self.replay_buffer
+        if not hasattr(buffer, "update_priorities"):  # such as one that another algorithm saved
+            got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
+            raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
+        buffer.progress_remaining = self._current_progress_remaining
         self.policy.set_training_mode(mode=True)
         self._update_learning_rate(self._optimizers())
         logged: dict[str, list[float]] = {}
         for step in range(gradient_steps):
             self._n_updates += 1
-            for name, value in self._update(self._draw(batch_size), step):
+            for name, value in self._update(buffer.sample(batch_size, env=self._vec_normalize_env), step):
                 logged.setdefault(name, []).append(value.item())
-        beta = self.replay_buffer.beta(self._current_progress_remaining)
-        self.logger.record("train/beta", beta)
+        self.logger.record("train/beta", buffer.beta(self._current_progress_remaining))
         for name, numbers in logged.items():
             self.logger.record(f"train/{name}", np.mean(numbers))
         self.logger.record("train/n_updates", self._n_updates, "tensorboard")
-
-    def _require_priorities(self) -> None:
-        """Raise for a buffer that has none, such as one that another algorithm saved."""
-        if not hasattr(self.replay_buffer, "update_priorities"):
-            got, remedy = f"a {type(self.replay_buffer).__name__}", "Load one that a prioritized algorithm saved."
-            raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
-
-    def _draw(self, batch_size: int) -> PrioritizedReplayBufferSamples:
-        self.replay_buffer.progress_remaining = self._current_progress_remaining
-        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
 
     def _tell(
         self, batch: PrioritizedReplayBufferSamples, values: Sequence[torch.Tensor], target: torch.Tensor

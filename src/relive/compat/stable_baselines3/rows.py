@@ -211,10 +211,8 @@ class SharedRows(_Rows):
 
     def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The core's ids of the steps at all positions [size · n_envs], and which of them are stored."""
-        positions, envs = torch.cartesian_prod(
-            torch.arange(self.size, device="cpu"), torch.arange(self.n_envs, device="cpu")
-        ).unbind(1)
-        return self._index_at(positions, envs)
+        every = torch.arange(self.size * self.n_envs, device="cpu")
+        return self._index_at(every // self.n_envs, every % self.n_envs)
 
     # The arrays
 
@@ -266,23 +264,24 @@ class SharedRows(_Rows):
         if lost.any():
             position = int(lost.nonzero()[0]) // self.n_envs
             raise IndexError(explain(name, "stored positions", position, "Write to steps that are still stored."))
-        memory: Any = self.core.columns[_MEMORY[name]]
-        row, env = index // self.n_envs, index % self.n_envs
-        values = torch.from_numpy(new.reshape(len(stored), *memory.shape[2:]))[stored]
-        memory[row % len(memory), env] = values
+        rows = torch.from_numpy(new.reshape(len(stored), *new.shape[2:]))[stored]
+        self._put(_MEMORY[name], index, rows)
+
+    def _put(self, field: str, index: torch.Tensor, values: Any) -> None:
+        """Write a field of the rows with these ids."""
+        memory: Any = self.core.columns[field]
+        memory[index // self.n_envs % len(memory), index % self.n_envs] = values
 
     def _mark(self, name: str, key: Any, changed: np.ndarray, new: np.ndarray) -> None:
-        newest = self.newest
-        envs = changed[newest].nonzero()[0]
-        if changed.sum() > len(envs) or not new[newest, envs].all():
+        envs = changed[self.newest].nonzero()[0]
+        if changed.sum() > len(envs) or not new[self.newest, envs].all():
             remedy = "Mark only the newest step: older steps have been sampled already."
-            raise SchemaError(explain(name, f"a mark at the newest position {newest}", repr(key), remedy))
+            raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
         self.cut(envs)
 
     def cut(self, envs: np.ndarray) -> None:
         """The newest steps of these environments end their episodes, as a time limit does."""
         newest = np.full(len(envs), self.newest)
         index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
-        memory: Any = self.core.columns["truncated"]
-        memory[index // self.n_envs % len(memory), index % self.n_envs] = True
+        self._put("truncated", index, True)
         self.core.cut(envs)

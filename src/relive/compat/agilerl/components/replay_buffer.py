@@ -256,7 +256,10 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def _check_alike(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the environments of the step before."""
         known = self.n_step_buffer[-1] if self.n_step_buffer else data
-        expected, got = ((list(step.batch_size), map_tree(_shape_and_dtype, step)) for step in (known, data))
+        expected, got = (
+            (list(step.batch_size), map_tree(lambda leaf: (tuple(leaf.shape), leaf.dtype), step))
+            for step in (known, data)
+        )
         if got != expected:
             remedy = "Add the same fields for all environments in every call."
             raise SchemaError(explain("add", f"batch size and fields {expected} as before", got, remedy))
@@ -279,7 +282,8 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
 
     def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
         """The oldest of the steps with the reward, the end and the next observation of all of them."""
-        total, *earlier = (_floating(step[self.reward_key]) for step in reversed(steps))
+        rewards = (step[self.reward_key] for step in reversed(steps))
+        total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         at_end = {key: steps[-1][key] for key in (done_key, self.ns_key)}
         for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
@@ -409,10 +413,6 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
-def _floating(reward: torch.Tensor) -> torch.Tensor:
-    return reward if reward.is_floating_point() else reward.float()
-
-
 def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Flags [B] with as many axes as a leaf [B, …]."""
     return rows.view(-1, *(1,) * (leaf.ndim - 1))
@@ -421,7 +421,3 @@ def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 def _where(rows: torch.Tensor, one: Any, other: Any) -> Any:
     """`one` in the rows that are flagged, `other` in the rest, of every leaf."""
     return map_tree(lambda this, that: torch.where(_along(rows, this), this, that), one, other)
-
-
-def _shape_and_dtype(leaf: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(leaf.shape), leaf.dtype

@@ -30,12 +30,6 @@ _NAMES = {
 }  # fmt: skip
 """AgileRL's names, and the core's."""
 
-_SETTINGS = (
-    "capacity", "observation_space", "action_space", "num_envs", "device", "gae_lambda", "gamma", "recurrent",
-    "hidden_state_architecture", "use_gae", "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
-)  # fmt: skip
-"""The arguments of the constructor, which are attributes too."""
-
 _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 """Values of sequence types, and the core's names of them."""
 _KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
@@ -90,11 +84,6 @@ class RolloutBuffer(_Rollout):
         self._random = np.random.default_rng(experiment_seed(seed))
         self.reset()
         self._allocate()
-
-    @classmethod
-    def like(cls, buffer: Any) -> RolloutBuffer:
-        """An empty buffer with the settings of another one, AgileRL's own too."""
-        return cls(**{name: getattr(buffer, name) for name in _SETTINGS})
 
     def _allocate(self) -> None:
         self.core = self._new_rollout()

@@ -157,7 +157,9 @@ class ReplayBuffer:
         if count is not None and count > self.capacity:
             raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
         dtype = self.action_dtype or action_field(actions, 0, self.action_shape, None).dtype
-        core = self._core_for(dtype)
+        core = self._core
+        if core is None or (not self._written and core.columns["action"].dtype != dtype):
+            core = self._new_core(dtype)
         extra = self._extra(critic_observations, next_critic_observations)
         obs, next_obs = to_place(observations, self.device), to_place(next_observations, self.device)
         next_obs = self._apart(obs, next_obs)
@@ -175,13 +177,6 @@ class ReplayBuffer:
             self._use(core)
         self.action_dtype = dtype
         self._written += count or 1
-
-    def _core_for(self, dtype: torch.dtype) -> rl.ReplayBuffer:
-        """The core of such actions: a new one as long as nothing is stored in another."""
-        core = self._core
-        if core is None or (not self._written and core.columns["action"].dtype != dtype):
-            return self._new_core(dtype)
-        return core
 
     def _not_cut_off(self, count: int | None) -> torch.Tensor:
         if count not in self._never:
@@ -206,7 +201,11 @@ class ReplayBuffer:
             remedy = "The environment reuses its memory: clone observations before the step."
             got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
-        return map_tree(_copy, next_obs) if any(share_bytes(*pair) for pair in pairs) else next_obs
+        return (
+            map_tree(lambda x: x.clone() if isinstance(x, torch.Tensor) else x.copy(), next_obs)
+            if any(share_bytes(*pair) for pair in pairs)
+            else next_obs
+        )
 
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Transitions drawn uniformly with replacement, in memory of the caller's own."""
@@ -277,10 +276,6 @@ class ReplayBuffer:
         if core is not None and contents is not None:
             load_packed_state(core, contents)
         self._use(core)
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy()
 
 
 def _alone(value: Any) -> Any:
