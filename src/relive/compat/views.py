@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -13,11 +13,14 @@ from relive.schema.checks import same_shape
 from relive.schema.fields import Field
 
 
-class MemoryView:
-    """An attribute that is memory of its buffer: `buffer._memory_of(name)`. Assigning to it writes into the memory.
+class HasMemory(Protocol):
+    """A buffer with `MemoryView`s. It may also have `_assign(name, value)`, which takes the assignments."""
 
-    A buffer may have `_assign(name, value)`, which takes the assignments instead.
-    """
+    def _memory_of(self, field: str, /) -> Any: ...
+
+
+class MemoryView:
+    """An attribute that is memory of its buffer. Assigning to it writes into the memory."""
 
     def __init__(self, name: str) -> None:
         self._name = name

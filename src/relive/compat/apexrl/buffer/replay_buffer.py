@@ -106,17 +106,14 @@ class ReplayBuffer:
             self._use(self._new_core(self.action_dtype))
         return self._core
 
-    def _memory(self) -> dict[str, Any]:
-        """The whole memory by the core's names, as `[capacity, …]`."""
+    def _memory_of(self, field: str) -> Any:
+        """The whole memory of a field of the core, as `[capacity, …]`; None if there is no such field."""
         if self._core is None:
             self._use(self._new_core(self.action_dtype or torch.float32))
         if self._views is None and self._core is not None:
             columns = self._core.columns.reshape(-1)
             self._views = {str(name): columns[name] for name in columns.keys()}
-        return self._views or {}
-
-    def _memory_of(self, field: str) -> Any:
-        return self._memory().get(field)
+        return (self._views or {}).get(field)
 
     @property
     def pos(self) -> int:
