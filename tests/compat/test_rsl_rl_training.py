@@ -135,12 +135,12 @@ def test_the_configuration_alone_switches_to_our_storage(tmp_path: Any) -> None:
 
 def test_a_storage_of_ours_or_of_a_user_is_kept() -> None:
     original: Any = importlib.import_module("rsl_rl.storage").RolloutStorage
-    module = importlib.import_module("relive.compat.rsl_rl.storage.exchange")
+    module = importlib.import_module("relive.compat.rsl_rl.storage.rollout_storage")
     made = "rl", 2, 3, TensorDict({"policy": torch.zeros(2, 4)}, [2]), [2]
     for kind in (RolloutStorage, type("OfAUser", (original,), {})):
         own = kind(*made)
-        assert module.ours(own) is own
-    assert type(module.ours(original(*made))) is RolloutStorage
+        assert module.exchange(own) is own
+    assert type(module.exchange(original(*made))) is RolloutStorage
 
 
 def test_symmetry_and_normalised_observations_train() -> None:

@@ -565,7 +565,7 @@ class TestHindsight:
         reached = [{tuple(goal.tolist()) for goal in e["next_obs", "achieved_goal"]} for e in episodes]
         lasts = [tuple(e["next_obs", "achieved_goal"][-1].tolist()) for e in episodes]
         owner = {int(i): number for number, e in enumerate(episodes) for i in e["index"]}
-        batch = mine._core.sample(600, mine._view(None))
+        batch = mine._core.sample(600, mine._view())
         stored = mine._core[batch["index"]]
         goals, given = (b["obs", "desired_goal"] for b in (batch, stored))
         changed = (goals != given).any(1)
@@ -580,7 +580,7 @@ class TestHindsight:
 
     def test_n_in_n_plus_one_goals_are_new(self) -> None:
         mine = hindsight(flips(2), 60, n_sampled_goal=3, goal_selection_strategy="final")
-        batch = mine._core.sample(4000, mine._view(None))
+        batch = mine._core.sample(4000, mine._view())
         finals = torch.cat([e["next_obs", "achieved_goal"][-1:].expand(len(e), -1) for e in mine._core.episodes()])
         index = torch.cat([e["index"] for e in mine._core.episodes()])
         given = mine._core[batch["index"]]["obs", "desired_goal"]

@@ -26,7 +26,7 @@ class Original:
     tested: tuple[str, ...]
     """The versions, as major.minor, that our adapter was tested with."""
     modules: tuple[str, ...]
-    """Its modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
+    """Its modules with buffers; ours have their paths below `relive.compat`. Releases may lack some of them."""
     beside: str | None = None
     """The original that is patched with it, where it is installed: one has subclasses of the other's buffers."""
 
@@ -108,13 +108,13 @@ def patch(name: str) -> Patch:
 
     A version that was not tested gets one warning, which tells the arguments that differ from ours.
     """
-    original = _known("patch", name)
+    original = _original("patch", name)
     is_new = name not in _patched
     beside = [original.beside] if original.beside and _exists(original.beside) else []
-    found = {root: list(replacements(root)) for root in (name, *beside) if root not in _rebindings}
-    for root, pairs in found.items():
+    new = {root: list(replacements(root)) for root in (name, *beside) if root not in _rebindings}
+    for root, pairs in new.items():
         _check_version(root, ORIGINALS[root], pairs)  # a warning may be an error: nothing is bound yet
-    for root, pairs in found.items():  # after all imports, which must see the originals' own
+    for root, pairs in new.items():  # after all imports, which must see the originals' own
         _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
     return Patch(name, is_new)
@@ -122,14 +122,14 @@ def patch(name: str) -> Patch:
 
 def unpatch(name: str) -> None:
     """Bind the names of an original's buffers to its own again; without a patch in force it does nothing."""
-    _known("unpatch", name)
+    _original("unpatch", name)
     _patched.discard(name)
     needed = {each for still in _patched for each in (still, ORIGINALS[still].beside)}
     for each in _rebindings.keys() - needed:
         _undo(each, _rebindings.pop(each))
 
 
-def _known(where: str, name: str) -> Original:
+def _original(where: str, name: str) -> Original:
     if name not in ORIGINALS:
         raise ValueError(explain(where, f"one of {', '.join(ORIGINALS)}", repr(name), "Pass the package's name."))
     return ORIGINALS[name]
@@ -167,14 +167,14 @@ def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str
 def replacements(root: str) -> Iterator[tuple[str, Any, Any]]:
     """The name of everything that ours replaces, the original's and ours."""
     original = ORIGINALS[root]
-    found = [path for path in original.modules if _exists(f"{root}.{path}")]
-    if not found:
+    paths = [path for path in original.modules if _exists(f"{root}.{path}")]
+    if not paths:
         importlib.import_module(root)  # raises where it is not installed
         expected = f"one of its modules {', '.join(original.modules)}"
         raise ImportError(explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested[-1]}."))
     # Ours first: where they inherit from the original's, they must see its own.
-    ours = [importlib.import_module(f"{__package__}.{root}.{path}") for path in found]
-    for path, module in zip(found, ours, strict=True):
+    ours = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
+    for path, module in zip(paths, ours, strict=True):
         theirs = vars(importlib.import_module(f"{root}.{path}"))
         for name, value in vars(module).items():
             is_ours = str(getattr(value, "__module__", "")).startswith(f"{__package__}.")
@@ -190,15 +190,15 @@ def _exists(module: str) -> bool:
 
 
 def _check_version(root: str, original: Original, pairs: Sequence[tuple[str, Any, Any]]) -> None:
-    """Warn of a version that was not tested, and tell where its arguments are not ours."""
+    """Warn of a version that was not tested, and of its arguments that are not ours."""
     try:
         installed = version(original.distribution)
     except PackageNotFoundError:
         installed = "no version"
     if ".".join(installed.split(".")[:2]) in original.tested:
         return
-    found = [each for pair in pairs for each in differences(*pair)]
-    remedy = f"These differ from ours: {'; '.join(found)}." if found else "Its arguments are those of ours."
+    others = [each for pair in pairs for each in differences(*pair)]
+    remedy = f"These differ from ours: {'; '.join(others)}." if others else "Its arguments are those of ours."
     expected = f"{original.distribution} {' or '.join(original.tested)}, which was tested"
     warnings.warn(explain(f"patch({root!r})", expected, installed, remedy), stacklevel=4)
 
@@ -206,16 +206,16 @@ def _check_version(root: str, original: Original, pairs: Sequence[tuple[str, Any
 def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
     """The methods and arguments of the original's that ours lacks."""
     if not inspect.isclass(theirs):
-        if inspect.isroutine(theirs) and (told := _other_arguments(theirs, ours)):
-            yield f"{where}{told}"
+        if inspect.isroutine(theirs) and (arguments := _other_arguments(theirs, ours)):
+            yield f"{where}{arguments}"
         return
     for name, member in vars(theirs).items():
         if name.startswith("_") and name != "__init__":
             continue
         if not hasattr(ours, name):
             yield f"{where}.{name} is missing"
-        elif inspect.isfunction(member) and (told := _other_arguments(member, getattr(ours, name))):
-            yield f"{where}.{name}{told}"
+        elif inspect.isfunction(member) and (arguments := _other_arguments(member, getattr(ours, name))):
+            yield f"{where}.{name}{arguments}"
 
 
 def _other_arguments(theirs: Any, ours: Any) -> str | None:

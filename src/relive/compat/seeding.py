@@ -9,16 +9,23 @@ import numpy as np
 import torch
 
 
-def experiment_seed() -> int:
-    """A seed made of the state of torch's generator and of the process's rank: the same after the same `manual_seed`.
+def experiment_seed(seed: int | None = None) -> int:
+    """`seed`, or one made of the state of torch's generator and the process's rank: equal after equal `manual_seed`s.
 
     The state is read and not moved, so that buffers made one after the other draw alike unless torch has drawn in
     between. A count of the buffers made before would tell them apart, but a second run in the same process would not
     repeat the first.
     """
+    if seed is not None:
+        return seed
     state = zlib.crc32(torch.random.get_rng_state().numpy().tobytes())
     entropy = torch.initial_seed() % 2**64, state, _rank()
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+
+
+def generator_on(device: torch.device, seed: int) -> torch.Generator:
+    """A seeded generator for draws on a device."""
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def _rank() -> int:

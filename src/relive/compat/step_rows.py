@@ -1,7 +1,7 @@
 """Steps that an adapter writes into the memory of a rollout buffer itself, as a collector does that it is lent to.
 
 Its steps have other fields than the buffer's, and may be written in part or again. So a step is written here, by one
-call for all tensors, and the buffer is told of the steps when somebody asks for it.
+call for all tensors, and the buffer takes the steps back when its `core` is asked for.
 """
 
 from __future__ import annotations
@@ -11,68 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
-from relive.compat.views import is_tree
+from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
-from relive.kernels.row_writer import RowWriter, row_writer
+from relive.kernels.row_writer import row_writer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import nonempty
 from relive.schema.conversion import convert, misaligned_error
 from relive.schema.fields import Field
 
 SCORES = ("advantage", "return")
-"""What is computed after the rollout."""
-
-
-class Rows:
-    """Tensors `[T, N, …]` by the names that errors use, written row by row.
-
-    Args:
-        tensors: the memory.
-        remedy: what an error says to do where a value is None, if there is something better than to pass it.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], remedy: str | None = None) -> None:
-        self._leaves, self._remedy = list(tensors.items()), remedy
-        self._writer = self._bound()
-
-    def _bound(self) -> RowWriter:
-        return row_writer([tensor for _, tensor in self._leaves], [False] * len(self._leaves), has_env_axis=True)
-
-    def write(self, step: int, values: Sequence[Any]) -> None:
-        """Copy a value into the row of each tensor; if one does not fit, no row changes."""
-        if self._writer.have_moved():  # somebody has made the tensors shared ones
-            self._writer = self._bound()
-        given, last = list(values), -1
-        misfit = self._writer.write(step, tuple(given), None)
-        while misfit > last:  # leaves are read in order
-            given[misfit] = self.fitted(misfit, given[misfit])
-            misfit, last = self._writer.write(step, tuple(given), None), misfit
-        if misfit >= 0:
-            self.write_fitted(step, [self.fitted(place, value) for place, value in enumerate(given)])
-
-    def write_fitted(self, step: int, values: Sequence[torch.Tensor], which: tuple[int, ...] | None = None) -> None:
-        """Copy values that were fitted into the rows of the tensors, or of the tensors `which`."""
-        misfit = self._writer.put(step, tuple(values), which)
-        if misfit >= 0:
-            raise misaligned_error(self._leaves[misfit if which is None else which[misfit]][0])
-
-    def fitted(self, place: int, value: Any) -> torch.Tensor:
-        """A value as the tensor at this place takes it."""
-        name, tensor = self._leaves[place]
-        if value is None and self._remedy is not None:
-            raise SchemaError(explain(name, "a tensor", None, self._remedy))
-        if (
-            type(value) is torch.Tensor
-            and value.shape == tensor.shape[1:]
-            and value.dtype is tensor.dtype
-            and value.device == tensor.device
-            and not value.requires_grad
-        ):
-            return value.contiguous()
-        return fitted(name, value, tensor[0]).contiguous()
+"""Fields that are computed after the rollout."""
 
 
 class Stepped:
@@ -99,28 +49,46 @@ class Stepped:
 
 
 class StepRows:
-    """The memory of the rollout buffer that `make` makes, written step by step; `fields` are those that a step gives.
+    """The memory of the rollout buffer that `make` makes, written step by step.
 
-    `make` must survive pickling: a `functools.partial` of the buffer's class.
+    Args:
+        make: makes the buffer. It must survive pickling: a `functools.partial` of the buffer's class.
+        fields: the fields that a step gives, by the core's names.
+        names: the names of fields in errors, where they are others than the core's.
+        remedy: the advice of an error where a value is None, if there is a better one than to pass it.
     """
 
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
-    def __init__(self, make: Callable[[], RolloutBuffer], fields: Iterable[str]) -> None:
-        self.make, self._fields = make, tuple(fields)
+    def __init__(
+        self,
+        make: Callable[[], RolloutBuffer],
+        fields: Iterable[str],
+        names: Mapping[str, str] | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.make, self._fields, self._names, self._remedy = make, tuple(fields), names or {}, remedy
         self._core = make()
         memory = self._core.columns
         self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
         """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. Writing into them is writing steps."""
-        self.flat: dict[str, Any] = {name: flattened(tensor) for name, tensor in self.tensors.items()}
-        """The same memory as `[T · N, …]`, in the order of time, then environment."""
-        leaves = [leaf for name in self._fields for leaf in named_leaves(name, self.tensors[name])]
-        self._names, self._first = [name for name, _ in leaves], leaves[0][1].unbind(0)
-        self._rows = Rows(dict(leaves))
+        flat = memory.reshape(-1)
+        self.flat: dict[str, Any] = {str(name): flat[name] for name in flat.keys()}
+        """The memory as `[T · N, …]`, in the order of time, then environment."""
+        self._leaves = [
+            leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
+        ]
+        self._first = self._leaves[0][1].unbind(0)
+        self.places = [(name, self.tensors[name][0]) for name in self._fields]
+        """The fields of a step and their first rows, whose shape and dtype a value must have."""
+        self._bind()
         self._step = 0
         self._staged: set[int] = set()
         self.scores: dict[str, Any] = {}
-        """What was computed from the stored steps, by its name in the core: tensors `[T, N]`, or dicts of them."""
-        self._is_told = True
+        """Advantages and returns of the stored steps by the core's names: tensors `[T, N]`, or dicts of them."""
+        self._is_in_core = True
+
+    def _bind(self) -> None:
+        self._writer = row_writer([x for _, x in self._leaves], [False] * len(self._leaves), has_env_axis=True)
 
     @property
     def step(self) -> int:
@@ -132,10 +100,8 @@ class StepRows:
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= self.num_steps:
             remedy = "Set it to 0 to start again, or to the number of rows written directly."
             raise SchemaError(explain("step", f"0 to {self.num_steps}", repr(step), remedy))
-        self._step = int(step)
+        self._step, self._is_in_core, self.scores = int(step), False, {}
         self._staged.clear()
-        self.scores = {}
-        self._is_told = False
 
     @property
     def num_steps(self) -> int:
@@ -144,23 +110,23 @@ class StepRows:
 
     @property
     def is_full(self) -> bool:
-        """Whether no step more fits."""
+        """Whether no further step fits."""
         return self._step == self._core.num_steps
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self._step, self._is_told, self.scores = 0, False, {}
+        self._step, self._is_in_core, self.scores = 0, False, {}
         if self._staged:
             self._staged = set()
 
     @property
     def core(self) -> RolloutBuffer:
-        """The buffer itself, which now has the stored steps and what was computed from them."""
-        if not self._is_told:
+        """The buffer itself, with the stored steps and their scores."""
+        if not self._is_in_core:
             self._core.take_back(self._step)
-            self._is_told = True
+            self._is_in_core = True
         if self.scores and self._step:
-            self._core.attach({name: cut(score, self._step) for name, score in self.scores.items()})
+            self._core.attach({name: map_tree(lambda x: x[: self._step], x) for name, x in self.scores.items()})
         return self._core
 
     def write(self, values: Sequence[Any]) -> None:
@@ -168,88 +134,139 @@ class StepRows:
         if self._staged:
             self._complete(values)
         else:
-            self._rows.write(self._step, values)
+            self._write(values)
         self._step += 1
-        self._is_told = False
+        self._is_in_core = False
         if self.scores:
             self.scores = {}
+
+    def _write(self, values: Sequence[Any]) -> None:
+        if self._writer.have_moved():  # somebody has made the tensors shared ones
+            self._bind()
+        given, last = list(values), -1
+        misfit = self._writer.write(self._step, tuple(given), None)
+        while misfit > last:  # leaves are read in order
+            given[misfit] = self._fit(misfit, given[misfit])
+            misfit, last = self._writer.write(self._step, tuple(given), None), misfit
+        if misfit >= 0:
+            self._write_some(tuple(range(len(given))), given)
+
+    def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
+        """Write the values of these places into the row of the coming step."""
+        misfit = self._writer.put(self._step, tuple(self._fit(i, values[i]) for i in places), places)
+        if misfit >= 0:
+            raise misaligned_error(self._leaves[places[misfit]][0])
+
+    def _fit(self, place: int, value: Any) -> torch.Tensor:
+        """A value as the tensor at this place takes it."""
+        name, tensor = self._leaves[place]
+        if value is None and self._remedy is not None:
+            raise SchemaError(explain(name, "a tensor", None, self._remedy))
+        if (
+            type(value) is torch.Tensor
+            and value.shape == tensor.shape[1:]
+            and value.dtype is tensor.dtype
+            and value.device == tensor.device
+            and not value.requires_grad
+        ):
+            return value.contiguous()
+        return fit(name, value, tensor[0]).contiguous()
 
     def before(self) -> torch.Tensor | None:
         """The first leaf of the last stored step; None if there is none."""
         return self._first[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
-        """Copy what is known of the coming step; the values that are None come with `write`."""
-        known = [i for i, value in enumerate(values) if value is not None]
-        for i in known:
-            if i in self._staged:
-                raise _second(self._names[i], "Stage it once per step.")
-        self._rows.write_fitted(self._step, [self._rows.fitted(i, values[i]) for i in known], tuple(known))
+        """Copy the values of the coming step that are known; those that are None come with `write`."""
+        known = tuple(i for i, value in enumerate(values) if value is not None)
+        self._refuse_second(self._staged.intersection(known), "Stage it once per step.")
+        self._write_some(known, values)
         self._staged.update(known)
 
     def _complete(self, values: Sequence[Any]) -> None:
-        """Write what is not staged of a step."""
-        for i in self._staged:
-            if values[i] is not None:
-                raise _second(self._names[i], "It is staged already: leave it out.")
-        coming = tuple(i for i in range(len(self._names)) if i not in self._staged)
-        self._rows.write_fitted(self._step, [self._rows.fitted(i, values[i]) for i in coming], coming)
+        """Write the values of a step that are not staged."""
+        again = [i for i in self._staged if values[i] is not None]
+        self._refuse_second(again, "It is staged already: leave it out.")
+        self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged), values)
         self._staged.clear()
+
+    def _refuse_second(self, places: Iterable[int], remedy: str) -> None:
+        for place in places:
+            raise SchemaError(explain(self._leaves[place][0], "one value per step", "a second value", remedy))
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def score(self, last_value: Any, ended: torch.Tensor, *, gamma: float, lam: float) -> None:
-        """Compute advantages and returns of the stored steps, which `ended` [T, N] cuts; `last_value` follows them."""
-        steps = nonempty("compute_returns_and_advantages", self._step)
-        reward, value = self.tensors["reward"][:steps], self.tensors["value"][:steps]
-        last = fitted("last_values", last_value, value[0])
-        next_value = torch.cat([value[1:], last.unsqueeze(0)])
-        found = gae(reward, value, next_value, ended[:steps], torch.zeros_like(ended[:steps]), gamma=gamma, lam=lam)
-        self.scores = {name: self.whole(x) for name, x in zip(SCORES, found, strict=True)}
+    def score(self, last_value: Any, ended: Any, *, gamma: float, lam: float) -> None:
+        """Compute advantages and returns of the stored steps, which `ended` [T, N] cuts; `last_value` follows them.
 
-    def whole(self, score: torch.Tensor) -> torch.Tensor:
-        """A tensor of the stored steps with zeros for the others: `[T, N]`."""
-        missing = self.num_steps - len(score)
-        return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
+        Where rewards are dicts, by agent, `last_value` and `ended` are dicts too.
+        """
+        steps = nonempty("compute_returns_and_advantages", self._step)
+        rewards, values = self.tensors["reward"], self.tensors["value"]
+
+        def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
+            reward, value, ends = (x[:steps] for x in rows)
+            found = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            missing = self.num_steps - steps
+            return [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x for x in found]
+
+        if is_tree(rewards):
+            by_agent = {
+                agent: scores(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
+                for agent, reward in rewards.items()
+            }
+            both = [{agent: found[i] for agent, found in by_agent.items()} for i in range(2)]
+        else:
+            both = scores("last_values", last_value, rewards, values, ended)
+        self.scores = dict(zip(SCORES, both, strict=True))
 
     def view(self, field: str) -> Any:
         """The memory of a field, or None; scores can be read and written at any time and are zeros at first."""
-        if field in SCORES and field not in self.scores:
-            self.scores[field] = self._zeros()
-        return self.scores[field] if field in SCORES else self.tensors.get(field)
+        if field not in SCORES:
+            return self.tensors.get(field)
+        if field not in self.scores:
+            with torch.inference_mode(False):
+                self.scores[field] = map_tree(torch.zeros_like, self.tensors["reward"])
+        return self.scores[field]
 
-    @torch.inference_mode(False)
-    def _zeros(self) -> Any:
-        reward = self.tensors["reward"]
-        return {k: torch.zeros_like(x) for k, x in reward.items()} if is_tree(reward) else torch.zeros_like(reward)
-
-    def moved(self, make: Callable[[], RolloutBuffer]) -> StepRows:
-        """The same steps in the memory of another buffer of the same fields."""
-        rows = StepRows(make, self._fields)
-        rows._fill({"tensors": self.tensors, "step": self._step, "scores": self.scores, "staged": self._staged})
+    def move(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
+        """The steps in the memory of another buffer, which may have further fields."""
+        rows = StepRows(make, self._fields if fields is None else fields, self._names, self._remedy)
+        rows._fill(self.tensors, self._step, self._staged, self.scores)
         return rows
 
-    def _fill(self, state: Mapping[str, Any]) -> None:
-        for name, tensor in state["tensors"].items():
-            overwrite(self.tensors[name], tensor)
-        self.step = state["step"]
-        self._staged = set(state["staged"])
-        there = self._core.device
-        self.scores = {
-            name: {k: x.to(there) for k, x in score.items()} if isinstance(score, dict) else score.to(there)
-            for name, score in state["scores"].items()
-        }
+    def _fill(self, tensors: Mapping[str, Any], step: int, staged: Iterable[int], scores: Mapping[str, Any]) -> None:
+        for name, tensor in tensors.items():
+            map_tree(torch.Tensor.copy_, self.tensors[name], tensor)
+        self.step, self._staged = step, set(staged)
+        self.scores = {name: map_tree(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = {"tensors": self.tensors, "step": self._step, "scores": self.scores, "staged": self._staged}
-        return {"make": self.make, "fields": self._fields, **state}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(state["make"], state["fields"])
-        self._fill(state)
+    def __reduce__(self) -> Any:
+        settings = self.make, self._fields, self._names, self._remedy
+        return _unpickle, (settings, self.tensors, self._step, self._staged, self.scores)
 
 
-def fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
+def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
+    rows = StepRows(*settings)
+    rows._fill(*content)
+    return rows
+
+
+def advantages_and_returns(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    last_value: torch.Tensor,
+    ended: torch.Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns of steps `[T, N]`, none of which was truncated, before a state of the last value `[N]`."""
+    next_value = torch.cat([value[1:], last_value.unsqueeze(0)])
+    return gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=lam)
+
+
+def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
     """`value` as a tensor that `place` [N, …] takes as it is; errors name both shapes.
 
     Axes of length one in front make no difference: nothing is broadcast by them.
@@ -266,33 +283,3 @@ def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of length one in front."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])
-
-
-def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a tree with their dotted names."""
-    if not is_tree(tree):
-        return [(name, tree)]
-    return [leaf for key, part in tree.items() for leaf in named_leaves(f"{name}.{key}", part)]
-
-
-def flattened(tree: Any) -> Any:
-    """A view with the axes of time and environments as one."""
-    return tree.reshape(-1) if isinstance(tree, TensorDict) else tree.flatten(0, 1)
-
-
-def cut(score: Any, steps: int) -> Any:
-    """The first steps of a score."""
-    return {k: x[:steps] for k, x in score.items()} if isinstance(score, Mapping) else score[:steps]
-
-
-def overwrite(place: Any, value: Any) -> None:
-    """Copy a tensor or tree of tensors into memory of its form."""
-    if is_tree(place):
-        for key, part in place.items():
-            overwrite(part, value[key])
-    else:
-        place.copy_(value)
-
-
-def _second(name: str, remedy: str) -> SchemaError:
-    return SchemaError(explain(name, "one value per step", "a second value", remedy))

@@ -1,4 +1,4 @@
-"""AgileRL's buffers on our core: the same modules, classes, arguments and containers.
+"""AgileRL's buffers on our core, with its modules, classes, arguments and containers.
 
     from relive.compat.agilerl.components.replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
     from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
@@ -13,18 +13,9 @@ from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 from relive.compat.agilerl.components.sampler import Sampler
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.sequences import BPTTSequenceType
+from relive.compat.agilerl.typing import BPTTSequenceType
 
 __all__ = [
-    "BPTTSequenceType",
-    "MinSegmentTree",
-    "MultiAgentTransition",
-    "MultiStepReplayBuffer",
-    "PrioritizedReplayBuffer",
-    "ReplayBuffer",
-    "ReplayDataset",
-    "RolloutBuffer",
-    "Sampler",
-    "SumSegmentTree",
-    "Transition",
-]
+    "BPTTSequenceType", "MinSegmentTree", "MultiAgentTransition", "MultiStepReplayBuffer", "PrioritizedReplayBuffer",
+    "ReplayBuffer", "ReplayDataset", "RolloutBuffer", "Sampler", "SumSegmentTree", "Transition",
+]  # fmt: skip

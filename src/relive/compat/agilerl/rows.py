@@ -1,47 +1,62 @@
-"""Rows of any names and nesting: their leaves, and what fields they are."""
+"""AgileRL's own classes, to inherit from, and TensorDicts of rows with any names and nesting."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from relive.compat.views import map_tree
 from relive.schema.assembly import level
-from relive.schema.fields import Field
+
+
+def original(module: str, name: str) -> Any:
+    """The class `name` of AgileRL's `module`, to inherit from; without AgileRL a plain object.
+
+    What counts is the installed distribution: a folder of that name is not enough.
+    """
+    try:
+        version("agilerl")
+    except PackageNotFoundError:
+        return object
+    return getattr(importlib.import_module(f"agilerl.{module}"), name)
+
+
+def original_or(module: str, ours: type) -> Any:
+    """AgileRL's class with the name of ours, which inherits from it; without AgileRL ours."""
+    theirs = original(module, ours.__name__)
+    return ours if theirs is object else theirs
+
+
+class Memory(TensorDict):
+    """Memory by name. It is locked: `memory["rewards"] = x` copies into it, and so `memory["rewards"] += 1` works.
+
+    New names are refused. What is made of it, a slice or a copy, is not locked and behaves as a TensorDict does.
+    """
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        named = isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+        if not (named and self.is_locked):
+            super().__setitem__(key, value)
+        elif value is not self.get(key):
+            self.set_(key, value)
 
 
 def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:
     """The leaves of rows on `device`, a number per row as a vector of length one."""
-    return {
-        key: columns(item, device) if isinstance(item, TensorDict) else _column(item, device)
-        for key, item in data.items()
-    }
+
+    def column(leaf: torch.Tensor) -> torch.Tensor:
+        leaf = leaf if leaf.device == device else leaf.to(device)
+        return leaf.unsqueeze(1) if leaf.ndim == 1 else leaf
+
+    return map_tree(column, data)
 
 
-def _column(leaf: Any, device: torch.device) -> torch.Tensor:
-    leaf = leaf if leaf.device == device else leaf.to(device)
-    return leaf.unsqueeze(1) if leaf.ndim == 1 else leaf
-
-
-def fields_of(rows: dict[str, Any]) -> dict[str, Any]:
-    """The fields that rows with these leaves have."""
-    return {
-        key: fields_of(item) if isinstance(item, dict) else Field(tuple(item.shape[1:]), item.dtype)
-        for key, item in rows.items()
-    }
-
-
-def placed(rows: TensorDict, **further: Any) -> TensorDict:
+def to_batch(rows: TensorDict, **further: Any) -> TensorDict:
     """Rows and further leaves as one TensorDict that names their device, as AgileRL's own do."""
-    leaves = {key: placed(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
+    leaves = {key: to_batch(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
     return level({**leaves, **further}, rows.batch_size, next(iter(leaves.values())).device)
-
-
-def shapes(data: TensorDict) -> dict[str, Any]:
-    """Shape and dtype of every leaf."""
-    return {
-        key: shapes(item) if isinstance(item, TensorDict) else (tuple(item.shape), item.dtype)
-        for key, item in data.items()
-    }

@@ -15,11 +15,6 @@ from relive.compat.apexrl.buffer import (
 from relive.compat.apexrl.utils import TensorLeafSpec, space_to_spec
 
 __all__ = [
-    "DistillationBuffer",
-    "MultiAgentRolloutBuffer",
-    "ReplayBuffer",
-    "RolloutBuffer",
-    "RolloutRNNBuffer",
-    "TensorLeafSpec",
-    "space_to_spec",
-]
+    "DistillationBuffer", "MultiAgentRolloutBuffer", "ReplayBuffer", "RolloutBuffer", "RolloutRNNBuffer",
+    "TensorLeafSpec", "space_to_spec",
+]  # fmt: skip

@@ -4,9 +4,9 @@ Sizes (`len`, `capacity`, `full`) count time steps; the `total_` ones count tran
 it matters for learning:
 
 - `done` is what the step just taken led to, for advantages as for statistics: `done[t]` ends the episode after step t.
-  `last_dones` may say the same of the last step once more.
+  `last_dones` may repeat that of the last step.
 - Only stored steps are trained on, and before advantages are computed there is nothing to train on.
-- Truncated steps do not end an episode in the statistics, as there, unless `StatsTracker(…, truncated_ends=True)`.
+- As in rl-buffer truncated steps end no episode in the statistics, unless `StatsTracker(…, truncated_ends=True)`.
 - `reset()` forgets priorities too. Indices name rows for ever, so that a priority meant for a row that was overwritten
   changes nothing.
 - A rollout with `ResetStrategy.RECURRENT` stays in the order of time: the oldest step makes room.
@@ -26,20 +26,7 @@ from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
 
 __all__ = [
-    "BaseBuffer",
-    "PrioritizedReplayBatch",
-    "PrioritizedReplayBuffer",
-    "ReplayBatch",
-    "ReplayBuffer",
-    "ResetStrategy",
-    "RolloutBatch",
-    "RolloutBuffer",
-    "SequenceBatch",
-    "SharedBaseBuffer",
-    "SharedMemoryComponents",
-    "SharedReplayBuffer",
-    "SharedStates",
-    "StatsTracker",
-    "SumTree",
-    "explained_variance",
-]
+    "BaseBuffer", "PrioritizedReplayBatch", "PrioritizedReplayBuffer", "ReplayBatch", "ReplayBuffer", "ResetStrategy",
+    "RolloutBatch", "RolloutBuffer", "SequenceBatch", "SharedBaseBuffer", "SharedMemoryComponents",
+    "SharedReplayBuffer", "SharedStates", "StatsTracker", "SumTree", "explained_variance",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What rl-buffer's buffers have in common: sizes in time steps, statistics, and what they do when they are full."""
+"""The common part of rl-buffer's buffers: sizes in time steps, statistics, full buffers, and values of a step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
-from relive.schema.checks import positive
+from relive.compat.step_rows import fit
+from relive.compat.views import is_tree
+from relive.schema.checks import positive, same_keys
 
 CPU = torch.device("cpu")
+_TENSOR: Any = torch.Tensor
 
 
 class ResetStrategy(Enum):
-    """What `add` does when the buffer is full."""
+    """The way that `add` treats a full buffer."""
 
     ERROR = "error"
     """Raise a RuntimeError."""
@@ -66,7 +70,7 @@ class Sized:
 
 
 class BaseBuffer(Sized):
-    """What the buffers have in common: their sizes, their statistics, and what happens when they are full.
+    """A buffer with sizes in time steps, statistics, and a strategy for when it is full.
 
     A buffer of your own keeps its tensors itself and writes them in `add_context`.
     """
@@ -93,7 +97,7 @@ class BaseBuffer(Sized):
 
     @property
     def stats_tracker(self) -> StatsTracker:
-        """What is told of every step."""
+        """The statistics of every step."""
         return self._stats_tracker
 
     @property
@@ -129,7 +133,7 @@ class BaseBuffer(Sized):
             self.reset()
         pos = self._pos % self._buffer_size
         yield pos
-        tell(self._stats_tracker, on_host(done) != 0, reward, infos, done_reasons)
+        track(self._stats_tracker, on_host(done) != 0, reward, infos, done_reasons)
         self._pos, self._full = pos + 1, self._full or pos + 1 == self._buffer_size
 
 
@@ -139,14 +143,28 @@ def refuse_full(is_full: bool, strategy: ResetStrategy) -> None:
         raise RuntimeError("Buffer is full. Call reset(), or choose another reset_strategy than ERROR.")
 
 
-def tell(
-    tracker: Any,
-    dones: Any,
-    rewards: Any,
-    infos: Mapping[str, Any] | None,
-    done_reasons: Sequence[str | None] | None,
+def track(
+    tracker: Any, dones: Any, rewards: Any, infos: Mapping[str, Any] | None, done_reasons: Sequence[str | None] | None
 ) -> None:
-    """Tell a tracker of a step."""
+    """Count a step in the statistics."""
     infos = {} if infos is None else infos
     reasons = [] if done_reasons is None else list(done_reasons)
     tracker.update(dones=dones, rewards=on_host(rewards), infos=infos, done_reasons=reasons)
+
+
+def fit_tree(name: str, value: Any, place: Any) -> Any:
+    """A value, or a dict of them, as tensors that fit a row `place` [N, …] of the memory."""
+    fits = type(value) is type(place) is _TENSOR and value.shape == place.shape
+    if fits and value.dtype is place.dtype and value.device == place.device and not value.requires_grad:
+        return value
+    if not is_tree(place):
+        return fit(name, value, place)
+    same_keys(name, value, place.keys())
+    return {key: fit_tree(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
+
+
+def flags(value: Any) -> Any:
+    """Numbers or bools as bools: everything but zero is true."""
+    if isinstance(value, torch.Tensor):
+        return value if value.dtype is torch.bool else value != 0
+    return np.asarray(value) != 0

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
-from relive.compat.rl_buffer.replay_buffer import StoredTransitions
+from relive.compat.rl_buffer.replay_buffer import REPLAY_FIELDS, ReplayBatch, StoredTransitions, Transitions
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
-from relive.compat.rl_buffer.steps import declared
-from relive.compat.rl_buffer.transitions import REPLAY_FIELDS, ReplayBatch, Transitions, maker, renamed
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
 from relive.errors import explain
 from relive.replay.buffer import ReplayBuffer as _Replay
@@ -67,20 +65,18 @@ class PrioritizedReplayBuffer(StoredTransitions):
         seed: int | None = None,
     ) -> None:
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        self.obs_shape, self.action_shape = obs_shape, action_shape
         Prioritized(alpha, beta, epsilon)  # refuses what is none of them
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._of_batch = _Beta(beta)
         # The core is told priorities to the power of alpha, so that alpha can change.
         sampler = Prioritized(1.0, self._of_batch, 0.0)
-        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
-        make = maker(self.total_capacity, num_envs, *fields, self.store_device, seed, sampler)
+        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
         self._transitions = Transitions(make, obs_shape)
 
     def get(self, batch_size: int, beta: float | None = None) -> PrioritizedReplayBatch:
         """Transitions drawn by priority, with weights `(M · P)^-beta` over the largest of the batch."""
         self._of_batch.value = self.beta if beta is None else beta
-        return PrioritizedReplayBatch(**renamed(_FIELDS, self._transitions.sample(batch_size, self.device)))
+        return PrioritizedReplayBatch(**self._transitions.sample(batch_size, self.device, _FIELDS))
 
     def update_priorities(self, indices: Any, td_errors: Any) -> None:
         """Give the rows `indices` of a batch the priorities of their errors; rows overwritten meanwhile are skipped."""

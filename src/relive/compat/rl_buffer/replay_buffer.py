@@ -1,42 +1,126 @@
-"""rl-buffer's `ReplayBuffer` on ours."""
+"""rl-buffer's `ReplayBuffer` on ours, and the common part of its three replay buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, refuse_full, tell
-from relive.compat.rl_buffer.stats_tracker import StatsTracker
-from relive.compat.rl_buffer.steps import declared
-from relive.compat.rl_buffer.transitions import (
-    REPLAY_FIELDS,
-    ReplayBatch,
-    Transitions,
-    checked_batch,
-    ends,
-    maker,
-    renamed,
+from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.compat.rl_buffer.base_buffer import (
+    CPU,
+    BaseBuffer,
+    ResetStrategy,
+    Sized,
+    fit_tree,
+    flags,
+    refuse_full,
+    track,
 )
-from relive.compat.views import MemoryView
-from relive.errors import explain
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.compat.seeding import experiment_seed
+from relive.compat.views import declare, is_tree, memory_views
+from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as _Replay
+from relive.schema.assembly import to_device
+from relive.schema.conversion import overlaps
 
 __all__ = ["ReplayBatch", "ReplayBuffer"]
 
 
-class ShownMemory:
-    """The memory of a replay buffer, as rl-buffer's attributes."""
+@dataclass
+class ReplayBatch:
+    """Transitions `[B]`."""
+
+    observations: Any
+    actions: torch.Tensor
+    rewards: torch.Tensor
+    dones: torch.Tensor
+    truncateds: torch.Tensor
+    next_observations: Any
+
+
+REPLAY_FIELDS = {
+    "observations": "obs", "actions": "action", "rewards": "reward", "dones": "terminated", "truncateds": "truncated",
+    "next_observations": "next_obs",
+}  # fmt: skip
+"""rl-buffer's names in a batch, and the core's, which are in the order of a step."""
+
+
+class Transitions:
+    """One step of every environment at a time into the core that `make` makes, and batches out of it.
+
+    `make` must survive pickling: a `functools.partial`.
+    """
+
+    def __init__(self, make: Callable[[], _Replay], obs_shape: Any) -> None:
+        self._make, self._obs_shape = make, obs_shape
+        self.core = make()
+        self.memory = self.core.columns
+        """The whole memory `[buffer_size, num_envs, …]` by the core's names."""
+        self._places = [(name, self.memory[name][0]) for name in REPLAY_FIELDS.values()]
+        self._flag = tuple(self.memory.batch_size[1:]) if obs_shape else None
+        """The shape of a flag, where it is not that of an observation too."""
+
+    def fitting(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> tuple[Any, ...]:
+        """The fields of one step as the core takes them. `truncated` may come before `next_obs`, and is recognised."""
+        if self._are_exchanged(next_obs, truncated):
+            next_obs, truncated = truncated, next_obs
+        given = (obs, action, reward, flags(done), flags(truncated), next_obs)
+        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, given, strict=True))
+        _refuse_shared(step[0], step[5])
+        return step
+
+    def _are_exchanged(self, next_obs: Any, truncated: Any) -> bool:
+        """Whether `next_obs` are flags: by their shape, or by their dtype where an observation is one number."""
+        if self._flag is not None:
+            return not is_tree(next_obs) and np.shape(next_obs) == self._flag
+        return _are_bools(next_obs) and not _are_bools(truncated) and self.memory["obs"].dtype is not torch.bool
+
+    def sample(self, batch_size: int, device: torch.device, names: Mapping[str, str]) -> dict[str, Any]:
+        """A batch of the core on a device, under these names."""
+        if not len(self.core):
+            raise ValueError("Cannot sample from empty buffer: add a step first.")
+        batch = self.core.sample(batch_size)
+        batch = batch if device == self.core.device else to_device(batch, device)
+        return {theirs: batch[ours] for theirs, ours in names.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"make": self._make, "obs_shape": self._obs_shape, "contents": packed_state(self.core)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["make"], state["obs_shape"])
+        load_packed_state(self.core, state["contents"])
+
+
+def _are_bools(value: Any) -> bool:
+    return value.dtype is torch.bool if isinstance(value, torch.Tensor) else np.asarray(value).dtype == np.bool_
+
+
+def _refuse_shared(obs: Any, next_obs: Any) -> None:
+    """Raise if an observation and its next one share memory: the environment has overwritten the first."""
+    if is_tree(obs):
+        for key in obs.keys():
+            _refuse_shared(obs[key], next_obs[key])
+    elif abs(obs.data_ptr() - next_obs.data_ptr()) < obs.nbytes and overlaps(obs, next_obs):
+        remedy = "The environment reuses its array: pass copies."
+        raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
+
+
+class TransitionBuffer(Sized):
+    """A buffer of transitions, of one process or of several: `add`, `get`, and the memory as rl-buffer's attributes."""
 
     _transitions: Any
+    _stats_tracker: Any
+    _is_full: Any
+    reset: Callable[..., None]
 
-    _observations = MemoryView("obs")
-    _actions = MemoryView("action")
-    _rewards = MemoryView("reward")
-    _dones = MemoryView("terminated")
-    _truncateds = MemoryView("truncated")
-    _next_observations = MemoryView("next_obs")
+    _observations, _actions, _rewards = memory_views("obs", "action", "reward")
+    _dones, _truncateds, _next_observations = memory_views("terminated", "truncated", "next_obs")
 
     def _memory_of(self, field: str) -> Any:
         return self._transitions.memory[field]
@@ -46,9 +130,66 @@ class ShownMemory:
         """The relive buffer underneath."""
         return self._transitions.core
 
+    def _maker(
+        self,
+        obs_shape: Any,
+        action_shape: tuple[int, ...],
+        obs_dtype: Any,
+        action_dtype: torch.dtype,
+        device: Any,
+        seed: int | None,
+        sampler: Any = None,
+    ) -> partial[_Replay]:
+        """A maker of cores for such transitions."""
+        self.obs_shape, self.action_shape = obs_shape, action_shape
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        # Copies of their own: every time step then fits, whatever its next observation is.
+        settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
+        return partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
 
-class StoredTransitions(ShownMemory, BaseBuffer):
-    """What the replay buffers of one process share: `add`, and the count of steps."""
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        done: Any,
+        next_obs: Any,
+        truncated: Any,
+        infos: Mapping[str, Any] | None = None,
+        done_reasons: Sequence[str | None] | None = None,
+    ) -> None:
+        """Store one step of every environment.
+
+        `done` says where an episode terminated and `truncated` where it was cut short, as bools or numbers. Without
+        names `truncated` may also come before `next_obs`: their shapes tell, or the dtypes where an observation is one
+        number.
+        """
+        is_full, tracker = self._is_full, self._stats_tracker
+        refuse_full(is_full, self.reset_strategy)
+        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
+        if tracker is not None:  # which may refuse the metrics, before anything is changed
+            ended = on_host(step[3])
+            if getattr(tracker, "truncated_ends", False) is True:
+                ended = ended | on_host(step[4])
+            track(tracker, ended, step[2], infos, done_reasons)
+        if is_full and self.reset_strategy is ResetStrategy.AUTO:
+            self.reset()
+        self.core.add(*step)
+        self._count_step()
+
+    def _count_step(self) -> None:
+        """Count a stored step, where the core does not."""
+
+    def get(self, batch_size: int) -> ReplayBatch:
+        """Transitions drawn with replacement, at most as many as are stored."""
+        available = self.total_current_size
+        if 0 < available < batch_size:
+            raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
+        return ReplayBatch(**self._transitions.sample(batch_size, self.device, REPLAY_FIELDS))
+
+
+class StoredTransitions(TransitionBuffer, BaseBuffer):
+    """A buffer of transitions of one process, which counts its steps."""
 
     def _forget(self) -> None:
         self._at, self._is_full = 0, False
@@ -77,30 +218,7 @@ class StoredTransitions(ShownMemory, BaseBuffer):
         if self._is_full and not full:
             self._forget()
 
-    def add(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        next_obs: Any,
-        truncated: Any,
-        infos: Mapping[str, Any] | None = None,
-        done_reasons: Sequence[str | None] | None = None,
-    ) -> None:
-        """Store one step of every environment.
-
-        `done` says where an episode terminated and `truncated` where it was cut short, as bools or numbers. Without
-        names `truncated` may also come before `next_obs`: their shapes tell, or the dtypes where an observation is one
-        number.
-        """
-        refuse_full(self._is_full, self.reset_strategy)
-        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
-        if self._stats_tracker is not None:  # which may refuse the metrics, before anything is changed
-            tell(self._stats_tracker, ends(step, self._stats_tracker), step[2], infos, done_reasons)
-        if self._is_full and self.reset_strategy is ResetStrategy.AUTO:
-            self.reset()
-        self.core.add(*step)
+    def _count_step(self) -> None:
         self._at = self._at % self._buffer_size + 1
         self._is_full = self._is_full or self._at == self._buffer_size
 
@@ -131,13 +249,5 @@ class ReplayBuffer(StoredTransitions):
         seed: int | None = None,
     ) -> None:
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        self.obs_shape, self.action_shape = obs_shape, action_shape
-        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
-        self._transitions = Transitions(
-            maker(self.total_capacity, num_envs, *fields, self.store_device, seed), obs_shape
-        )
-
-    def get(self, batch_size: int) -> ReplayBatch:
-        """Transitions drawn with replacement, at most as many as are stored."""
-        checked_batch(batch_size, self.total_current_size)
-        return ReplayBatch(**renamed(REPLAY_FIELDS, self._transitions.sample(batch_size, self.device)))
+        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed)
+        self._transitions = Transitions(make, obs_shape)

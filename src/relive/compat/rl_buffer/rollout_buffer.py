@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from relive import estimators
-from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, refuse_full, tell
+from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, fit_tree, flags, refuse_full, track
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
-from relive.compat.rl_buffer.steps import declared, flags, placed
-from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import StepRows, fitted, named_leaves
-from relive.compat.views import MemoryView, assign
+from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.step_rows import SCORES, StepRows, fit
+from relive.compat.views import declare, memory_views, named_leaves, rows_at
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import positive
@@ -79,15 +78,14 @@ class RolloutBuffer(BaseBuffer):
         seed: int | None = None,
     ) -> None:
         there = torch.device(device if store_device is None else store_device)
-        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
-        seed = experiment_seed() if seed is None else seed
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        seed = experiment_seed(seed)
         make = partial(_Rollout, buffer_size, num_envs, *fields, device=there, seed=seed)
         self._rows = StepRows(make, _STEP)
-        self._random = torch.Generator("cpu" if there.type == "meta" else there).manual_seed(seed)
+        self._random = generator_on(there, seed)
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
-        self._places = [(name, self._rows.tensors[name][0]) for name in _STEP]
 
     @property
     def core(self) -> _Rollout:
@@ -129,8 +127,8 @@ class RolloutBuffer(BaseBuffer):
         rows = self._rows
         refuse_full(rows.is_full, self.reset_strategy)
         given = (obs, action, reward, flags(done), value, log_prob)
-        step = [placed(name, value, place) for (name, place), value in zip(self._places, given, strict=True)]
-        tell(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
+        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, given, strict=True)]
+        track(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
         rows.write(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
@@ -159,13 +157,13 @@ class RolloutBuffer(BaseBuffer):
         used, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fitted("last_values", _flat(last_values), value[0])
-        over = fitted("last_dones", flags(_flat(last_dones)), ended[0])
+        last = fit("last_values", _flat(last_values), value[0])
+        over = fit("last_dones", flags(_flat(last_dones)), ended[0])
         self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
         """Every stored step once, in batches of which the last may be shorter; call it again for another epoch."""
-        self._computed("get")
+        self._score("get")
         return self._batches(positive("batch_size", batch_size), shuffle)
 
     def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
@@ -175,16 +173,11 @@ class RolloutBuffer(BaseBuffer):
         memory |= {theirs: rows.view(ours).flatten() for theirs, ours in _SCORES.items()}
         order = torch.randperm(total, generator=self._random, device=there) if shuffle else None
         for start in range(0, total, batch_size):
-            if order is None:
-                found = {
-                    name: tensor[start : min(start + batch_size, total)].clone() for name, tensor in memory.items()
-                }
-            else:
-                index = order[start : start + batch_size]
-                found = {name: _rows_at(index, tensor) for name, tensor in memory.items()}
-            if there != self.device:
-                found = {name: tensor.to(self.device) for name, tensor in found.items()}
-            yield RolloutBatch(**found)
+            batch = slice(start, min(start + batch_size, total))
+            found = {
+                name: x[batch].clone() if order is None else rows_at(order[batch], x) for name, x in memory.items()
+            }
+            yield RolloutBatch(**(found if there == self.device else {k: x.to(self.device) for k, x in found.items()}))
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
@@ -193,42 +186,22 @@ class RolloutBuffer(BaseBuffer):
 
         `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
         """
-        self._computed("get_sequences")
+        self._score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
         return (SequenceBatch(**{theirs: each[ours] for theirs, ours in _SEQUENCES.items()}) for each in sequences)
 
-    def _computed(self, where: str, name: str = "advantage") -> torch.Tensor:
+    def _score(self, where: str, name: str = "advantage") -> torch.Tensor:
         """The advantages or returns of the stored steps."""
         if name not in self._rows.scores:
             remedy = "Call compute_returns_and_advantages first."
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    _observations = MemoryView("obs")
-    _actions = MemoryView("action")
-    _rewards = MemoryView("reward")
-    _dones = MemoryView("terminated")
-    _values = MemoryView("value")
-    _log_probs = MemoryView("log_prob")
+    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP)
+    _advantages, _returns = memory_views(*SCORES)
 
     def _memory_of(self, field: str) -> Any:
-        return self._rows.view(field)
-
-    @property
-    def _advantages(self) -> torch.Tensor:
-        return self._computed("advantages")
-
-    @_advantages.setter
-    def _advantages(self, value: Any) -> None:
-        assign("advantages", self._advantages, value)
-
-    @property
-    def _returns(self) -> torch.Tensor:
-        return self._computed("returns", "return")
-
-    @_returns.setter
-    def _returns(self, value: Any) -> None:
-        assign("returns", self._returns, value)
+        return self._score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:
         """Give the advantages mean 0 and (population) deviation 1."""
@@ -263,13 +236,6 @@ class RolloutBuffer(BaseBuffer):
         """The unbiased deviation of the returns; 0 for a single one."""
         return _deviation(self._returns)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_places"}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._places = [(name, self._rows.tensors[name][0]) for name in _STEP]
-
 
 def _normalize(x: torch.Tensor) -> None:
     deviation, mean = torch.std_mean(x, correction=0)
@@ -283,7 +249,3 @@ def _deviation(x: torch.Tensor) -> float:
 def _flat(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
     return tensor.flatten()
-
-
-def _rows_at(index: torch.Tensor, rows: Any) -> Any:
-    return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else rows[index]

@@ -1,4 +1,4 @@
-"""What rl-buffer's shared buffers have in common; `pos` and `full` are methods there."""
+"""The common part of rl-buffer's shared buffers, whose `pos` and `full` are methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SharedBaseBuffer(Sized, ABC):
 
     @abstractmethod
     def pos(self) -> int:
-        """Where the next time step goes."""
+        """The position of the next time step."""
 
     @abstractmethod
     def set_pos(self, value: int) -> None:
@@ -50,7 +50,7 @@ class SharedBaseBuffer(Sized, ABC):
 
     @property
     def stats_tracker(self) -> StatsTracker | None:
-        """What this process tells of every step that it adds; None in a worker without one."""
+        """This process's statistics of the steps that it adds; None in a worker without one."""
         return self._stats_tracker
 
     @property

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 
-from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy, refuse_full, tell
-from relive.compat.rl_buffer.replay_buffer import ShownMemory
+from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
+from relive.compat.rl_buffer.replay_buffer import TransitionBuffer, Transitions
 from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
-from relive.compat.rl_buffer.shared_transitions import SharedTransitions
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
-from relive.compat.rl_buffer.steps import declared
-from relive.compat.rl_buffer.transitions import (
-    REPLAY_FIELDS,
-    ReplayBatch,
-    checked_batch,
-    ends,
-    maker,
-    renamed,
-)
-from relive.concurrent import Handle
+from relive.concurrent import Handle, connect
 from relive.errors import explain
+from relive.replay.buffer import ReplayBuffer as _Replay
 from relive.storage import Memory
 
 __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
@@ -32,7 +25,7 @@ __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
 @dataclass
 class SharedMemoryComponents:
-    """What a worker needs to find the main process's steps: small, to be sent to it."""
+    """The address of the main process's steps, small enough to be sent to a worker."""
 
     handle: Handle
 
@@ -42,7 +35,35 @@ class SharedStates:
     """Counters are beside the steps, so that there is nothing to send."""
 
 
-class SharedReplayBuffer(ShownMemory, SharedBaseBuffer):
+class SharedTransitions(Transitions):
+    """Transitions in the memory that `make` makes, or in that of another process, which `handle` names.
+
+    A process that is started with them uses the same memory; any other copy has memory of its own.
+    """
+
+    def __init__(
+        self, make: Callable[[], _Replay], obs_shape: Any, handle: Handle | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__(make if handle is None else partial(connect, handle, seed=seed), obs_shape)
+        self._make = make
+
+    def rejoin(self) -> SharedTransitions:
+        """Open the memory again, in a forked child, which must not use its parent's handles."""
+        return SharedTransitions(self._make, self._obs_shape, self.core.handle())
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is None:
+            return super().__getstate__()
+        return {"make": self._make, "obs_shape": self._obs_shape, "handle": self.core.handle()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        if "handle" in state:
+            self.__init__(**state)
+        else:
+            super().__setstate__(state)
+
+
+class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
     A lock keeps steps whole. Each process tells its own tracker of the steps that it adds; a worker may have none. The
@@ -74,16 +95,14 @@ class SharedReplayBuffer(ShownMemory, SharedBaseBuffer):
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
-        self.obs_shape, self.action_shape = obs_shape, action_shape
-        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
-        make = maker(self.total_capacity, num_envs, *fields, Memory.shared(), seed)
+        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
         handle = None if given is None else given.handle
         self._shared, self._process = SharedTransitions(make, obs_shape, handle, make.keywords["seed"]), os.getpid()
 
     @property
     def _transitions(self) -> SharedTransitions:
         if self._process != os.getpid():  # a forked child
-            self._shared, self._process = self._shared.joined(), os.getpid()
+            self._shared, self._process = self._shared.rejoin(), os.getpid()
         return self._shared
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +113,7 @@ class SharedReplayBuffer(ShownMemory, SharedBaseBuffer):
         self._process = os.getpid()
 
     def pos(self) -> int:
-        """Where the next time step goes, counted from the last `reset`; 0 when that is the first row again."""
+        """The position of the next time step, counted from the last `reset`; 0 when that is the first row again."""
         stored = len(self.core) // self.num_envs
         if stored < self._buffer_size:
             return stored
@@ -109,6 +128,10 @@ class SharedReplayBuffer(ShownMemory, SharedBaseBuffer):
 
     def full(self) -> bool:
         """Whether the coming step meets the reset strategy."""
+        return self._is_full
+
+    @property
+    def _is_full(self) -> bool:
         return len(self.core) == self.core.capacity
 
     def set_full(self, value: bool) -> None:
@@ -123,34 +146,8 @@ class SharedReplayBuffer(ShownMemory, SharedBaseBuffer):
         """How many time steps are stored."""
         return len(self.core) // self.num_envs
 
-    def add(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        next_obs: Any,
-        truncated: Any,
-        infos: Mapping[str, Any] | None = None,
-        done_reasons: Sequence[str | None] | None = None,
-    ) -> None:
-        """Store one step of every environment, as `ReplayBuffer.add` does, from any process."""
-        is_full = self.full()
-        refuse_full(is_full, self.reset_strategy)
-        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
-        if self._stats_tracker is not None:  # which may refuse the metrics, before anything is changed
-            tell(self._stats_tracker, ends(step, self._stats_tracker), step[2], infos, done_reasons)
-        if is_full and self.reset_strategy is ResetStrategy.AUTO:
-            self.reset()
-        self.core.add(*step)
-
-    def get(self, batch_size: int) -> ReplayBatch:
-        """Transitions drawn with replacement, at most as many as are stored."""
-        checked_batch(batch_size, self.total_current_size)
-        return ReplayBatch(**renamed(REPLAY_FIELDS, self._transitions.sample(batch_size, self.device)))
-
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
-        """What workers are made with."""
+        """The arguments that workers are made with."""
         return SharedMemoryComponents(self.core.handle()), SharedStates()
 
 

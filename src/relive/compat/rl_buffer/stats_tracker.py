@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class StatsTracker:
         """
         rewards, ended = on_host(rewards), on_host(dones).nonzero()[0]
         if rewards.shape != (self.num_envs,):
-            rewards = self._fitted("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
+            rewards = self._fit("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
         metrics = self._metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
         if len(ended) and ended[-1] >= self.num_envs:
             remedy = "Pass one flag for each environment."
@@ -68,9 +68,9 @@ class StatsTracker:
 
     def _metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
         extra = [key for key in self.metrics_keys if key in infos and key not in ("rewards", "lengths")]
-        return [(key, self._fitted(key, on_host(infos[key]))) for key in extra]
+        return [(key, self._fit(key, on_host(infos[key]))) for key in extra]
 
-    def _fitted(self, name: str, values: np.ndarray) -> np.ndarray:
+    def _fit(self, name: str, values: np.ndarray) -> np.ndarray:
         if values.shape == (self.num_envs,) or values.size == 1:
             return values if values.ndim <= 1 else values.reshape(())
         remedy = "Pass one number for each environment, or one for all."
@@ -98,27 +98,19 @@ class StatsTracker:
         return len(self.ep_info_buffer)
 
     def get_statistics(self) -> dict[str, float]:
-        """Mean, deviation, smallest and largest of every metric, the same per step, and rates; empty at first."""
+        """Mean, deviation, smallest and largest of every metric, by episode and by step, and rates; empty at first."""
         values = self.get_raw_values()
         if not values:
             return {}
-        of = {name: {k: float(getattr(x, k)()) if x.size else 0.0 for k in _MOMENTS} for name, x in values.items()}
-        plain = [name for name in of if not name.startswith(f"{self.category}/step_")]
+        per_step = [name for name in values if name.startswith(f"{self.category}/step_")]
         rates = {f"{self.category}/done_{reason}_rate": self._rate(reason) for reason in self.done_reason_keys}
-        moments = {name: {f"{name}_{k}": x for k, x in found.items()} for name, found in of.items()}
-        stats: dict[str, float] = {}
-        for name in plain:
-            stats |= moments.pop(name)
-        stats |= rates
-        for rest in moments.values():
-            stats |= rest
-        return stats
+        return {**_moments(values, values.keys() - per_step), **rates, **_moments(values, per_step)}
 
     def _rate(self, reason: str) -> float:
         return sum(f"ep_done_{reason}" in episode for episode in self.ep_info_buffer) / len(self.ep_info_buffer)
 
     def get_raw_values(self) -> dict[str, np.ndarray]:
-        """Every metric of every episode `[E]`, and the same per step; empty at first."""
+        """Every metric of every episode `[E]`, whole and per step; empty at first."""
         if not self.ep_info_buffer:
             return {}
         episodes = self.ep_info_buffer
@@ -127,6 +119,12 @@ class StatsTracker:
         lasting = lengths > 0
         values |= {f"step_{key}": x[lasting] / lengths[lasting] for key, x in values.items() if key != "lengths"}
         return {f"{self.category}/{key}": x for key, x in values.items()}
+
+
+def _moments(values: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
+    """Mean, deviation, smallest and largest of the metrics `names`; 0 where there is none."""
+    chosen = {name: x for name, x in values.items() if name in names}
+    return {f"{name}_{k}": float(getattr(x, k)()) if x.size else 0.0 for name, x in chosen.items() for k in _MOMENTS}
 
 
 def on_host(value: Any) -> np.ndarray:

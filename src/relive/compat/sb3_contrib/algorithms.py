@@ -8,7 +8,7 @@ from typing import Any
 
 from relive.compat.sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from relive.compat.sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
-from relive.compat.stable_baselines3.defaults import OffPolicyAlgorithm, OnPolicyAlgorithm
+from relive.compat.stable_baselines3.algorithms import OffPolicyAlgorithm, OnPolicyAlgorithm
 
 theirs: Any = importlib.import_module("sb3_contrib")
 

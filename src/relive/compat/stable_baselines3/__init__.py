@@ -21,30 +21,20 @@ except ImportError as error:
         )
     ) from error
 
-from relive.compat.stable_baselines3.algorithms import PrioritizedDQN, PrioritizedSAC, PrioritizedTD3
-from relive.compat.stable_baselines3.defaults import A2C, DDPG, DQN, PPO, SAC, TD3
+from relive.compat.stable_baselines3.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3
 from relive.compat.stable_baselines3.her.her_replay_buffer import HerReplayBuffer
-from relive.compat.stable_baselines3.prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
+from relive.compat.stable_baselines3.prioritized import (
+    PrioritizedDQN,
+    PrioritizedReplayBuffer,
+    PrioritizedReplayBufferSamples,
+    PrioritizedSAC,
+    PrioritizedTD3,
+)
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 
 __all__ = [
-    "A2C",
-    "DDPG",
-    "DQN",
-    "PPO",
-    "SAC",
-    "TD3",
-    "DictReplayBuffer",
-    "DictRolloutBuffer",
-    "HerReplayBuffer",
-    "NStepReplayBuffer",
-    "PrioritizedDQN",
-    "PrioritizedReplayBuffer",
-    "PrioritizedReplayBufferSamples",
-    "PrioritizedSAC",
-    "PrioritizedTD3",
-    "ReplayBuffer",
-    "RolloutBuffer",
-    "get_system_info",
-]
+    "A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "DictReplayBuffer", "DictRolloutBuffer", "HerReplayBuffer",
+    "NStepReplayBuffer", "PrioritizedDQN", "PrioritizedReplayBuffer", "PrioritizedReplayBufferSamples",
+    "PrioritizedSAC", "PrioritizedTD3", "ReplayBuffer", "RolloutBuffer", "get_system_info",
+]  # fmt: skip

@@ -1,14 +1,111 @@
-"""The arrays that Stable-Baselines3's buffers have as attributes: what is written to them is stored, or refused."""
+# pyright: reportMissingImports=false
+"""Observations and arrays as Stable-Baselines3 has them: shapes and dtypes of spaces, and attributes that are arrays.
+
+Writing to these arrays stores, or raises. A Dict space has one level of names.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WrittenDict
+from relive.compat.views import WrittenDict, map_tree
 from relive.errors import SchemaError, explain
+from relive.schema.fields import Field, Stacked
+
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def overrides(buffer: Any, *names: str) -> bool:
+    """Whether the class of a buffer is a user's and has its own method of one of these names."""
+    kind = type(buffer)
+    ours = next(base for base in kind.__mro__ if base.__module__.startswith("relive."))
+    return any(getattr(kind, name) is not getattr(ours, name) for name in names)
+
+
+# Observations
+
+
+def fields_of(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
+    """An observation space as it is stored: with its own dtype, a float64 too; stacks of frames as frames."""
+    return map_tree(lambda part: _field(part, n_stack), space)
+
+
+def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
+    shape: Any = get_obs_shape(space)
+    dtype: Any = space.dtype
+    if n_stack is None:
+        return Field(shape, dtype)
+    axis = _stacking_axis(space)
+    if shape[axis] % n_stack:
+        remedy = "Pass the n_stack of VecFrameStack."
+        raise SchemaError(explain("n_stack", f"a divisor of axis {axis} of {shape}", n_stack, remedy))
+    frame = (*shape[:axis], shape[axis] // n_stack, *shape[axis + 1 :])
+    return Stacked(Field(frame, dtype), n_stack, axis, pad="zero")
+
+
+def _stacking_axis(space: spaces.Space[Any]) -> int:
+    """The axis that `VecFrameStack` puts frames one after another along: an image's channels, else the last."""
+    first = is_image_space(space, check_channels=False) and is_image_space_channels_first(cast(spaces.Box, space))
+    return 0 if first else len(space.shape or ()) - 1
+
+
+def nbytes_of(space: spaces.Space[Any]) -> int:
+    """How many bytes an observation takes."""
+    fields = fields_of(space)
+    leaves = fields.values() if isinstance(fields, dict) else [fields]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
+    """The shapes of one step's observations."""
+    return map_tree(lambda part: (n_envs, *get_obs_shape(part)), space)
+
+
+def stack_frames(obs: Any, fields: Any) -> Any:
+    """One step's observations with an axis for their frames."""
+    return map_tree(lambda f, x: x.reshape(len(x), *f.shape[: f.axis], f.k, *f.shape[f.axis :]), fields, obs)
+
+
+def unstack_frames(obs: Any, shape: Any, lead: int) -> Any:
+    """Stacks of frames after `lead` axes in the shape of the observation space."""
+    return map_tree(lambda part, x: x.reshape(*x.shape[:lead], *part), shape, obs)
+
+
+def reshape_step(shapes: Shapes, obs: Any) -> Any:
+    """One step's observations in these shapes; other keys of a dict are left out."""
+    if isinstance(shapes, dict):
+        return {key: reshape_step(shape, obs[key]) for key, shape in shapes.items()}
+    array = np.asarray(obs)
+    if array.shape == shapes:
+        return array
+    # Discrete comes as (n,), one environment perhaps as it is: only axes of length one may differ.
+    alike = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
+    return array.reshape(shapes) if alike else array
+
+
+def in_own_memory(next_obs: Any, obs: Any) -> Any:
+    """Next observations in other memory than the observations: a caller may pass one array as both."""
+    return map_tree(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
+
+
+def numpy_of(batch: Any) -> Any:
+    """A tensor, or a TensorDict of tensors, as numpy."""
+    return map_tree(lambda leaf: leaf.numpy(force=True), batch)
+
+
+def torch_of(obs: Any, device: torch.device) -> Any:
+    """An array, or a dict of arrays, on a device."""
+    return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
+
+
+# Arrays
 
 
 def overwrite(place: Any, value: Any) -> None:
@@ -55,7 +152,7 @@ class Gathered(np.ndarray):
     write: Callable[[Any, Any], None]
     """`write(key, value)` stores what is written, or raises."""
     copied: np.ndarray
-    """The same memory, which can be written."""
+    """The memory of the rows as a plain, writable array."""
 
     @staticmethod
     def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
@@ -87,7 +184,7 @@ class Gathered(np.ndarray):
         self.write(key, whole)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        """What is computed from it is plain; what is computed into it (`rewards += bonus`) is written."""
+        """Results are plain arrays; a result that goes into this array (`rewards += bonus`) is written."""
         computed = getattr(ufunc, method)(*map(_plain, inputs), **options)
         if not out:
             return computed

@@ -19,20 +19,22 @@ from tensordict import TensorDict
 
 from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import Arrays, overwrite
-from relive.compat.stable_baselines3.layout import (
+from relive.compat.stable_baselines3.arrays import (
+    Arrays,
     fields_of,
-    given_shapes,
+    in_own_memory,
     nbytes_of,
     numpy_of,
-    shaped_pair,
-    stacked,
+    overrides,
+    overwrite,
+    reshape_step,
+    stack_frames,
+    step_shapes,
     torch_of,
+    unstack_frames,
 )
-from relive.compat.stable_baselines3.shared import SharedRows
-from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
-from relive.compat.stable_baselines3.subclasses import overrides
-from relive.compat.views import MemoryView
+from relive.compat.stable_baselines3.rows import SharedRows, StoredRows
+from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
@@ -42,8 +44,11 @@ from relive.schema.fields import Declaration, Field
 
 _LARGE = 1024
 """Observations of more bytes than this are stored once, unless the user says otherwise."""
+_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+_TRANSITION = Transition()
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 CONVERSIONS = ("to_torch", "_normalize_obs", "_normalize_reward")
-"""What Stable-Baselines3's `_get_samples` calls."""
+"""Methods that Stable-Baselines3's `_get_samples` calls."""
 
 
 class ReplayBuffer(theirs.ReplayBuffer):
@@ -64,12 +69,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
     its default is `"stored"`.
     """
 
-    observations: Any = MemoryView()
-    next_observations: Any = MemoryView()
-    actions: Any = MemoryView()
-    rewards: Any = MemoryView()
-    dones: Any = MemoryView()
-    timeouts: Any = MemoryView()
+    observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAYS)
+    _sums_rewards = False
+    """Whether batches have sums of rewards, which are normalised one by one before."""
 
     def __init__(
         self,
@@ -114,9 +116,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return "shared" if large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
     def _start(self) -> None:
-        self._shapes = given_shapes(self.observation_space, self.n_envs)
+        self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
-        """What else the coming step consists of."""
+        """Further fields of the coming step."""
         self._fits = not self.n_stack
         """All observations so far could be stored as they were given."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
@@ -146,25 +148,25 @@ class ReplayBuffer(theirs.ReplayBuffer):
             self._rows.put_newest(array)
         if not self.n_stack:
             return array
-        array = unstacked(array, self.obs_shape, 2)
+        array = unstack_frames(array, self.obs_shape, 2)
         return Arrays(array) if isinstance(array, dict) else array
 
     def _assign(self, name: str, value: Any) -> None:
         overwrite(self._memory_of(name), value)
 
     @property
-    def _is_told(self) -> bool:
+    def _core_is_current(self) -> bool:
         """Whether every step came by our `add`: the core knows them all."""
         written = self._rows.written
         return self.pos == written % self.buffer_size and self.full == (written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes."""
+        """The size of the memory in bytes."""
         return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = {} if self._is_told else {name: self._memory_of(name) for name in _ARRAYS}
+        arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAYS}
         return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -190,7 +192,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; `next_obs` is the state it led to before any reset."""
-        if not self._is_told:
+        if not self._core_is_current:
             super().add(obs, next_obs, action, reward, done, infos)  # at `pos`, where the core does not go on
             return
         step = (
@@ -212,15 +214,16 @@ class ReplayBuffer(theirs.ReplayBuffer):
             except SchemaError:  # of which nothing was stored
                 self._fits = False
         if not self._fits:
-            self._rows.add(*self._shaped(obs, next_obs), *step)
+            self._rows.add(*self._reshape(obs, next_obs), *step)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.pos, self.full = 0, True
 
-    def _shaped(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
-        obs, next_obs = shaped_pair(self._shapes, obs, next_obs)
+    def _reshape(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
+        obs = reshape_step(self._shapes, obs)
+        next_obs = in_own_memory(reshape_step(self._shapes, next_obs), obs)
         if self.n_stack:
-            obs, next_obs = stacked(obs, self._fields), stacked(next_obs, self._fields)
+            obs, next_obs = stack_frames(obs, self._fields), stack_frames(next_obs, self._fields)
         return obs, next_obs
 
     def reset(self) -> None:
@@ -236,48 +239,44 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, normalised as `env` says."""
-        if self._is_custom or not self._is_told:
+        if self._is_custom or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
                 count -= 1  # the oldest observation: its position has the newest next one
             ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
-        return self._samples(self._rows.sample(batch_size, self._view(env)), env)
+        return self._samples(self._rows.sample(batch_size, self._view(), env if self._sums_rewards else None), env)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """The transitions at these positions, each of a random environment."""
-        if not self._is_told or overrides(self, *CONVERSIONS):
+        if not self._core_is_current or overrides(self, *CONVERSIONS):
             return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
-        return self._samples(self._rows.read(np.asarray(batch_inds), envs, self._view(env)), env)
+        normalizer = env if self._sums_rewards else None
+        return self._samples(self._rows.read(np.asarray(batch_inds), envs, self._view(), normalizer), env)
 
-    def _view(self, env: VecNormalize | None) -> View | NormalisedSteps:
+    def _view(self) -> View:
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
-        """What the algorithms read. Every tensor operation here costs as much as gathering a field."""
+        """A batch as the algorithms read it. Every tensor operation here costs as much as gathering a field."""
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
         if self.n_stack:
-            obs, next_obs = (unstacked(part, self.obs_shape, 1) for part in (obs, next_obs))
+            obs, next_obs = (unstack_frames(part, self.obs_shape, 1) for part in (obs, next_obs))
         if env is not None:
-            obs, next_obs = self._normalised(obs, env), self._normalised(next_obs, env)
-            reward = self._normalised_reward(reward, env)
+            obs, next_obs = (torch_of(env.normalize_obs(numpy_of(x)), self.device) for x in (obs, next_obs))
+            if not self._sums_rewards:
+                reward = torch_of(env.normalize_reward(numpy_of(reward)).astype(np.float32), self.device)
         kind: Any = ReplayBufferSamples
         if not isinstance(obs, torch.Tensor):
             kind, obs, next_obs = DictReplayBufferSamples, dict(obs.items()), dict(next_obs.items())
         return kind(obs, batch["action"], next_obs, batch["terminated"].float().unsqueeze(1), reward.unsqueeze(1))
 
-    def _normalised(self, obs: Any, env: VecNormalize) -> Any:
-        return torch_of(env.normalize_obs(numpy_of(obs)), self.device)
-
-    def _normalised_reward(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
-        return torch.as_tensor(env.normalize_reward(numpy_of(reward)).astype(np.float32), device=self.device)
-
 
 class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
-    """The same for Dict observations only."""
+    """A `ReplayBuffer` for Dict observations only."""
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         if not isinstance(self.obs_shape, dict):
@@ -291,6 +290,8 @@ class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
 class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
     """Transitions of `n_steps` steps, or of the fewer to an end or to the newest one, with their `discounts`."""
 
+    _sums_rewards = True
+
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.n_steps = n_steps
@@ -299,33 +300,17 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
             remedy = 'Use next_obs="shared".'
             raise NotImplementedError(explain("optimize_memory_usage", "False with n-step returns", True, remedy))
 
-    def _view(self, env: VecNormalize | None) -> View | NormalisedSteps:
-        view = NStep(self.n_steps, self.gamma)
-        return view if env is None else NormalisedSteps((view, env))
-
-    def _normalised_reward(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
-        return reward  # every step of the sum has been
+    def _view(self) -> View:
+        return NStep(self.n_steps, self.gamma)
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
         discounts = batch["discount"].to(self.device).unsqueeze(1)
         return super()._samples(batch, env)._replace(discounts=discounts)
 
 
-_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-_TRANSITION = Transition()
-_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
-
-
 def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
-    """Which environments reached a time limit; None if none did."""
+    """Flags of the environments that reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):
             return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL).reshape(n_envs)
     return None
-
-
-def unstacked(obs: Any, shape: Any, lead: int) -> Any:
-    """Stacks of frames after `lead` axes in the shape of the observation space."""
-    if isinstance(shape, dict):
-        return {key: unstacked(obs[key], shape[key], lead) for key in shape}
-    return obs.reshape(*obs.shape[:lead], *shape)

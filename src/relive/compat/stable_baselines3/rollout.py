@@ -18,26 +18,25 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import ExchangedArrays, overwrite
-from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
-from relive.compat.stable_baselines3.subclasses import overrides
-from relive.compat.views import MemoryView
+from relive.compat.stable_baselines3.arrays import (
+    ExchangedArrays,
+    fields_of,
+    numpy_of,
+    overrides,
+    overwrite,
+    reshape_step,
+    step_shapes,
+)
+from relive.compat.step_rows import advantages_and_returns
+from relive.compat.views import memory_views
 from relive.errors import NotReadyError, explain
-from relive.estimators import gae
 from relive.rollout.buffer import RolloutBuffer as Core
 from relive.schema.fields import Field
 
-_STORED = {
-    "observations": "obs",
-    "actions": "action",
-    "rewards": "reward",
-    "values": "value",
-    "log_probs": "log_prob",
-}
-"""Their arrays that are the core's memory."""
-
+_STORED = {"observations": "obs", "actions": "action", "rewards": "reward", "values": "value", "log_probs": "log_prob"}
+"""Stable-Baselines3's arrays that are the core's memory."""
 _ATTACHED = {"advantages": "advantage", "returns": "return"}
-"""Their arrays that the core is given for its batches."""
+"""Its arrays that the core is given for batches."""
 
 
 class RolloutBuffer(theirs.RolloutBuffer):
@@ -48,14 +47,8 @@ class RolloutBuffer(theirs.RolloutBuffer):
     its own `_get_samples` or `get` finds them as it does in Stable-Baselines3: in one order of all steps.
     """
 
-    observations: Any = MemoryView()
-    actions: Any = MemoryView()
-    rewards: Any = MemoryView()
-    values: Any = MemoryView()
-    log_probs: Any = MemoryView()
-    advantages: Any = MemoryView()
-    returns: Any = MemoryView()
-    episode_starts: Any = MemoryView()
+    observations, actions, rewards, values, log_probs = memory_views(*_STORED)
+    advantages, returns, episode_starts = memory_views(*_ATTACHED, "episode_starts")
 
     def __init__(
         self,
@@ -80,7 +73,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         """Raise if this class is not for such observations."""
 
     def _allocate(self) -> None:
-        self._shapes = given_shapes(self.observation_space, self.n_envs)
+        self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._not_yet = np.zeros(self.n_envs, np.bool_)
         """Whether a step ended its episode is told with the step after it."""
         self._action_dtype: Any = self.action_space.dtype
@@ -112,7 +105,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes."""
+        """The size of the memory in bytes."""
         own = set(self._arrays) - set(_STORED)
         return self._core.nbytes + sum(self._arrays[name].nbytes for name in own)
 
@@ -120,9 +113,9 @@ class RolloutBuffer(theirs.RolloutBuffer):
         """Forget the stored steps. The arrays are zero again, but for observations and actions."""
         self._core.clear()
         for name, memory in self._arrays.items():
-            vars(self)[name] = _handed(memory)
             if name not in ("observations", "actions"):
                 memory.fill(0)
+            vars(self)[name] = ExchangedArrays(memory) if isinstance(memory, dict) else memory
         self.pos, self.full = 0, False
         self.generator_ready = False
         """Whether `get` was called since the last `reset`."""
@@ -152,7 +145,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         if self._core.num_stored != row:
             self._core.take_back(row)
         self._core.add(
-            shaped(self._shapes, obs),
+            reshape_step(self._shapes, obs),
             np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
             np.asarray(reward, np.float32).reshape(n_envs),
             self._not_yet,
@@ -169,16 +162,12 @@ class RolloutBuffer(theirs.RolloutBuffer):
         """Compute `advantages` and `returns`; `dones`: the last step ended its episode."""
         steps, arrays = self.buffer_size if self.full else self.pos, self._arrays
         reward, value = (torch.from_numpy(arrays[name][:steps]) for name in ("rewards", "values"))
-        ended = np.empty((steps, self.n_envs), np.bool_)
-        ended[:-1] = arrays["episode_starts"][1:steps]
-        ended[-1] = dones
-        next_value = torch.empty_like(value)
-        next_value[:-1] = value[1:]
-        next_value[-1] = last_values.detach().reshape(self.n_envs)
-        terminated, never = torch.from_numpy(ended), torch.zeros(ended.shape, dtype=torch.bool, device="cpu")
-        advantage, return_ = gae(reward, value, next_value, terminated, never, gamma=self.gamma, lam=self.gae_lambda)
-        arrays["advantages"][:steps] = advantage.numpy()
-        arrays["returns"][:steps] = return_.numpy()
+        starts_after = [arrays["episode_starts"][1:steps], np.reshape(dones, (1, self.n_envs))]
+        ended = torch.from_numpy(np.concatenate(starts_after) != 0)
+        last = last_values.detach().reshape(self.n_envs).to(value)
+        found = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
+        for name, score in zip(_ATTACHED, found, strict=True):
+            arrays[name][:steps] = score.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Every step once, in random order and in batches; all at once without a `batch_size`."""
@@ -216,20 +205,15 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return self._kinds[1](dict(obs.items()), action, *rest)
 
     _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
-    """What batches are: of one array of observations, and of a dict of them."""
+    """The types of batches: of one array of observations, and of a dict of them."""
     _casts_actions = True
     """Whether batches have actions in float32 whatever their space is."""
 
 
 class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
-    """The same for Dict observations only."""
+    """A `RolloutBuffer` for Dict observations only."""
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
             where = "DictRolloutBuffer must be used with Dict obs space only"  # a test of Stable-Baselines3 reads this
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))
-
-
-def _handed(memory: Any) -> Any:
-    """What users' code finds: the array, or the arrays of a Dict space."""
-    return ExchangedArrays(memory) if isinstance(memory, dict) else memory

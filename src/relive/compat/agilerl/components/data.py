@@ -12,7 +12,7 @@ from tensordict import TensorClass, TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
-from relive.compat.agilerl.original import original, original_or
+from relive.compat.agilerl.rows import original, original_or
 
 _Dataset: Any = original("components.data", "ReplayDataset")
 _Dataset = IterableDataset if _Dataset is object else _Dataset

@@ -13,14 +13,14 @@ from tensordict import TensorDict
 import relive as rl
 from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.memory import Memory
-from relive.compat.agilerl.original import original
-from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
+from relive.compat.agilerl.rows import Memory, columns, original, to_batch
 from relive.compat.seeding import experiment_seed
+from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import use_copy
 from relive.replay.samplers import Sampler
 from relive.schema.checks import positive
+from relive.schema.fields import Field
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""
@@ -57,7 +57,7 @@ class ReplayBuffer(_Plain):
         """How many rows were ever added; `clear` does not change it."""
         self.core: rl.ReplayBuffer | None = None
         self._fields: dict[str, Any] = {}
-        self._random = np.random.default_rng(experiment_seed() if seed is None else seed)
+        self._random = np.random.default_rng(experiment_seed(seed))
         self._rows: TensorDict | None = None
         """The memory of the core's rows."""
         self._written = 0
@@ -69,7 +69,7 @@ class ReplayBuffer(_Plain):
     def _sampler(self) -> Sampler:
         return rl.Uniform()
 
-    def _made(self, fields: dict[str, Any]) -> rl.ReplayBuffer:
+    def _new_core(self, fields: dict[str, Any]) -> rl.ReplayBuffer:
         """A core for such rows; its other fields stay empty, since rows have any names and no order."""
         return rl.ReplayBuffer(
             self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored",
@@ -109,7 +109,7 @@ class ReplayBuffer(_Plain):
             raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
         rows, counter = self.storage.clone(), self.counter
         ReplayBuffer.clear(self)
-        self.core = self._made(self._fields)
+        self.core = self._new_core(self._fields)
         self._storage = rows
         if size:
             ReplayBuffer.add(self, rows[:size])
@@ -150,8 +150,10 @@ class ReplayBuffer(_Plain):
         self._store(columns(data, torch.device(self.device)), len(data))
 
     def _store(self, rows: dict[str, Any], count: int) -> None:
-        fields = fields_of(rows) if self.core is None else self._fields
-        core = self._made(fields) if self.core is None else self.core
+        core, fields = self.core, self._fields
+        if core is None:
+            fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
+            core = self._new_core(fields)
         nothing = torch.zeros(2, count, device=core.device)
         never = torch.zeros(count, dtype=torch.bool, device=core.device)
         unused = {"obs": nothing[0], "reward": nothing[0], "next_obs": nothing[1], "terminated": never}
@@ -171,10 +173,10 @@ class ReplayBuffer(_Plain):
                 size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
             )
         batch = core.read((drawn + (self._written - size)).to(core.device))
-        return placed(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
+        return to_batch(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
 
     def _identities(self, index: torch.Tensor) -> torch.Tensor:
-        """What the core's ids are since the first `add` of all."""
+        """The core's ids, counted from the first `add` of all instead of the last `clear`."""
         return index + self._before if self._before else index
 
     def _require_rows(self) -> rl.ReplayBuffer:
@@ -203,7 +205,7 @@ class ReplayBuffer(_Plain):
         self.__dict__.update(state)
         if state["core"] is not None:
             draws = self._random.bit_generator.state
-            self.core = self._made(self._fields)
+            self.core = self._new_core(self._fields)
             load_packed_state(self.core, state["core"])
             self._random.bit_generator.state = draws
 
@@ -253,7 +255,10 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def _check_alike(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the environments of the step before."""
         known = self.n_step_buffer[-1] if self.n_step_buffer else data
-        expected, got = ((list(step.batch_size), shapes(step)) for step in (known, data))
+        expected, got = (
+            (list(step.batch_size), map_tree(lambda leaf: (tuple(leaf.shape), leaf.dtype), step))
+            for step in (known, data)
+        )
         if got != expected:
             remedy = "Add the same fields for all environments in every call."
             raise SchemaError(explain("add", f"batch size and fields {expected} as before", got, remedy))
@@ -276,20 +281,21 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
 
     def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
         """The oldest of the steps with the reward, the end and the next observation of all of them."""
-        total, *earlier = (_floating(step[self.reward_key]) for step in reversed(steps))
+        rewards = (step[self.reward_key] for step in reversed(steps))
+        total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         at_end = {key: steps[-1][key] for key in (done_key, self.ns_key)}
         for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
             if ended.any():
                 total = total.masked_fill(_along(ended, total), 0)
-                at_end = {key: _chosen(ended, step[key], later) for key, later in at_end.items()}
+                at_end = {key: _where(ended, step[key], later) for key, later in at_end.items()}
             total = reward + self.gamma * total
         return columns({**dict(steps[0].items()), self.reward_key: total, **at_end}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """The rows that another buffer, fed with what `add` returned, knows by `idxs`."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
-        rows = placed(self._require_rows().read(flat - self._before if self._before else flat)["action"])
+        rows = to_batch(self._require_rows().read(flat - self._before if self._before else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
 
     def clear(self) -> None:
@@ -341,7 +347,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         core, self._beta = self._require_rows(), beta
         batch = core.sample(operator.index(batch_size))
         weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
-        return placed(batch["action"], weights=weights, idxs=idxs)
+        return to_batch(batch["action"], weights=weights, idxs=idxs)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give rows new priorities, of at least 1e-5."""
@@ -351,7 +357,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(raised), remedy))
         if len(index):
-            if self._before:  # of what was there before clear() nothing is left
+            if self._before:  # rows from before clear() are gone
                 index, raised = index[index >= 0], raised[index >= 0]
             self._require_rows().update_priority(index, raised)
 
@@ -381,7 +387,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 
     @property
     def min_tree(self) -> MinSegmentTree:
-        """The same, infinite where nothing is stored."""
+        """priority^alpha of every slot of `storage`, as it is now; infinite where nothing is stored."""
         leaves = self._leaves()
         return MinSegmentTree.of(np.where(leaves == 0, np.inf, leaves), self._write_leaves)
 
@@ -406,18 +412,11 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
-def _floating(reward: torch.Tensor) -> torch.Tensor:
-    return reward if reward.is_floating_point() else reward.float()
-
-
 def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Flags [B] with as many axes as a leaf [B, …]."""
     return rows.view(-1, *(1,) * (leaf.ndim - 1))
 
 
-def _chosen(rows: torch.Tensor, one: Any, other: Any) -> Any:
+def _where(rows: torch.Tensor, one: Any, other: Any) -> Any:
     """`one` in the rows that are flagged, `other` in the rest, of every leaf."""
-    if isinstance(one, torch.Tensor):
-        return torch.where(_along(rows, one), one, other)
-    chosen: Any = {key: _chosen(rows, part, other[key]) for key, part in one.items()}
-    return TensorDict(chosen, batch_size=one.batch_size)
+    return map_tree(lambda this, that: torch.where(_along(rows, this), this, that), one, other)

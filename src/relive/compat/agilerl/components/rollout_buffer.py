@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,38 +13,27 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.agilerl.memory import Memory
-from relive.compat.agilerl.original import original
-from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
-from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
+from relive.compat.agilerl.rows import Memory, original
+from relive.compat.agilerl.typing import BPTTSequenceType
 from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import advantages_and_returns
+from relive.compat.views import map_tree
+from relive.errors import DataWarning, explain
 from relive.schema.checks import nonempty, positive
-from relive.schema.conversion import convert
-from relive.schema.fields import Field
+from relive.schema.conversion import as_tensor, convert
+from relive.schema.fields import Field, Tree
 
 _NAMES = {
-    "observations": "obs",
-    "next_observations": "next_observations",
-    "actions": "action",
-    "rewards": "reward",
-    "dones": "terminated",
-    "values": "value",
-    "log_probs": "log_prob",
-    "advantages": "advantages",
-    "returns": "returns",
-    "episode_starts": "episode_starts",
-}
-"""AgileRL's names, and what they are in the core."""
+    "observations": "obs", "next_observations": "next_observations", "actions": "action", "rewards": "reward",
+    "dones": "terminated", "values": "value", "log_probs": "log_prob", "advantages": "advantages",
+    "returns": "returns", "episode_starts": "episode_starts",
+}  # fmt: skip
+"""AgileRL's names, and the core's."""
 
-_SETTINGS = (
-    "capacity", "observation_space", "action_space", "num_envs", "device", "gae_lambda", "gamma", "recurrent",
-    "hidden_state_architecture", "use_gae", "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
-)  # fmt: skip
-"""The arguments of the constructor, which are attributes too."""
-
+_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
+"""Values of sequence types, and the core's names of them."""
+_KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
-
-
 _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
 
 
@@ -84,41 +74,29 @@ class RolloutBuffer(_Rollout):
         *,
         seed: int | None = None,
     ) -> None:
-        self.capacity = capacity
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.num_envs = num_envs
-        self.device = device
-        self.gae_lambda = gae_lambda
-        self.gamma = gamma
-        self.recurrent = recurrent
-        self.hidden_state_architecture = hidden_state_architecture
-        self.use_gae = use_gae
+        self.capacity, self.num_envs, self.device = capacity, num_envs, device
+        self.observation_space, self.action_space = observation_space, action_space
+        self.gae_lambda, self.gamma, self.use_gae = gae_lambda, gamma, use_gae
+        self.recurrent, self.hidden_state_architecture = recurrent, hidden_state_architecture
         self.wrap_at_capacity = wrap_at_capacity
-        self.max_seq_len = max_seq_len
-        self.bptt_sequence_type = bptt_sequence_type
+        self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
         self._is_masked = False
-        self._random = np.random.default_rng(experiment_seed() if seed is None else seed)
+        self._random = np.random.default_rng(experiment_seed(seed))
         self.reset()
         self._allocate()
-
-    @classmethod
-    def like(cls, buffer: Any) -> RolloutBuffer:
-        """An empty buffer with the settings of another one, AgileRL's own too."""
-        return cls(**{name: getattr(buffer, name) for name in _SETTINGS})
 
     def _allocate(self) -> None:
         self.core = self._new_rollout()
         blank = self.core.columns[0].clone()
         blank["action_masks"].fill_(True)
         self._omitted = {name: blank[name] for name in self._extra()}
-        """What is stored of further fields that `add` is not given."""
+        """Values of the further fields that `add` is not given."""
         self._never = blank["truncated"]
         self._expose()
 
     def _extra(self) -> dict[str, Any]:
         extra: dict[str, Any] = {
-            "next_observations": observation_tree(self.observation_space),
+            "next_observations": _observation_tree(self.observation_space),
             "advantages": (),
             "returns": (),
             "episode_starts": _FLAG,
@@ -134,7 +112,7 @@ class RolloutBuffer(_Rollout):
         return extra
 
     def _new_rollout(self) -> rl.RolloutBuffer:
-        obs, action = observation_tree(self.observation_space), num_actions(self.action_space)
+        obs, action = _observation_tree(self.observation_space), _num_actions(self.action_space)
         return rl.RolloutBuffer(self.capacity, self.num_envs, obs, action, extra=self._extra(), device=self.device)
 
     def _expose(self) -> None:
@@ -142,8 +120,8 @@ class RolloutBuffer(_Rollout):
         rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
         self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
-        self._steps_flat: dict[str, Any] = _mapped(columns, lambda leaf: leaf.flatten(0, 1))
-        """The same memory `[capacity · num_envs, …]`."""
+        self._steps_flat: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
+        """The memory as `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
         further = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
@@ -171,7 +149,7 @@ class RolloutBuffer(_Rollout):
         self.unpadded_slices: list[torch.Tensor] | None = None
         self.padded_data: TensorDict | None = None
         self.unpadded_data: TensorDict | None = None
-        self._prepared: Prepared | None = None
+        self._prepared: _Prepared | None = None
 
     def add(
         self,
@@ -212,7 +190,7 @@ class RolloutBuffer(_Rollout):
             self.core.take_back(row)
         self.core.add(
             self._observation("obs", obs),
-            self._by_env("action", action, (num_actions(self.action_space),), self.action_space.shape or ()),
+            self._by_env("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
             self._by_env("reward", reward),
             self._by_env("done", done) != 0,
             self._never,
@@ -227,13 +205,13 @@ class RolloutBuffer(_Rollout):
             self._expose()
 
     def _by_env(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
-        return by_env(where, value, self.num_envs, self.core.device, *(shapes or ((),)))
+        return _by_env(where, value, self.num_envs, self.core.device, *(shapes or ((),)))
 
     def _observation(self, where: str, value: Any) -> Any:
-        return observation(where, self.observation_space, value, self.num_envs, self.core.device)
+        return _observation(where, self.observation_space, value, self.num_envs, self.core.device)
 
     def _hidden(self, key: str, state: Any) -> torch.Tensor:
-        state = tensor_on(f"hidden_state.{key}", state, self.core.device)
+        state = _tensor_on(f"hidden_state.{key}", state, self.core.device)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
@@ -250,15 +228,13 @@ class RolloutBuffer(_Rollout):
         reward, value, done = (
             self.buffer[name][:steps].roll(-self._oldest, 0) for name in ("rewards", "values", "dones")
         )
-        terminated = torch.cat([done[:-1], over.unsqueeze(0)])
-        never = torch.zeros_like(terminated)
+        ended = torch.cat([done[:-1], over.unsqueeze(0)])
         if self.use_gae:
-            next_value = torch.cat([value[1:], last.unsqueeze(0)])
-            advantage, return_ = rl.gae(
-                reward, value, next_value, terminated, never, gamma=self.gamma, lam=self.gae_lambda
-            )
+            settings = {"gamma": self.gamma, "lam": self.gae_lambda}
+            advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
         else:
-            return_ = rl.discounted_return(reward, terminated, never, gamma=self.gamma, last_value=last)
+            never = torch.zeros_like(ended)
+            return_ = rl.discounted_return(reward, ended, never, gamma=self.gamma, last_value=last)
             advantage = return_ - value
         self.buffer["advantages"][:steps] = advantage.roll(self._oldest, 0)
         self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
@@ -271,7 +247,7 @@ class RolloutBuffer(_Rollout):
         return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
-        """The same as a TensorDict `[B]` on `device`."""
+        """The steps of `get` as a TensorDict `[B]` on `device`."""
         target = device or self.device
         if not self.size():
             return TensorDict({}, batch_size=[], device=target)
@@ -293,19 +269,15 @@ class RolloutBuffer(_Rollout):
         return self._batch(lambda leaf: leaf[:total].clone(), total)
 
     def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
-        """What `read` makes of every leaf `[capacity · num_envs, …]`."""
-        return TensorDict(_mapped(self._steps_flat, read), batch_size=[count], device=self.core.device)
-
-    def _stored(self) -> rl.RolloutBuffer:
-        """The stored steps in the order of their rows."""
-        self.core.take_back(self._steps)
-        return self.core
+        """The results of `read` for every leaf `[capacity · num_envs, …]`."""
+        return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
 
     def _in_time(self) -> rl.RolloutBuffer:
         """The stored steps, oldest first; after a wrap a copy of them."""
         oldest = self._oldest
         if not oldest:
-            return self._stored()
+            self.core.take_back(self._steps)
+            return self.core
         rows, ordered = self.core.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
         ordered.columns.update_(in_time)
@@ -324,13 +296,13 @@ class RolloutBuffer(_Rollout):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = mode_of(self.bptt_sequence_type), self._in_time()
+        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
         (batch,) = rollout.sequences(self.max_seq_len, mode=mode, keep_tail=False, shuffle=False, fields=fields)
         target = device or self.device
-        self._prepared = prepared = Prepared.of(batch, self.num_envs, names, target)
+        self._prepared = prepared = _Prepared.of(batch, self.num_envs, names, target)
         self.num_sequences, self.max_sequence_length = prepared.padded.batch_size
         self.padded_data = prepared.padded.reshape(-1)
         self.unpadded_slices = prepared.slices()
@@ -388,6 +360,111 @@ class RolloutBuffer(_Rollout):
             self.buffer.update_(stored)
 
 
-def _mapped(columns: Any, read: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-    """Every leaf of nested fields, read so."""
-    return {key: read(item) if isinstance(item, torch.Tensor) else _mapped(item, read) for key, item in columns.items()}
+def _mode_of(sequence_type: Any) -> Any:
+    """The core's name of a sequence type, or of its value."""
+    mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
+    if mode is None:
+        known = ", ".join(kind.name for kind in BPTTSequenceType)
+        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {known}.")
+    return mode
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """All sequences of a rollout."""
+
+    padded: TensorDict
+    """[S, L]: what the policy reads, and the hidden states that sequences start with."""
+    steps: torch.Tensor
+    """[S, L]: the flat steps t·N + n of the sequences."""
+    mask: torch.Tensor
+    """[S, L]: which of them are real, on the host as `steps` are."""
+
+    @staticmethod
+    def of(batch: TensorDict, num_envs: int, names: dict[str, str], device: Any) -> _Prepared:
+        """From a batch `[S]` of the core's sequences; `names` says what AgileRL calls its fields."""
+        longest = int(batch["mask"].sum(1).max())
+        shape = torch.Size((len(batch), longest))
+        fields = {
+            theirs: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[ours]) for theirs, ours in names.items()
+        }
+        padded = TensorDict(fields, batch_size=shape).to(device)
+        # [S, layers, H] has no time axis: AgileRL keeps it beside the tensors.
+        padded.set_non_tensor("initial_hidden_states", batch["hidden_states"].to(device).to_dict())
+        steps = batch["index"].unsqueeze(1) + num_envs * torch.arange(longest, device=batch["index"].device)
+        return _Prepared(padded, steps.cpu(), batch["mask"][:, :longest].cpu())
+
+    def slices(self) -> list[torch.Tensor]:
+        """The flat steps of each sequence."""
+        return list(self.steps[self.mask].split(self.mask.sum(1).tolist()))
+
+    def minibatch(self, which: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """The sequences `which` `[B]`: padded `[B · L]`, and of the real steps alone what the loss needs."""
+        place = which.to(self.padded.device or "cpu")
+        padded = self.padded[place].reshape(-1)
+        hidden = self.padded.get_non_tensor("initial_hidden_states")
+        padded.set_non_tensor("initial_hidden_states", {key: state[place] for key, state in hidden.items()})
+        steps = self.steps[which][self.mask[which]]
+        return padded, unpadded[steps.to(unpadded.device or "cpu")]
+
+
+def _observation_tree(space: spaces.Space[Any]) -> Tree:
+    """The fields of an observation: a Dict is nested, a Discrete one number [1]."""
+    if isinstance(space, spaces.Dict):
+        return {key: _observation_tree(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        raise AssertionError(explain("observation_space", "any space but a Tuple", space, "Use a Dict space."))
+    if isinstance(space, spaces.Discrete):
+        return Field(1)
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return Field(space.shape)
+    raise NotImplementedError(explain("observation_space", _KNOWN, space, "Wrap the environment."))
+
+
+def _num_actions(space: spaces.Space[Any]) -> int:
+    """How many numbers an action is."""
+    if isinstance(space, spaces.Discrete):
+        return 1
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return torch.Size(space.shape).numel()
+    raise NotImplementedError(explain("action_space", _KNOWN, space, "Wrap the environment."))
+
+
+def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
+    """`value` as `[num_envs, *shapes[0]]`, if it ends in one of `shapes` and has before that a row an environment.
+
+    A lone number of one environment fills the shape, with a warning. Anything else comes back as it is, for the core to
+    say what is wrong with it.
+    """
+    if isinstance(value, np.ndarray) and value.shape == (num_envs, *shapes[0]):
+        return value
+    tensor = _tensor_on(where, value, device)
+    for shape in shapes:
+        lead = tensor.shape[: max(tensor.ndim - len(shape), 0)]
+        if tensor.shape == (*lead, *shape) and lead.numel() == num_envs:
+            return tensor.reshape(num_envs, *shapes[0])
+    if tensor.numel() == num_envs == 1:
+        remedy = "It fills them all, as in AgileRL; pass every number."
+        warnings.warn(explain(where, f"shape {(1, *shapes[0])}", "one number", remedy), DataWarning, stacklevel=4)
+        return tensor.reshape(()).expand(1, *shapes[0]).contiguous()
+    return tensor
+
+
+def _tensor_on(where: str, value: Any, device: torch.device) -> torch.Tensor:
+    """`value` as a tensor on `device`, wherever it was."""
+    return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
+
+
+def _observation(where: str, space: spaces.Space[Any] | None, value: Any, num_envs: int, device: torch.device) -> Any:
+    """An observation of all environments, each leaf `[num_envs, …]`."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) and not hasattr(value, "keys"):
+            got, remedy = type(value).__name__, "Pass an array for each key."
+            raise AssertionError(explain(where, f"a dict with {list(space.spaces)}", got, remedy))
+        return {
+            key: _observation(f"{where}.{key}", space.spaces.get(key), part, num_envs, device)
+            for key, part in value.items()
+        }
+    if isinstance(space, spaces.Discrete):
+        return _by_env(where, value, num_envs, device, (1,), ())
+    return value if space is None else _by_env(where, value, num_envs, device, space.shape or ())

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from relive.compat.agilerl.components import data, replay_buffer
-from relive.compat.agilerl.original import original_or
+from relive.compat.agilerl.rows import original_or
 from relive.errors import explain
 
 # AgileRL's own classes where it is installed: ours are instances of them too.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.compat.agilerl.original import original
+from relive.compat.agilerl.rows import original
 from relive.errors import explain
 
 _Tree: Any = original("components.segment_tree", "SegmentTree")
@@ -29,18 +29,18 @@ class SegmentTree(_Tree):
         self.operation = operation
         self.tree = np.full(2 * capacity, init_value, np.float64)
         self._combine = np.add if operation is operator.add else np.minimum
-        self._told: Callable[[Any, Any], None] | None = None
+        self._on_write: Callable[[Any, Any], None] | None = None
 
     @classmethod
-    def of(cls: Any, leaves: np.ndarray, told: Callable[[Any, Any], None]) -> Any:
-        """A tree over these leaves; `told` is told, before it changes, of what is written to it."""
+    def of(cls: Any, leaves: np.ndarray, on_write: Callable[[Any, Any], None]) -> Any:
+        """A tree over these leaves; `on_write` is called with the indices and values of every write, before it."""
         tree: Any = cls(1 << (len(leaves) - 1).bit_length())
         tree.update_batch(np.arange(len(leaves)), leaves)
-        tree._told = told
+        tree._on_write = on_write
         return tree
 
     def operate(self, start: int = 0, end: int = 0) -> float:
-        """Of the leaves from `start` to before `end`; an `end` that is not positive counts from the last leaf."""
+        """The operation of leaves `start` to `end - 1`; an `end` that is not positive counts from the last leaf."""
         end = end + self.capacity if end <= 0 else end
         if start == 0 and end == self.capacity:
             return float(self.tree[1])
@@ -63,8 +63,8 @@ class SegmentTree(_Tree):
         nodes = self.capacity + np.asarray(indices, np.intp)
         if not nodes.size:
             return
-        if self._told is not None:
-            self._told(indices, values)
+        if self._on_write is not None:
+            self._on_write(indices, values)
         self.tree[nodes] = values
         for _ in range(self.capacity.bit_length() - 1):
             nodes = np.unique(nodes >> 1)
@@ -78,7 +78,7 @@ class SumSegmentTree(SegmentTree, _Sum):
         SegmentTree.__init__(self, capacity, operator.add, 0.0)
 
     def sum(self, start: int = 0, end: int = 0) -> float:
-        """Of the leaves from `start` to before `end`, or of all after `start`."""
+        """The sum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)
 
     def retrieve(self, upperbound: float) -> int:
@@ -88,7 +88,7 @@ class SumSegmentTree(SegmentTree, _Sum):
         return int(self.retrieve_batch(np.array([upperbound]))[0])
 
     def retrieve_batch(self, upperbounds: Any) -> np.ndarray:
-        """The same for many."""
+        """The leaf that the running sum passes each of `upperbounds` in."""
         rest = np.array(upperbounds, np.float64)
         node = np.ones(rest.shape, np.intp)
         for _ in range(self.capacity.bit_length() - 1):
@@ -107,5 +107,5 @@ class MinSegmentTree(SegmentTree, _Min):
         SegmentTree.__init__(self, capacity, min, float("inf"))
 
     def min(self, start: int = 0, end: int = 0) -> float:
-        """Of the leaves from `start` to before `end`, or of all after `start`."""
+        """The minimum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)

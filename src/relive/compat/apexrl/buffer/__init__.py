@@ -6,10 +6,4 @@ from relive.compat.apexrl.buffer.replay_buffer import ReplayBuffer
 from relive.compat.apexrl.buffer.rollout_buffer import RolloutBuffer
 from relive.compat.apexrl.buffer.rollout_rnn_buffer import RolloutRNNBuffer
 
-__all__ = [
-    "DistillationBuffer",
-    "MultiAgentRolloutBuffer",
-    "ReplayBuffer",
-    "RolloutBuffer",
-    "RolloutRNNBuffer",
-]
+__all__ = ["DistillationBuffer", "MultiAgentRolloutBuffer", "ReplayBuffer", "RolloutBuffer", "RolloutRNNBuffer"]

@@ -8,9 +8,10 @@ import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
-from relive.compat.apexrl.buffer.specs import declared, leaves_of, placed
+from relive.compat.apexrl.buffer.specs import leaves_of, to_place
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
+from relive.compat.views import declare
 
 
 class DistillationBuffer:
@@ -34,12 +35,11 @@ class DistillationBuffer:
         check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
-        seed = experiment_seed() if seed is None else seed
-        self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
+        self.core = rl.DistillationBuffer(capacity, declare(obs_shape), device=device, seed=experiment_seed(seed))
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self.core.device
 
     @property
@@ -54,7 +54,7 @@ class DistillationBuffer:
     def add(self, obs: Any, action: Any) -> None:
         """Store what the expert does in `obs`: one row, or a batch of rows [B, …]."""
         leaves_of("obs", self.obs_shape, obs)  # refuses another form with ApexRL's error
-        self.core.add(placed(obs, self.device), placed(action, self.device))
+        self.core.add(to_place(obs, self.device), to_place(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """`(obs, expert_actions)` of `batch_size` rows."""

@@ -9,17 +9,34 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import TRAINING, AgentTensors, plain
-from relive.compat.apexrl.buffer.rollout_buffer import refuse_full
-from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
-from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING, refuse_full
+from relive.compat.apexrl.buffer.specs import leaves_of, plain, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.step_rows import SCORES, Stepped, StepRows, fitted
-from relive.compat.views import MemoryView
+from relive.compat.step_rows import SCORES, Stepped, StepRows
+from relive.compat.views import WrittenDict, assign, declare, map_tree, memory_views
+from relive.errors import explain
 from relive.schema.checks import none_without, nonempty
 from relive.schema.fields import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
+
+
+class AgentTensors(WrittenDict):
+    """A dict of one tensor `[num_steps, num_envs, …]` for each agent; assigning an agent's writes into the memory."""
+
+    def __init__(self, where: str, tensors: Mapping[str, Any]) -> None:
+        super().__init__(tensors)
+        self._where = where
+
+    def __setitem__(self, agent: str, value: Any) -> None:
+        if agent not in self:
+            raise KeyError(explain(self._where, f"one of {sorted(self)}", agent, "Declare every agent."))
+        assign(f"{self._where}.{agent}", self[agent], value)
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(explain(self._where, "the tensors of every agent", "fewer", "Make a dict of your own."))
+
+    pop = popitem = clear = setdefault = __delitem__ = _refuse  # pyright: ignore[reportAssignmentType]
 
 
 class MultiAgentRolloutBuffer(Stepped):
@@ -38,15 +55,9 @@ class MultiAgentRolloutBuffer(Stepped):
     (torch.Size([1, 2, 4]), torch.int64)
     """
 
-    observations = MemoryView("obs")
-    actions = MemoryView("action")
-    rewards = MemoryView("reward")
-    dones = MemoryView("done")
-    values = MemoryView("value")
-    log_probs = MemoryView("log_prob")
-    advantages = MemoryView("advantage")
-    returns = MemoryView("return")
-    states = MemoryView("state")
+    observations, actions, rewards, dones = memory_views("obs", "action", "reward", "done")
+    values, log_probs, advantages, returns = memory_views("value", "log_prob", *SCORES)
+    (states,) = memory_views("state")
 
     def __init__(
         self,
@@ -61,27 +72,16 @@ class MultiAgentRolloutBuffer(Stepped):
         state_spec: Spec | None = None,
     ) -> None:
         self.possible_agents = list(possible_agents)
-        self.num_envs = num_envs
-        self.num_steps = num_steps
-        self.obs_specs = obs_specs
-        self.action_shapes = action_shapes
-        self.action_dtypes = action_dtypes
-        self.state_spec = state_spec
-        each = declared(dict.fromkeys(self.possible_agents, ()))
-        extra = {"done": each} if state_spec is None else {"done": each, "state": declared(state_spec)}
-        make = partial(
-            rl.RolloutBuffer,
-            num_steps,
-            num_envs,
-            {agent: declared(obs_specs[agent]) for agent in self.possible_agents},
-            {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents},
-            reward=each,
-            value=each,
-            extra=extra,
-            device=device,
-        )
-        names = ["obs", "action", "reward", "done", "value", "log_prob"]
-        self._rows = StepRows(make, names if state_spec is None else [*names, "state"])
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.obs_specs, self.state_spec = obs_specs, state_spec
+        self.action_shapes, self.action_dtypes = action_shapes, action_dtypes
+        each = declare(dict.fromkeys(self.possible_agents, ()))
+        extra = {"done": each} if state_spec is None else {"done": each, "state": declare(state_spec)}
+        obs = {agent: declare(obs_specs[agent]) for agent in self.possible_agents}
+        action = {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents}
+        settings: dict[str, Any] = {"reward": each, "value": each, "extra": extra, "device": device}
+        names = ["obs", "action", "reward", "done", "value", "log_prob", *(["state"] if state_spec is not None else [])]
+        self._rows = StepRows(partial(rl.RolloutBuffer, num_steps, num_envs, obs, action, **settings), names)
         self.device = self._rows.tensors["terminated"].device
 
     def _memory_of(self, field: str) -> Any:
@@ -113,17 +113,8 @@ class MultiAgentRolloutBuffer(Stepped):
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
-        rows, steps = self._rows, nonempty("compute_returns_and_advantages", self.step)
-        scores: dict[str, dict[str, torch.Tensor]] = {name: {} for name in SCORES}
-        for agent in self.possible_agents:
-            reward, value, done = (rows.tensors[name][agent][:steps] for name in ("reward", "value", "done"))
-            last = fitted(f"last_values.{agent}", last_values[agent], value[0])
-            next_value = torch.cat([value[1:], last.unsqueeze(0)])
-            ended = done.bool()
-            found = rl.gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=gae_lambda)
-            for name, score in zip(SCORES, found, strict=True):
-                scores[name][agent] = rows.whole(score)
-        rows.scores = scores
+        ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
+        self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
 
     def normalize_advantages(self) -> None:
         """Give the advantages of all agents together mean 0 and standard deviation 1."""

@@ -1,4 +1,4 @@
-"""Whether an environment has overwritten the observations that it was stepped from."""
+"""Detection of environments that overwrite the observations they are stepped from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from relive.schema.conversion import overlaps
 
 _ENOUGH = 32
-"""After so many batches in memory that is used again the writer is trusted: environments do not change their ways."""
+"""Batches in reused memory that are compared; after them the environment is trusted."""
 
 
 class Overwritten:
     """Watches the batches of one writer: an environment that steps in place leaves `obs` equal to `next_obs`.
 
-    Environments that stand still leave them equal too. They are told apart by the batch before: what it led to is what
-    this one should begin with, unless the memory of `obs`, the same again, was written since.
+    Environments that stand still leave them equal too. The batch before tells them apart: its next observations are
+    where this one should begin, unless the memory of `obs`, if it is that of the batch before, was written since.
     """
 
     def __init__(self) -> None:

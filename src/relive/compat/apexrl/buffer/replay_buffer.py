@@ -11,31 +11,28 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.checkpoint.state_dict import load_packed_state, packed_state
-from relive.compat.apexrl.buffer.attributes import plain
 from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
+    action_field,
     batch_size_of,
-    declared,
-    inferred,
     leaves_of,
-    placed,
-    written,
+    plain,
+    plain_spec,
+    to_place,
     zeros_and_ones,
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import MemoryView
+from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
 from relive.schema.checks import count, none_without
 from relive.schema.fields import Field
 
-_CRITIC = "critic_observations"
-_NEXT_CRITIC = f"next_{_CRITIC}"
 _OURS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "next_observations": "next_obs", "dones": "dones",
-    _CRITIC: _CRITIC, _NEXT_CRITIC: _NEXT_CRITIC,
 }  # fmt: skip
-"""ApexRL's names of what a transition has, in its order, and the core's."""
+"""ApexRL's names of a transition's fields, in its order, and the core's."""
+_CRITIC = {name: name for name in ("critic_observations", "next_critic_observations")}
 
 
 class ReplayBuffer:
@@ -46,10 +43,10 @@ class ReplayBuffer:
 
     What is different here:
     - Actions keep their dtype: without `action_dtype` the first `add` says what it is, and with an integer one floats
-      are refused. (There, int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
+      are refused. (ApexRL: int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
       example.)
     - A `DataWarning` says once that the environment has overwritten `observations` with `next_observations`.
-    - Critic observations that are declared must be given, and those that are not declared are refused. (There, the row
+    - Critic observations that are declared must be given, and those that are not declared are refused. (ApexRL: the row
       of an older transition stays, or what is given is dropped.)
     - Nothing is broadcast: a reward of shape (1,) for three transitions is refused.
 
@@ -60,13 +57,8 @@ class ReplayBuffer:
             [0.7000]])
     """
 
-    observations = MemoryView("obs")
-    actions = MemoryView("action")
-    rewards = MemoryView("reward")
-    next_observations = MemoryView("next_obs")
-    dones = MemoryView()
-    critic_observations = MemoryView()
-    next_critic_observations = MemoryView()
+    observations, actions, rewards, next_observations, dones = memory_views(*_OURS.values())
+    critic_observations, next_critic_observations = memory_views(*_CRITIC)
 
     def __init__(
         self,
@@ -81,57 +73,47 @@ class ReplayBuffer:
         seed: int | None = None,
     ) -> None:
         check_capacity(capacity)
-        self.capacity = capacity
-        self.obs_shape = obs_shape
+        self.capacity, self.device = capacity, torch.device(device)
+        self.obs_shape, self.obs_dtype, self.critic_obs_shape = obs_shape, obs_dtype, critic_obs_shape
         self.action_shape = tuple(action_shape)
-        self.device = torch.device(device)
-        self.obs_dtype = obs_dtype
         self.action_dtype = action_dtype
         """None until the first `add` where it was not given."""
-        self.critic_obs_shape = critic_obs_shape
         self._written = 0
         """How many transitions were written since the memory was empty."""
-        self._seed = experiment_seed() if seed is None else seed
+        self._names = _OURS if critic_obs_shape is None else _OURS | _CRITIC
+        self._seed = experiment_seed(seed)
         self._overwritten = Overwritten()
         self._never: dict[int | None, torch.Tensor] = {}
-        self._put(None)
+        self._use(None)
 
-    def _put(self, core: rl.ReplayBuffer | None) -> None:
+    def _use(self, core: rl.ReplayBuffer | None) -> None:
         self._core = core
         self._views: dict[str, Any] | None = None
 
-    def _made(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
-        critic = () if self.critic_obs_shape is None else (_CRITIC, _NEXT_CRITIC)
+    def _new_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
+        critic = {} if self.critic_obs_shape is None else _CRITIC
+        obs = declare(self.obs_shape, self.obs_dtype)
+        extra = {"dones": (), **{name: declare(self.critic_obs_shape, self.obs_dtype) for name in critic}}
+        settings: dict[str, Any] = {"device": self.device, "next_obs": "stored"}
         self._seed += 1
-        return rl.ReplayBuffer(
-            self.capacity,
-            declared(self.obs_shape, self.obs_dtype),
-            Field(self.action_shape, action_dtype),
-            extra={"dones": (), **{name: declared(self.critic_obs_shape, self.obs_dtype) for name in critic}},
-            device=self.device,
-            next_obs="stored",
-            seed=self._seed,
-        )
+        action = Field(self.action_shape, action_dtype)
+        return rl.ReplayBuffer(self.capacity, obs, action, extra=extra, seed=self._seed, **settings)
 
     @property
     def core(self) -> rl.ReplayBuffer | None:
         """The relive buffer underneath; None until the first `add` where no `action_dtype` was given."""
         if self._core is None and self.action_dtype is not None:
-            self._put(self._made(self.action_dtype))
+            self._use(self._new_core(self.action_dtype))
         return self._core
 
-    def _memory(self) -> dict[str, Any]:
-        """The whole memory by the core's names, as `[capacity, …]`."""
-        if self._views is None:
-            if self._core is None:
-                self._put(self._made(self.action_dtype or torch.float32))
-            assert self._core is not None  # it has just been made
+    def _memory_of(self, field: str) -> Any:
+        """The whole memory of a field of the core, as `[capacity, …]`; None if there is no such field."""
+        if self._core is None:
+            self._use(self._new_core(self.action_dtype or torch.float32))
+        if self._views is None and self._core is not None:
             columns = self._core.columns.reshape(-1)
             self._views = {str(name): columns[name] for name in columns.keys()}
-        return self._views
-
-    def _memory_of(self, field: str) -> Any:
-        return self._memory().get(field)
+        return (self._views or {}).get(field)
 
     @property
     def pos(self) -> int:
@@ -149,7 +131,6 @@ class ReplayBuffer:
         return min(self._written, self.capacity)
 
     def __len__(self) -> int:
-        """How many transitions are stored."""
         return min(self._written, self.capacity)
 
     def add(
@@ -172,32 +153,27 @@ class ReplayBuffer:
             return
         if count is not None and count > self.capacity:
             raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
-        dtype = self.action_dtype or inferred(actions, 0, self.action_shape, None).dtype
-        core = self._core_for(dtype)
+        dtype = self.action_dtype or action_field(actions, 0, self.action_shape, None).dtype
+        core = self._core
+        if core is None or (not self._written and core.columns["action"].dtype != dtype):
+            core = self._new_core(dtype)
         extra = self._extra(critic_observations, next_critic_observations)
-        obs, next_obs = placed(observations, self.device), placed(next_observations, self.device)
+        obs, next_obs = to_place(observations, self.device), to_place(next_observations, self.device)
         next_obs = self._apart(obs, next_obs)
-        rewards, flags = placed(rewards, self.device), zeros_and_ones("dones", dones, self.device)
+        rewards, flags = to_place(rewards, self.device), zeros_and_ones("dones", dones, self.device)
         if count == 1:
-            rewards, flags = alone(rewards), alone(flags)
+            rewards, flags = _alone(rewards), _alone(flags)
         extra["dones"] = flags
-        row = (obs, placed(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
+        row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
         if count is None:
             core.add(*row, next_obs, **extra)
         else:
             names = ("obs", "action", "reward", "terminated", "truncated")
             core.extend({**dict(zip(names, row, strict=True)), "next_obs": next_obs, **extra})
         if core is not self._core:
-            self._put(core)
+            self._use(core)
         self.action_dtype = dtype
         self._written += count or 1
-
-    def _core_for(self, dtype: torch.dtype) -> rl.ReplayBuffer:
-        """The core of such actions: a new one as long as nothing is stored in another."""
-        core = self._core
-        if core is None or (not self._written and core.columns["action"].dtype != dtype):
-            return self._made(dtype)
-        return core
 
     def _not_cut_off(self, count: int | None) -> torch.Tensor:
         if count not in self._never:
@@ -206,9 +182,9 @@ class ReplayBuffer:
         return self._never[count]
 
     def _extra(self, critic: Any, next_critic: Any) -> dict[str, Any]:
-        given = {_CRITIC: critic, _NEXT_CRITIC: next_critic}
+        given = dict(zip(_CRITIC, (critic, next_critic), strict=True))
         if self.critic_obs_shape is not None:
-            return {name: placed(value, self.device) for name, value in given.items()}
+            return {name: to_place(value, self.device) for name, value in given.items()}
         for name, value in given.items():
             none_without(name, value, "critic_obs_shape")
         return {}
@@ -222,35 +198,23 @@ class ReplayBuffer:
             remedy = "The environment reuses its memory: clone observations before the step."
             got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
-        return _copied(next_obs) if any(share_bytes(*pair) for pair in pairs) else next_obs
+        return (
+            map_tree(lambda x: x.clone() if isinstance(x, torch.Tensor) else x.copy(), next_obs)
+            if any(share_bytes(*pair) for pair in pairs)
+            else next_obs
+        )
 
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Transitions drawn uniformly with replacement, in memory of the caller's own."""
         check_sample(batch_size, len(self))
         assert self._core is not None  # there are transitions
-        return self._named(self._core.sample(batch_size))
-
-    def _named(self, rows: Any) -> dict[str, Any]:
-        """Transitions of the core under ApexRL's names."""
-        named = {
-            "observations": rows["obs"],
-            "actions": rows["action"],
-            "rewards": rows["reward"],
-            "next_observations": rows["next_obs"],
-            "dones": rows["dones"],
-        }
-        if self.critic_obs_shape is not None:
-            named |= {_CRITIC: rows[_CRITIC], _NEXT_CRITIC: rows[_NEXT_CRITIC]}
-        return named
+        batch = self._core.sample(batch_size)
+        return {theirs: batch[ours] for theirs, ours in self._names.items()}
 
     def clear(self) -> None:
         """Forget every transition."""
         self._written = 0
-        self._put(None)
-
-    def _rows(self) -> dict[str, Any]:
-        """The stored transitions in the order of the memory, as copies."""
-        return self._named({name: view[: self.size].clone() for name, view in self._memory().items()})
+        self._use(None)
 
     def state_dict(self) -> dict[str, Any]:
         """The stored transitions as tensors, dicts, dtypes and numbers only, for `torch.load(…, weights_only=True)`.
@@ -258,40 +222,34 @@ class ReplayBuffer:
         The rows are in the order of the memory, which `pos` is the end of. A leaf of a specification that has a dtype
         of its own is written as (shape, dtype).
         """
-        rows = self._rows() if self._written else {}
-        return {
-            "capacity": self.capacity,
-            **self._specs(),
-            "obs_dtype": self.obs_dtype,
-            "action_dtype": self.action_dtype,
-            "pos": self.pos,
-            "full": self.full,
-            "size": self.size,
-            **{name: plain(rows.get(name)) for name in _OURS},
-        }
+        numbers = {name: getattr(self, name) for name in ("obs_dtype", "action_dtype", "pos", "full", "size")}
+        rows = dict.fromkeys((*_OURS, *_CRITIC))
+        if self._written:
+            rows |= {name: plain(self._memory_of(ours)[: self.size].clone()) for name, ours in self._names.items()}
+        return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
+        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer as it was."""
         if state_dict["capacity"] != self.capacity:
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
         for name, own in self._specs().items():
-            if written(state_dict.get(name)) != own:
+            if plain_spec(state_dict.get(name)) != own:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         size = int(state_dict.get("size", 0))
         pos = int(state_dict.get("pos", size % self.capacity))
         if not size:
             self.clear()
             return
-        rows = {name: state_dict[name] for name in _OURS if state_dict.get(name) is not None}
-        dtype = self.action_dtype or inferred(rows["actions"], 0, self.action_shape, None).dtype
-        self._put(self._filled(self._made(dtype), rows, pos))
+        rows = {name: state_dict[name] for name in (*_OURS, *_CRITIC) if state_dict.get(name) is not None}
+        dtype = self.action_dtype or action_field(rows["actions"], 0, self.action_shape, None).dtype
+        self._use(self._fill(self._new_core(dtype), rows, pos))
         self.action_dtype = dtype
         self._written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
-    def _filled(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
+    def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
         """A core with these rows in its memory, the oldest of them at `pos`."""
-        block = TensorDict({_OURS[name]: tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
+        block = TensorDict({_OURS.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
         block = block.to(self.device)
         block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
         block["terminated"] = block["dones"].bool()
@@ -302,7 +260,7 @@ class ReplayBuffer:
         return core
 
     def _specs(self) -> dict[str, Any]:
-        return {name: written(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
+        return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
@@ -311,20 +269,13 @@ class ReplayBuffer:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         contents = vars(self).pop("_contents")
-        core = None
-        if contents is not None:
-            core = self._made(self.action_dtype or torch.float32)
+        core = None if contents is None else self._new_core(self.action_dtype or torch.float32)
+        if core is not None and contents is not None:
             load_packed_state(core, contents)
-        self._put(core)
+        self._use(core)
 
 
-def _copied(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _copied(part) for key, part in tree.items()}
-    return tree.clone() if isinstance(tree, torch.Tensor) else tree.copy()
-
-
-def alone(value: Any) -> Any:
+def _alone(value: Any) -> Any:
     """One transition's number as `[1]`, whatever axes of length one it has."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 

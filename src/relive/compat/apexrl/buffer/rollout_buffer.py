@@ -1,29 +1,101 @@
-"""ApexRL's rollout buffer on ours."""
+"""ApexRL's rollout buffer on ours, and the common part of its rollout buffers."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import TRAINING, plain
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, written, zeros_and_ones
-from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED, SteppedRollout
+from relive.compat.apexrl.buffer.specs import action_field, leaves_of, plain, plain_spec, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import SCORES, StepRows
+from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.step_rows import SCORES, Stepped, StepRows
+from relive.compat.views import declare, memory_views, rows_at
 from relive.errors import DataWarning, explain
 from relive.schema.checks import none_without, nonempty, positive
 from relive.schema.fields import Field
 
+PRIVILEGED = "privileged_observations"
+TRAINING = {
+    "observations": "obs", PRIVILEGED: PRIVILEGED, "actions": "action", "old_log_probs": "log_prob",
+    "advantages": "advantage", "returns": "return", "values": "value",
+}  # fmt: skip
+"""The fields that ApexRL trains on, in its order, and the core's names of them."""
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
+_Self = TypeVar("_Self", bound="SteppedRollout")
+
+
+class SteppedRollout(Stepped):
+    """Steps of one agent: the attributes are the memory itself, `[num_steps, num_envs, …]`."""
+
+    num_envs: int
+    _reused: Reused
+
+    observations, privileged_observations, actions = memory_views("obs", PRIVILEGED, "action")
+    rewards, dones, values, log_probs = memory_views("reward", "dones", "value", "log_prob")
+    advantages, returns = memory_views(*SCORES)
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now, and episodes that end where `dones` say."""
+        self._rows.tensors["terminated"].copy_(self._rows.tensors["dones"] != 0)
+        return self._rows.core
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return self.rewards.device
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return self._rows.step * self.num_envs
+
+    def _new_rows(
+        self, privileged: Spec | None, extra: Mapping[str, Any], *sizes_and_fields: Any, **settings: Any
+    ) -> StepRows:
+        """Rows of steps with privileged observations, where these are declared, and further fields."""
+        between = {} if privileged is None else {PRIVILEGED: declare(privileged)}
+        make = partial(
+            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **between, **extra}, **settings
+        )
+        return StepRows(make, ["obs", *between, "action", "reward", "dones", "value", "log_prob", *extra])
+
+    def _write(self, rows: StepRows, seen: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any) -> None:
+        """Store one step; `seen` are the observations of the policy and of the critic alone."""
+        before = observation_leaves(rows, *seen)
+        dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
+        if self._reused.is_news(before[0], rows.before()):  # a rollout cannot see whether a step overwrote them
+            remedy = (
+                "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
+            )
+            expected, got = "memory of its own for every step", "that of the step before, with other numbers"
+            warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
+        rows.write([*before, actions, rewards, dones, *rest])
+
+    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
+        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
+
+        An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
+        last reward, as ApexRL's own runner does.
+        """
+        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self._rows.clear()
+
+    def to(self: _Self, device: torch.device | str) -> _Self:
+        """Move the stored steps to another device; returns the buffer itself."""
+        make: Any = self._rows.make
+        self._rows = self._rows.move(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+        return self
 
 
 class RolloutBuffer(SteppedRollout):
@@ -36,9 +108,9 @@ class RolloutBuffer(SteppedRollout):
 
     What is different here:
     - Only stored steps are trained on. Of a rollout that is partly filled `get_all_data` has `num_steps · num_envs`
-      rows as there, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows only, and
-      `last_values` follow the last stored step. (There, rows of older rollouts are among them.)
-    - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
+      rows as in ApexRL, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows, and
+      `last_values` follow the last stored step. (ApexRL: rows of older rollouts are among them.)
+    - Privileged observations that are declared must be given, and those that are not declared are refused. (ApexRL: the
       row of an older rollout stays, or what is given is dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
     - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` says so once, and
@@ -69,29 +141,20 @@ class RolloutBuffer(SteppedRollout):
             device, action_shape = action_shape, None
         if isinstance(action_dtype, int):
             num_privileged_obs, action_dtype = action_dtype, None
-        self.num_envs = num_envs
-        self.num_steps = num_steps
-        self.obs_shape = obs_shape
-        self.num_privileged_obs = num_privileged_obs
-        self.privileged_obs_shape = privileged_obs_shape
+        self.num_envs, self.num_steps, self.obs_shape = num_envs, num_steps, obs_shape
+        self.num_privileged_obs, self.privileged_obs_shape = num_privileged_obs, privileged_obs_shape
         if privileged_obs_shape is None and num_privileged_obs:
             self.privileged_obs_shape = (positive("num_privileged_obs", num_privileged_obs),)
-        self._told = action_shape, action_dtype
-        self._is_settled = None not in self._told
-        self._rows = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self._action_arguments = action_shape, action_dtype
+        self._action_is_known = None not in self._action_arguments
+        self._rows = self._rows_for(Field(action_shape or (), action_dtype or torch.float32), device)
         self._reused = Reused()
-        self._seed = experiment_seed() if seed is None else seed
-        self._random = seeded(self.device, self._seed)
+        self._seed = experiment_seed(seed)
+        self._random = generator_on(self.device, self._seed)
 
-    def _made(self, action: Field, device: torch.device | str) -> StepRows:
-        fields = ["obs", "action", "reward", "dones", "value", "log_prob"]
-        extra = {"dones": declared(())}
-        if self.privileged_obs_shape is not None:
-            fields.insert(1, PRIVILEGED)
-            extra[PRIVILEGED] = declared(self.privileged_obs_shape)
-        obs = declared(self.obs_shape)
-        make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, obs, action, extra=extra, device=device)
-        return StepRows(make, fields)
+    def _rows_for(self, action: Field, device: torch.device | str) -> StepRows:
+        fields = declare(self.obs_shape), action
+        return self._new_rows(self.privileged_obs_shape, {}, self.num_steps, self.num_envs, *fields, device=device)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -108,9 +171,9 @@ class RolloutBuffer(SteppedRollout):
 
         Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
         """
-        rows = self._settled(actions)
-        rows.stage([*seen(rows, observations, privileged_observations), actions, None, None, None, None])
-        self._rows, self._is_settled = rows, True
+        rows = self._rows_of(actions)
+        rows.stage([*observation_leaves(rows, observations, privileged_observations), actions])
+        self._rows, self._action_is_known = rows, True
 
     def add(
         self,
@@ -123,29 +186,18 @@ class RolloutBuffer(SteppedRollout):
         log_probs: Any,
     ) -> None:
         """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
-        rows = self._settled(actions)
-        before = seen(rows, observations, privileged_observations)
-        dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
-        notice_reused(self._reused, rows, before[0])
-        rows.write([*before, actions, rewards, dones, values, log_probs])
-        self._rows, self._is_settled = rows, True
+        rows = self._rows_of(actions)
+        self._write(rows, (observations, privileged_observations), actions, rewards, dones, values, log_probs)
+        self._rows, self._action_is_known = rows, True
 
-    def _settled(self, actions: Any) -> StepRows:
-        """The rows that store such actions: the first ones tell, where the constructor did not."""
+    def _rows_of(self, actions: Any) -> StepRows:
+        """The rows that store such actions: the first ones decide, where the constructor was not told."""
         refuse_full(self._rows)
-        if self._is_settled:
+        if self._action_is_known:
             return self._rows
-        action = inferred(actions, 1, *self._told)
+        action = action_field(actions, 1, *self._action_arguments)
         is_same = action == Field(self.action_shape, self.action_dtype)
-        return self._rows if is_same else self._made(action, self.device)
-
-    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
-        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
-
-        An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
-        last reward, as ApexRL's own runner does.
-        """
-        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+        return self._rows if is_same else self._rows_for(action, self.device)
 
     def get_all_data(self) -> dict[str, Any]:
         """All transitions `[num_steps · num_envs, …]` in the order of time, then environment; they share the memory.
@@ -153,12 +205,12 @@ class RolloutBuffer(SteppedRollout):
         Of a rollout that is partly filled they are a copy, zero where nothing is stored.
         """
         count = nonempty("get_all_data", self._rows.step) * self.num_envs
-        data = training_data(self._rows)
+        data = _training_data(self._rows)
         if not self._rows.is_full:
             whole = self.num_steps * self.num_envs
             remedy = "Add the missing steps, or take the first len(buffer) rows."
             warnings.warn(explain("get_all_data", f"{whole} stored rows", count, remedy), DataWarning, stacklevel=2)
-            data = {name: rows if rows is None else _without_rows_after(count, rows) for name, rows in data.items()}
+            data = {name: _without_rows_after(count, rows) for name, rows in data.items()}
         return data
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
@@ -166,7 +218,7 @@ class RolloutBuffer(SteppedRollout):
         count = nonempty("get_minibatch", self._rows.step) * self.num_envs
         size = (positive("batch_size", batch_size),)
         index = torch.randint(count, size, generator=self._random, device=self.device)
-        return tuple(_rows_at(index, rows) for rows in training_data(self._rows).values())
+        return tuple(rows_at(index, rows) for rows in _training_data(self._rows).values())
 
     def state_dict(self) -> dict[str, Any]:
         """The stored steps as tensors, dicts and numbers only: `torch.load(…, weights_only=True)` reads them."""
@@ -175,12 +227,12 @@ class RolloutBuffer(SteppedRollout):
         return {"step": self.step, **self._layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
+        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer as it was."""
         for name, own in self._layout().items():
             if state_dict[name] != own:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
         twin = RolloutBuffer(
-            self.num_envs, self.num_steps, self.obs_shape, *self._told, self.device,
+            self.num_envs, self.num_steps, self.obs_shape, *self._action_arguments, self.device,
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
         )  # fmt: skip
         rows = TensorDict(
@@ -190,32 +242,17 @@ class RolloutBuffer(SteppedRollout):
             twin.add(**{name: row.get(name, None) for name in _GIVEN})
         for name in _SCORES:
             getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
-        self._rows, self._is_settled = twin._rows, twin._is_settled
+        self._rows, self._action_is_known = twin._rows, twin._action_is_known
 
     def _layout(self) -> dict[str, Any]:
-        specs = {name: written(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
+        specs = {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
         return {"num_envs": self.num_envs, "num_steps": self.num_steps, **specs}
-
-    def clear(self) -> None:
-        """Forget the stored steps."""
-        self._rows.clear()
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
         """Move the stored steps to another device; returns the buffer itself."""
-        self._rows = moved(self._rows, device)
-        self._random = seeded(self.device, self._seed)
+        super().to(device)
+        self._random = generator_on(self.device, self._seed)
         return self
-
-
-def seeded(device: torch.device, seed: int) -> torch.Generator:
-    """A generator for draws on a device."""
-    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
-
-
-def moved(rows: StepRows, device: torch.device | str) -> StepRows:
-    """The same steps on another device."""
-    make: Any = rows.make
-    return rows.moved(partial(make.func, *make.args, **{**make.keywords, "device": device}))
 
 
 def refuse_full(rows: StepRows) -> None:
@@ -224,8 +261,8 @@ def refuse_full(rows: StepRows) -> None:
         raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
 
-def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
-    """What was seen in a step, leaf by leaf."""
+def observation_leaves(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
+    """The observations of a step, leaf by leaf."""
     found = leaves_of("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
         return [*found, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
@@ -233,15 +270,7 @@ def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> lis
     return found
 
 
-def notice_reused(reused: Reused, rows: StepRows, obs: Any) -> None:
-    """Warn once of observations in one memory: a rollout cannot see whether a step overwrote them."""
-    if reused.is_news(obs, rows.before()):
-        remedy = "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
-        expected, got = "memory of its own for every step", "that of the step before, with other numbers"
-        warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
-
-
-def training_data(rows: StepRows) -> dict[str, Any]:
+def _training_data(rows: StepRows) -> dict[str, Any]:
     """All rows `[T · N]` under the names that ApexRL trains on."""
     flat = rows.flat
     return {
@@ -250,10 +279,8 @@ def training_data(rows: StepRows) -> dict[str, Any]:
 
 
 def _without_rows_after(count: int, rows: Any) -> Any:
+    if rows is None:
+        return None
     kept = rows.clone()
     kept[count:].zero_()
     return kept
-
-
-def _rows_at(index: torch.Tensor, rows: Any) -> Any:
-    return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]

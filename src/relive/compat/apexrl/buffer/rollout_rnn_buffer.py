@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import TRAINING
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.rollout_buffer import moved, notice_reused, refuse_full, seen
-from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
-from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED, SteppedRollout
+from relive.compat.apexrl.buffer.rollout_buffer import TRAINING, SteppedRollout, observation_leaves, refuse_full
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import SCORES, StepRows
-from relive.compat.views import MemoryView
+from relive.compat.step_rows import SCORES
+from relive.compat.views import declare, memory_views
 from relive.errors import NotReadyError, explain
 from relive.schema.checks import count
 from relive.schema.fields import Field
@@ -40,8 +36,7 @@ class RolloutRNNBuffer(SteppedRollout):
     torch.Size([4, 2, 1, 8])
     """
 
-    actor_hidden_states = MemoryView()
-    critic_hidden_states = MemoryView()
+    actor_hidden_states, critic_hidden_states = memory_views(*_HIDDEN)
 
     def __init__(
         self,
@@ -57,35 +52,23 @@ class RolloutRNNBuffer(SteppedRollout):
         *,
         seed: int | None = None,
     ) -> None:
-        self.num_envs = num_envs
-        self.num_steps = num_steps
-        self.obs_shape = obs_shape
-        self.action_shape = action_shape
-        self.action_dtype = action_dtype
-        self.actor_hidden_shape = actor_hidden_shape
-        self.critic_hidden_shape = critic_hidden_shape
-        self.privileged_obs_shape = privileged_obs_shape
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.obs_shape, self.privileged_obs_shape = obs_shape, privileged_obs_shape
+        self.action_shape, self.action_dtype = action_shape, action_dtype
+        self.actor_hidden_shape, self.critic_hidden_shape = actor_hidden_shape, critic_hidden_shape
         self._reused = Reused()
-        self._rows = self._made(device, experiment_seed() if seed is None else seed)
-
-    def _made(self, device: torch.device | str, seed: int) -> StepRows:
-        extra: dict[str, Any] = {
-            "dones": declared(()),
-            "actor_hidden_states": rl.Carry(self.actor_hidden_shape),
-            "critic_hidden_states": rl.Carry(self.critic_hidden_shape),
+        fields = declare(obs_shape), Field(action_shape, action_dtype)
+        hidden = {
+            name: rl.Carry(shape)
+            for name, shape in zip(_HIDDEN, (actor_hidden_shape, critic_hidden_shape), strict=True)
         }
-        privileged = []
-        if self.privileged_obs_shape is not None:
-            extra[PRIVILEGED], privileged = declared(self.privileged_obs_shape), [PRIVILEGED]
-        obs, action = declared(self.obs_shape), Field(self.action_shape, self.action_dtype)
-        sizes = (self.num_steps, self.num_envs)
-        make = partial(rl.RolloutBuffer, *sizes, obs, action, extra=extra, device=device, seed=seed)
-        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *_HIDDEN])
+        settings = {"device": device, "seed": experiment_seed(seed)}
+        self._rows = self._new_rows(privileged_obs_shape, hidden, num_steps, num_envs, *fields, **settings)
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
         refuse_full(self._rows)
-        self._rows.stage([*seen(self._rows, observations, privileged_observations), actions, *(None,) * 6])
+        self._rows.stage([*observation_leaves(self._rows, observations, privileged_observations), actions])
 
     def add(
         self,
@@ -101,15 +84,9 @@ class RolloutRNNBuffer(SteppedRollout):
     ) -> None:
         """Store one step of every environment; hidden states (layers, num_envs, hidden) are those it began with."""
         refuse_full(self._rows)
-        before = seen(self._rows, observations, privileged_observations)
-        dones = zeros_and_ones("dones", dones, self.device)
         hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
-        notice_reused(self._reused, self._rows, before[0])
-        self._rows.write([*before, actions, rewards, dones, values, log_probs, *hidden])
-
-    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
-        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them."""
-        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+        seen = observations, privileged_observations
+        self._write(self._rows, seen, actions, rewards, dones, values, log_probs, *hidden)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
@@ -129,7 +106,7 @@ class RolloutRNNBuffer(SteppedRollout):
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
             self._rows.view(score)
-        return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
+        return map(self._rename, self._sequences(sequence_length, minibatch_size, shuffle))
 
     def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
         core = self.core
@@ -139,7 +116,7 @@ class RolloutRNNBuffer(SteppedRollout):
         (whole,) = core.sequences(length, split_episodes=False, shuffle=False)
         return whole[whole["index"].argsort()].split(batch_size)
 
-    def _named(self, batch: TensorDict) -> dict[str, Any]:
+    def _rename(self, batch: TensorDict) -> dict[str, Any]:
         """A batch of the core under ApexRL's names, time first."""
         hidden = {name: _batch_first(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]
@@ -147,15 +124,6 @@ class RolloutRNNBuffer(SteppedRollout):
         steps = batch.transpose(0, 1).contiguous()
         named = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
         return {**named, "dones": steps["dones"], **hidden}
-
-    def clear(self) -> None:
-        """Forget the stored steps."""
-        self._rows.clear()
-
-    def to(self, device: torch.device | str) -> RolloutRNNBuffer:
-        """Move the stored steps to another device; returns the buffer itself."""
-        self._rows = moved(self._rows, device)
-        return self
 
 
 def _batch_first(hidden: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How arguments of ApexRL's buffers become the core's."""
+"""Conversion of arguments of ApexRL's buffers to the core's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
-from relive.compat.views import is_tree
+from relive.compat.views import is_tree, map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.checks import same_keys
 from relive.schema.conversion import as_tensor
@@ -20,28 +21,17 @@ _LEAVES = (torch.Tensor, tuple)
 _ENDS = frozenset((0.0, 1.0))
 
 
-def declared(spec: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """The core's declaration of a specification; `dtype` is that of leaves that do not say."""
-    if isinstance(spec, Mapping):
-        return {key: declared(part, dtype) for key, part in spec.items()}
-    if hasattr(spec, "dtype"):
-        return Field(spec.shape, spec.dtype)
-    return Field(spec, dtype)
+def plain_spec(spec: Any) -> Any:
+    """A specification in tuples and dicts only, which files can hold: a leaf with a dtype is (shape, dtype)."""
 
+    def leaf(shape: Any) -> Any:
+        return None if shape is None else (tuple(shape.shape), shape.dtype) if hasattr(shape, "dtype") else tuple(shape)
 
-def written(spec: Any) -> Any:
-    """The same specification in tuples and dicts only, which files can hold: a leaf with a dtype is (shape, dtype)."""
-    if spec is None:
-        return None
-    if isinstance(spec, Mapping):
-        return {key: written(part) for key, part in spec.items()}
-    if hasattr(spec, "dtype"):
-        return tuple(spec.shape), spec.dtype
-    return tuple(spec)
+    return map_tree(leaf, spec)
 
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
-    """The values of a dict for every leaf of a tree of the same form, in the tree's order; of None all are None."""
+    """The values of a dict for every leaf of a tree, in the tree's order; Nones of None."""
     if type(value) is _TENSOR and type(tree) in _LEAVES:  # most steps
         return [value]
     if not is_tree(tree):
@@ -55,6 +45,11 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
         same_keys(where, value, tree.keys())
     parts = [leaves_of(f"{where}.{key}", part, None if value is None else value[key]) for key, part in tree.items()]
     return [leaf for part in parts for leaf in part]
+
+
+def plain(rows: Any) -> Any:
+    """Tensors in plain dicts instead of TensorDicts."""
+    return rows.to_dict() if isinstance(rows, TensorDict) else rows
 
 
 def batch_size_of(spec: Any, observations: Any) -> int | None:
@@ -73,18 +68,16 @@ def batch_size_of(spec: Any, observations: Any) -> int | None:
     return shape[0] if len(shape) > len(getattr(spec, "shape", spec)) else None
 
 
-def placed(value: Any, device: torch.device) -> Any:
-    """What a caller gave, with its tensors on `device` and without their history."""
+def to_place(value: Any, device: torch.device) -> Any:
+    """A caller's value with its tensors on `device` and without their history."""
     if isinstance(value, torch.Tensor):
         return value if value.device == device and not value.requires_grad else value.detach().to(device)
-    if is_tree(value):
-        return {key: placed(part, device) for key, part in value.items()}
-    return value
+    return map_tree(lambda leaf: to_place(leaf, device), value) if is_tree(value) else value
 
 
 def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
     """ApexRL's dones, which are numbers, as a tensor. On other devices than the host they are not looked at."""
-    given = placed(dones, device)
+    given = to_place(dones, device)
     if not isinstance(given, torch.Tensor):
         given = as_tensor(where, given, device).to(device)
     if given.dtype == torch.bool or not given.is_cpu:
@@ -100,8 +93,8 @@ def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor
     return given
 
 
-def inferred(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
-    """What actions are, of which the first were given with `lead` axes in front, where that is not known already.
+def action_field(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
+    """The field of actions: `shape` and `dtype`, or those of the first actions, which have `lead` axes in front.
 
     Like everywhere in this library float64 becomes float32 unless somebody asks for it.
     """

@@ -11,8 +11,17 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
+from relive.compat.views import is_tree
 from relive.errors import explain
 from relive.schema.fields import Field
+
+__all__ = [
+    "TensorDict", "TensorLeafSpec", "actor_space_from_observation_space", "allocate_observation_storage",
+    "clone_observation", "critic_space_from_observation_space", "flatten_observation", "flatten_time_env_observation",
+    "observation_batch_size", "observation_index", "observation_set_index", "observation_to_device",
+    "observation_to_tensor", "space_to_spec", "spec_numel", "split_actor_critic_observations", "stack_observations",
+    "zeros_like_observation",
+]  # fmt: skip
 
 Observation: TypeAlias = torch.Tensor | TensorDict
 """A tensor, or a TensorDict of observations."""
@@ -62,21 +71,21 @@ def spec_numel(spec: Any) -> int:
 
 
 def actor_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """What the policy sees of a space: its part "obs", where it has one."""
+    """The part of a space that the policy sees: "obs", where it has one."""
     if isinstance(obs_space, spaces.Dict) and "obs" in obs_space.spaces:
         return obs_space.spaces["obs"]
     return obs_space
 
 
 def critic_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
-    """What only the critic sees of a space: its part "privileged_obs" or "critic_obs"; None without one."""
+    """The part of a space that only the critic sees: "privileged_obs" or "critic_obs"; None without one."""
     parts = obs_space.spaces if isinstance(obs_space, spaces.Dict) else {}
     return parts.get("privileged_obs", parts.get("critic_obs"))
 
 
 def split_actor_critic_observations(observation: Any) -> tuple[Any, Any]:
-    """What the policy sees of an observation, and what only the critic sees (None without it)."""
-    if not _is_tree(observation) or "obs" not in observation.keys():
+    """The part of an observation that the policy sees, and the part that only the critic sees (None without it)."""
+    if not is_tree(observation) or "obs" not in observation.keys():
         return observation, None
     parts = dict(observation.items())
     privileged = parts.get("privileged_obs")
@@ -105,26 +114,26 @@ def observation_to_tensor(observation: Any, device: torch.device | str, dtype: t
     """
     if isinstance(observation, tuple):
         observation = observation[0]
-    if _is_tree(observation):
-        return _mapped(lambda part: observation_to_tensor(part, device, dtype), observation)
+    if is_tree(observation):
+        return _map(lambda part: observation_to_tensor(part, device, dtype), observation)
     if not isinstance(observation, torch.Tensor):
         return torch.as_tensor(observation, device=device, dtype=dtype)
     return observation_to_device(observation, device, dtype)
 
 
 def observation_to_device(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
-    """The same observation with its tensors on `device`; only floats take `dtype`. None stays None."""
+    """An observation with its tensors on `device`; only floats take `dtype`. None stays None."""
     if observation is None:
         return None
-    if _is_tree(observation):
-        return _mapped(lambda part: observation_to_device(part, device, dtype), observation)
+    if is_tree(observation):
+        return _map(lambda part: observation_to_device(part, device, dtype), observation)
     return observation.to(device, dtype if observation.is_floating_point() else None)
 
 
 def stack_observations(observations: list[Any]) -> Any:
     """Observations of one form as one, along a new first axis."""
     first = observations[0]
-    if not _is_tree(first):
+    if not is_tree(first):
         return torch.stack(observations)
     size = (len(observations), *(getattr(first, "batch_size", None) or ()))
     parts = {key: stack_observations([each[key] for each in observations]) for key in first.keys()}
@@ -132,28 +141,28 @@ def stack_observations(observations: list[Any]) -> Any:
 
 
 def zeros_like_observation(observation: Any) -> Any:
-    """An observation of the same form that is zero."""
-    return _mapped(zeros_like_observation, observation) if _is_tree(observation) else torch.zeros_like(observation)
+    """An observation of zeros in this form."""
+    return _map(zeros_like_observation, observation) if is_tree(observation) else torch.zeros_like(observation)
 
 
 def clone_observation(observation: Any) -> Any:
     """A copy in memory of its own."""
-    return _mapped(clone_observation, observation) if _is_tree(observation) else observation.clone()
+    return _map(clone_observation, observation) if is_tree(observation) else observation.clone()
 
 
 def observation_index(observation: Any, index: Any) -> Any:
     """Every tensor indexed alike."""
-    if not _is_tree(observation):
+    if not is_tree(observation):
         return observation[index]
-    return _mapped(lambda part: observation_index(part, index), observation, ())
+    return _map(lambda part: observation_index(part, index), observation, ())
 
 
 def observation_set_index(destination: Any, index: Any, value: Any) -> None:
-    """Write an observation into the rows `index` of another one of the same form."""
-    if not _is_tree(destination):
+    """Write an observation into the rows `index` of another one."""
+    if not is_tree(destination):
         destination[index] = value
         return
-    if not _is_tree(value):
+    if not is_tree(value):
         got, remedy = type(value).__name__, "Pass the structure of the destination."
         raise TypeError(explain("value", f"a dict with {sorted(destination.keys())}", got, remedy))
     for key in destination.keys():
@@ -162,7 +171,7 @@ def observation_set_index(destination: Any, index: Any, value: Any) -> None:
 
 def flatten_time_env_observation(observation: Any) -> Any:
     """`[T, N, …]` as `[T · N, …]`."""
-    if not _is_tree(observation):
+    if not is_tree(observation):
         return observation.flatten(0, 1)
     parts = {key: flatten_time_env_observation(part) for key, part in observation.items()}
     return TensorDict(parts, infer_batch_size(next(iter(parts.values()), None)))
@@ -170,7 +179,7 @@ def flatten_time_env_observation(observation: Any) -> Any:
 
 def flatten_observation(observation: Any) -> torch.Tensor:
     """Every number of an observation `[B, …]` as one float32 vector `[B, D]`."""
-    if not _is_tree(observation):
+    if not is_tree(observation):
         observation = observation.float()
         return observation.reshape(1, 1) if observation.ndim == 0 else observation.reshape(len(observation), -1)
     parts = [flatten_observation(part) for part in observation.values()]
@@ -191,14 +200,7 @@ def allocate_observation_storage(
     return torch.zeros((*prefix_shape, *spec), dtype=dtype, device=device)
 
 
-_TREES = (dict, TensorDict)  # not Mapping: to ask an abstract class takes as long as the row
-
-
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, _TREES)
-
-
-def _mapped(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
+def _map(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
     """A TensorDict of what a function makes of the parts; of the tree's batch size, or `size`."""
     parts = {key: function(part) for key, part in tree.items()}
     return TensorDict(parts, getattr(tree, "batch_size", ()) if size is None else size)
@@ -206,6 +208,6 @@ def _mapped(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | Non
 
 def _first_tensor(value: Any) -> Any:
     """The first tensor or array of a tree."""
-    if not _is_tree(value):
+    if not is_tree(value):
         return value
     return next((found for found in map(_first_tensor, value.values()) if found is not None), None)

@@ -6,8 +6,7 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.rsl_rl.storage.exchange import ours
-from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
+from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, exchange
 
 __all__ = ["Distillation", "RolloutStorage"]
 
@@ -16,4 +15,4 @@ class Distillation(rsl_rl.algorithms.Distillation):
     """rsl_rl's distillation; the storage that it is given is exchanged for ours."""
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *settings: Any, **named: Any) -> None:
-        super().__init__(student, teacher, ours(storage), *settings, **named)
+        super().__init__(student, teacher, exchange(storage), *settings, **named)

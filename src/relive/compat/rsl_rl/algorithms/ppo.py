@@ -6,8 +6,7 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.rsl_rl.storage.exchange import ours
-from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
+from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, exchange
 
 __all__ = ["PPO", "RolloutStorage"]
 
@@ -16,4 +15,4 @@ class PPO(rsl_rl.algorithms.PPO):
     """rsl_rl's PPO; the storage that it is given is exchanged for ours."""
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *settings: Any, **named: Any) -> None:
-        super().__init__(actor, critic, ours(storage), *settings, **named)
+        super().__init__(actor, critic, exchange(storage), *settings, **named)

@@ -6,7 +6,7 @@ from typing import Any
 
 import rsl_rl.runners
 
-from relive.compat.rsl_rl.storage.exchange import ours
+from relive.compat.rsl_rl.storage.rollout_storage import exchange
 
 
 class OnPolicyRunner(rsl_rl.runners.OnPolicyRunner):
@@ -14,4 +14,4 @@ class OnPolicyRunner(rsl_rl.runners.OnPolicyRunner):
 
     def __init__(self, env: Any, train_cfg: dict, log_dir: str | None = None, device: str = "cpu") -> None:
         super().__init__(env, train_cfg, log_dir, device)
-        self.alg.storage = ours(self.alg.storage)
+        self.alg.storage = exchange(self.alg.storage)

@@ -1,30 +1,89 @@
-"""rsl_rl's rollout storage on ours."""
+"""rsl_rl's rollout storage on ours, the steps that its algorithms give to it, and the batches that it gives to them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
-from relive.compat.rsl_rl.storage import transition as step
-from relive.compat.rsl_rl.storage.attributes import PARAMS, STATES, follow, memory_of, overwrite, parts_of
-from relive.compat.rsl_rl.storage.transition import Batch, HiddenState
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import Rows
-from relive.compat.views import MemoryView
+from relive.compat.step_rows import Stepped, StepRows
+from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
 from relive.schema.checks import one_of
 
-_TYPES = ("rl", "distillation")
+HiddenState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
+"""A recurrent state [layers, N, hidden]: a tensor of a GRU, a tuple of an LSTM."""
+
+
+@dataclass(eq=False)
+class Transition:
+    """One step of all environments, filled field by field while it is taken."""
+
+    observations: TensorDict | None = None
+    """The observations that the step was taken in [N, …], by group."""
+    actions: torch.Tensor | None = None
+    """[N, *actions_shape]."""
+    rewards: torch.Tensor | None = None
+    """[N] or [N, 1]."""
+    dones: torch.Tensor | None = None
+    """Whether the step ended its episode, by a time-out or otherwise: [N] or [N, 1]."""
+    values: torch.Tensor | None = None
+    """The critic's values of the observations [N, 1] (training type "rl")."""
+    actions_log_prob: torch.Tensor | None = None
+    """[N] or [N, 1] (training type "rl")."""
+    distribution_params: tuple[torch.Tensor, ...] | None = None
+    """The parameters of the distribution that the actions are drawn from, [N, …] each (training type "rl")."""
+    privileged_actions: torch.Tensor | None = None
+    """The teacher's actions [N, *actions_shape] (training type "distillation")."""
+    hidden_states: tuple[HiddenState, HiddenState] = (None, None)
+    """The states of the actor and the critic before the step."""
+
+    def clear(self) -> None:
+        """Forget every field."""
+        self.__init__()
+
+
+@dataclass(eq=False)
+class Batch:
+    """One batch of a generator; a field that the training type does not have is None."""
+
+    observations: TensorDict | None = None
+    actions: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    advantages: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+    old_actions_log_prob: torch.Tensor | None = None
+    old_distribution_params: tuple[torch.Tensor, ...] | None = None
+    hidden_states: tuple[HiddenState, HiddenState] = (None, None)
+    masks: torch.Tensor | None = None
+    privileged_actions: torch.Tensor | None = None
+    dones: torch.Tensor | None = None
+
+
+_ATTRIBUTES = {
+    "rl": {"values": "value", "actions_log_prob": "log_prob", "advantages": "advantages", "returns": "returns"},
+    "distillation": {"privileged_actions": "privileged_actions"},
+}
+"""The attributes that only one training type has, and the core's names of them."""
+_STEP = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "dones", "value": "values"}
+_STEP |= {"log_prob": "actions_log_prob"}
+"""The core's names of a step's fields, and rsl_rl's."""
+_PARAMS = "distribution_params_"
+"""The core's names of distribution parameters begin with it; a number follows."""
+_STATES = ("hidden_state_a_", "hidden_state_c_")
+"""The core's names of hidden states of the actor and of the critic begin with these."""
 _READ = ("obs", "action", "value", "log_prob", "advantages", "returns")
-"""What minibatches are made of."""
+"""The fields of minibatches."""
 
 
-class RolloutStorage:
+class RolloutStorage(Stepped):
     """`num_transitions_per_env` steps of `num_envs` environments under rsl_rl's names, for its PPO and distillation.
 
     `obs` [N, …] shows the observation groups. The attributes are the core's memory, `[T, N, …]`, and can be assigned.
@@ -35,26 +94,18 @@ class RolloutStorage:
     What is different here:
     - Only stored steps are trained on: the generators of a partly filled storage read its first `step` rows. (There,
       zeros and rows of older rollouts are among them.)
-    - Every epoch is shuffled anew, over all rows, by a generator of the storage. (There, one permutation serves all
+    - Every epoch is shuffled anew, over all rows, by a generator of the storage. (rsl_rl: one permutation serves all
       epochs, and where `num_mini_batches` does not divide the rows, the last ones are never drawn.)
     - Nothing is broadcast, and floats are not rounded to integers.
     """
 
-    Transition = step.Transition
-    Batch = step.Batch
+    Transition = Transition
+    Batch = Batch
 
-    observations = MemoryView()
-    actions = MemoryView()
-    rewards = MemoryView()
-    dones = MemoryView()
-    privileged_actions = MemoryView()
-    values = MemoryView()
-    actions_log_prob = MemoryView()
-    distribution_params = MemoryView()
-    returns = MemoryView()
-    advantages = MemoryView()
-    saved_hidden_state_a = MemoryView()
-    saved_hidden_state_c = MemoryView()
+    observations, actions, rewards, dones = memory_views("observations", "actions", "rewards", "dones")
+    values, actions_log_prob, privileged_actions = memory_views("values", "actions_log_prob", "privileged_actions")
+    returns, advantages, distribution_params = memory_views("returns", "advantages", "distribution_params")
+    saved_hidden_state_a, saved_hidden_state_c = memory_views("saved_hidden_state_a", "saved_hidden_state_c")
 
     def __init__(
         self,
@@ -65,93 +116,68 @@ class RolloutStorage:
         actions_shape: tuple[int, ...] | list[int],
         device: str = "cpu",
     ) -> None:
-        self.training_type = one_of("training_type", training_type, _TYPES)
-        self.device = device
-        self.num_transitions_per_env = num_transitions_per_env
-        self.num_envs = num_envs
-        self.actions_shape = actions_shape
+        self.training_type = one_of("training_type", training_type, tuple(_ATTRIBUTES))
+        self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
+        self.actions_shape, self.device = actions_shape, device
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
-        self._extra: dict[str, Any] = {"advantages": (1,), "returns": (1,)}
-        if training_type == "distillation":
-            self._extra = {"privileged_actions": rl.Field(actions_shape)}
         self._late: dict[str, rl.Field] = {}
         """Distribution parameters and hidden states, which the first step that has them declares."""
         self._seed = experiment_seed()
-        self._adopt(self._made(self._late), self._late)
-        self._step, self._is_told = 0, True
+        self._rows = StepRows(*self._layout(self._late), _STEP, "Set it before add_transition.")
+        self._show_memory()
 
-    def _made(self, late: dict[str, rl.Field], rows: TensorDict | None = None) -> rl.RolloutBuffer:
-        """A core that has these late fields, and the content of another one's memory."""
-        core = rl.RolloutBuffer(
-            self.num_transitions_per_env,
-            self.num_envs,
-            self._groups,
-            rl.Field(self.actions_shape),
-            reward=(1,),
-            value=(1,),
-            extra={**self._extra, **late},
-            device=self.device,
-            seed=self._seed,
-        )
-        if rows is not None:
-            core.columns.update_(rows)
-        return core
+    def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
+        """A maker of cores that have these late fields, and the fields that a step gives."""
+        action = rl.Field(self.actions_shape)
+        if self.training_type == "rl":
+            further, given = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
+        else:
+            further, given = {"privileged_actions": action}, ["privileged_actions"]
+        sizes = self.num_transitions_per_env, self.num_envs
+        settings: dict[str, Any] = {"reward": (1,), "value": (1,), "device": self.device, "seed": self._seed}
+        make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**further, **late}, **settings)
+        return make, ["obs", "action", "reward", "terminated", *given, *late]
 
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
-    def _adopt(self, core: rl.RolloutBuffer, late: dict[str, rl.Field]) -> None:
-        self._core, self._late = core, late
-        self.memory: dict[str, Any] = follow(getattr(self, "memory", {}), memory_of(core, self.training_type))
-        """The core's memory by the names of the attributes."""
-        self._rows = self._rows_of(core, late)
-        states = [name for name in late if name.startswith(STATES)]
-        self._unknown = {name: torch.zeros_like(core.columns[name][0]) for name in states}
-        """What stands for the hidden state of a step that has none."""
-
-    def _rows_of(self, core: rl.RolloutBuffer, late: dict[str, rl.Field]) -> Rows:
-        """The rows of what a step gives, in the order of `_values` and `late`."""
-        columns = core.columns
-        given = {"actions": "action", "rewards": "reward", "dones": "terminated"}
+    def _show_memory(self) -> None:
+        tensors = self._rows.tensors
+        shape = self.num_transitions_per_env, self.num_envs
+        attributes = {"actions": "action", "rewards": "reward", **_ATTRIBUTES[self.training_type]}
+        memory: dict[str, Any] = {
+            "observations": TensorDict(dict(tensors["obs"].items()), shape, device=tensors["action"].device),
+            **{name: tensors[field] for name, field in attributes.items()},
+            "dones": tensors["terminated"].view(torch.uint8).unsqueeze(-1),
+        }
         if self.training_type == "rl":
-            given |= {"values": "value", "actions_log_prob": "log_prob"}
-        else:
-            given |= {"privileged_actions": "privileged_actions"}
-        groups = {f"observations.{name}": columns["obs", name] for name in self._groups}
-        steps = {theirs: columns[ours] for theirs, ours in given.items()}
-        return Rows({**groups, **steps, **{name: columns[name] for name in late}}, "Set it before add_transition.")
-
-    @property
-    def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the stored steps."""
-        if not self._is_told:
-            self._core.take_back(self._step)
-            self._is_told = True
-        return self._core
-
-    @property
-    def step(self) -> int:
-        """How many steps are stored. Set it to the number of rows that were written directly."""
-        return self._step
-
-    @step.setter
-    def step(self, count: int) -> None:
-        self._core.take_back(count)
-        self._step, self._is_told = self._core.num_stored, True
+            memory["distribution_params"] = tuple(_parts(tensors, _PARAMS)) or None
+        for prefix in _STATES:
+            memory[f"saved_{prefix[:-1]}"] = [part.transpose(1, 2) for part in _parts(tensors, prefix)] or None
+        self.memory = _in_old_tensors(getattr(self, "memory", {}), memory)
+        """The core's memory by the names of the attributes."""
+        states = [name for name in self._late if name.startswith(_STATES)]
+        self._no_state = {name: torch.zeros_like(tensors[name][0]) for name in states}
+        """Zeros, for the hidden state of a step that has none."""
 
     def add_transition(self, transition: Any) -> None:
         """Store one step of every environment; tensors on another device are moved."""
-        if self._step == self.num_transitions_per_env:
+        rows = self._rows
+        if rows.is_full:
             expected = f"at most {self.num_transitions_per_env} transitions"
             remedy = "Train on the rollout, then clear() it."
-            raise OverflowError(explain("add_transition", expected, self._step + 1, remedy))
+            raise OverflowError(explain("add_transition", expected, rows.step + 1, remedy))
         values, late = self._values(transition), _late_values(transition, self.training_type)
-        if late.keys() <= self._late.keys():
-            self._rows.write(self._step, [*values, *(late.get(n, self._unknown.get(n)) for n in self._late)])
-        else:
-            self._grow(values, late)
-        self._step, self._is_told = self._step + 1, False
+        fields = self._late
+        if not late.keys() <= fields.keys():
+            kinds = {name: rl.Field if name.startswith(_PARAMS) else rl.Carry for name in late}
+            fields = fields | {name: kinds[name](part.shape[1:]) for name, part in late.items()}
+            rows = rows.move(*self._layout(fields))
+        rows.write([*values, *(late.get(name, self._no_state.get(name)) for name in fields)])
+        if rows is not self._rows:
+            self._rows, self._late = rows, fields
+            self._show_memory()
 
     def _values(self, transition: Any) -> list[Any]:
-        """What every step has."""
+        """The values that every step has."""
         observations, dones = transition.observations, transition.dones
         groups = {} if observations is None else dict(observations.items())
         if groups.keys() != self._groups.keys():
@@ -163,17 +189,9 @@ class RolloutStorage:
             return [*values, transition.values, _as_column(transition.actions_log_prob)]
         return [*values, transition.privileged_actions]
 
-    def _grow(self, values: list[Any], late: dict[str, torch.Tensor]) -> None:
-        """Store a step that has fields which no step had before, in a core that has them."""
-        kinds = {name: rl.Field if name.startswith(PARAMS) else rl.Carry for name in late}
-        fields = self._late | {name: kinds[name](part.shape[1:]) for name, part in late.items()}
-        core = self._made(fields, self._core.columns)
-        self._rows_of(core, fields).write(self._step, [*values, *(late.get(n, self._unknown.get(n)) for n in fields)])
-        self._adopt(core, fields)
-
     def clear(self) -> None:
         """Forget the stored steps; the attributes show the old rows until they are overwritten."""
-        self._step, self._is_told = 0, False
+        self._rows.clear()
 
     def generator(self) -> Generator[Batch, None, None]:
         """The stored steps one after the other, for distillation."""
@@ -186,7 +204,7 @@ class RolloutStorage:
         """Shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` in each epoch."""
         self._require("rl", "mini_batch_generator")
         size = _share("stored transitions", len(self.core), num_mini_batches)
-        fields = [*_READ, *(name for name in self._late if name.startswith(PARAMS))]
+        fields = [*_READ, *(name for name in self._late if name.startswith(_PARAMS))]
         for _ in range(num_epochs):
             batches = self.core.minibatches(size, drop_last=True, fields=fields)
             for rows in itertools.islice(batches, num_mini_batches):
@@ -197,7 +215,7 @@ class RolloutStorage:
                     advantages=rows["advantages"],
                     returns=rows["returns"],
                     old_actions_log_prob=rows["log_prob"],
-                    old_distribution_params=tuple(parts_of(rows, PARAMS)),
+                    old_distribution_params=tuple(_parts(rows, _PARAMS)),
                 )
 
     def recurrent_mini_batch_generator(
@@ -211,10 +229,10 @@ class RolloutStorage:
         self._require("rl", "recurrent_mini_batch_generator")
         size = _share("environments", self.num_envs, num_mini_batches)
         steps = self.step
-        states = [name for name in self._late if name.startswith(STATES)]
+        states = [name for name in self._late if name.startswith(_STATES)]
         (found,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
         observations = TensorDict(dict(found["obs"].items()), found["mask"].shape, device=self.core.device)
-        actor, critic = (parts_of(found, prefix) for prefix in STATES)
+        actor, critic = (_parts(found, prefix) for prefix in _STATES)
         # Trajectories are in the order of environments; these are the first ones of each minibatch.
         first_envs = torch.arange(num_mini_batches + 1, device=self.core.device) * size
         bounds = torch.searchsorted(found["index"] % self.num_envs, first_envs).tolist()
@@ -232,14 +250,14 @@ class RolloutStorage:
                 masks=found["mask"][:, trajectories],
             )
 
-    def _memory_of(self, name: str) -> Any:
-        if name not in self.memory:
+    def _memory_of(self, field: str) -> Any:
+        if field not in self.memory:
             remedy = f"A storage of type {self.training_type!r} does not have it."
-            raise AttributeError(explain("RolloutStorage", f"one of {', '.join(self.memory)}", name, remedy))
-        return self.memory[name]
+            raise AttributeError(explain("RolloutStorage", f"one of {', '.join(self.memory)}", field, remedy))
+        return self.memory[field]
 
     def _assign(self, name: str, value: Any) -> None:
-        overwrite(name, self._memory_of(name), value)
+        _overwrite(name, self._memory_of(name), value)
 
     def _require(self, training_type: str, where: str) -> None:
         if self.training_type != training_type:
@@ -247,16 +265,66 @@ class RolloutStorage:
             raise SchemaError(explain(where, f"training_type {training_type!r}", repr(self.training_type), remedy))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies of the rows instead of the core and its memory."""
-        derived = ("_core", "memory", "_rows", "_unknown", "_is_told")
-        state = {name: value for name, value in vars(self).items() if name not in derived}
-        return {**state, "columns": self._core.columns.clone()}
+        return {name: value for name, value in vars(self).items() if name not in ("memory", "_no_state")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        columns = state.pop("columns")
-        self.__dict__.update(state)
-        self._adopt(self._made(self._late, columns), self._late)
-        self._is_told = False
+        vars(self).update(state)
+        self._show_memory()
+
+
+def exchange(storage: Any) -> Any:
+    """An empty storage of ours like an empty one of rsl_rl; one that is ours, or a user's subclass, is itself.
+
+    rsl_rl's algorithms make their storage themselves and pass it to their constructor.
+    """
+    if (type(storage).__module__, type(storage).__name__) != ("rsl_rl.storage.rollout_storage", "RolloutStorage"):
+        return storage
+    sizes = storage.num_envs, storage.num_transitions_per_env
+    obs = storage.observations[0]
+    return RolloutStorage(storage.training_type, *sizes, obs, storage.actions_shape, storage.device)
+
+
+def _in_old_tensors(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new memory, in the old tensors where there were some: whoever holds one of them holds the memory still."""
+    for name, memory in old.items():
+        if isinstance(memory, torch.Tensor):
+            new[name] = memory.set_(new[name])
+        elif isinstance(memory, TensorDictBase):
+            for key, leaf in new[name].items():
+                memory.get(key).set_(leaf)
+            new[name] = memory
+    return new
+
+
+def _parts(rows: Any, prefix: str) -> list[torch.Tensor]:
+    """The fields whose names are this prefix and a number, in order."""
+    return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
+
+
+def _overwrite(where: str, memory: Any, value: Any) -> None:
+    """Copy `value` into the memory, if it has just its form."""
+    if value is memory:
+        return
+    if isinstance(memory, TensorDictBase | tuple | list):
+        mine, theirs = _children(memory), _children(value)
+        if mine.keys() != theirs.keys():
+            raise SchemaError(explain(where, f"the parts {list(mine)}", list(theirs), "Assign exactly these parts."))
+        for key, part in mine.items():
+            _overwrite(f"{where}.{key}", part, theirs[key])
+        return
+    if memory is None:
+        remedy = "The first step that has it makes room for it."
+        raise SchemaError(explain(where, "no assignment before the first step", type(value).__name__, remedy))
+    if not isinstance(value, torch.Tensor) or value.shape != memory.shape:
+        got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise SchemaError(explain(where, f"a tensor of shape {tuple(memory.shape)}", got, "Assign every step."))
+    memory.copy_(value.detach())
+
+
+def _children(value: Any) -> dict[Any, Any]:
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    return dict(value.items()) if hasattr(value, "items") else {}
 
 
 def _share(what: str, total: int, num_mini_batches: int) -> int:
@@ -276,8 +344,8 @@ def _late_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]
     late: dict[str, torch.Tensor] = {}
     if training_type == "rl":
         for i, part in enumerate(transition.distribution_params or ()):
-            late[f"{PARAMS}{i}"] = part
-    for prefix, state in zip(STATES, transition.hidden_states, strict=True):
+            late[f"{_PARAMS}{i}"] = part
+    for prefix, state in zip(_STATES, transition.hidden_states, strict=True):
         if state is not None:
             for i, part in enumerate(state if isinstance(state, tuple | list) else (state,)):
                 late[f"{prefix}{i}"] = part.transpose(0, 1)

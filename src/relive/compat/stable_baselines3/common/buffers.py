@@ -6,11 +6,4 @@ from stable_baselines3.common.buffers import BaseBuffer
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 
-__all__ = [
-    "BaseBuffer",
-    "DictReplayBuffer",
-    "DictRolloutBuffer",
-    "NStepReplayBuffer",
-    "ReplayBuffer",
-    "RolloutBuffer",
-]
+__all__ = ["BaseBuffer", "DictReplayBuffer", "DictRolloutBuffer", "NStepReplayBuffer", "ReplayBuffer", "RolloutBuffer"]

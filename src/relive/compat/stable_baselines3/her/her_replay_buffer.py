@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 from tensordict import TensorDict
 
+from relive.compat.stable_baselines3.arrays import overrides
 from relive.compat.stable_baselines3.replay import CONVERSIONS, DictReplayBuffer
-from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.views import Hindsight, View
 from relive.schema.fields import Declaration, Field
@@ -27,7 +27,7 @@ _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] 
     GoalSelectionStrategy.EPISODE: "episode",
 }
 _STEPS = ("_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSIONS)
-"""What Stable-Baselines3's `sample` calls, and what it does not although a replay buffer's does."""
+"""Methods that Stable-Baselines3's `sample` calls, and those that only the `sample` of its replay buffer calls."""
 
 
 class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
@@ -72,7 +72,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         self.infos = np.empty((self.buffer_size, n_envs) if copy_info_dict else (0, n_envs), object)
         self.ep_start, self.ep_length = (np.zeros((self.buffer_size, n_envs), np.int64) for _ in range(2))
-        """Where the episode of a step begins, and how long it is: 0 while it runs, or once it is partly overwritten."""
+        """The first position of a step's episode and its length: 0 while it runs, or once it is partly overwritten."""
         self._current_ep_start = np.zeros(n_envs, np.int64)
 
     def _extra(self) -> dict[str, Declaration]:
@@ -99,7 +99,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; its `infos` too with `copy_info_dict`."""
-        if not self._is_told:
+        if not self._core_is_current:
             super().add(obs, next_obs, action, reward, done, infos)  # which is Stable-Baselines3's, and notes episodes
             return
         position = self.pos
@@ -124,11 +124,11 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, some with other goals, normalised as `env` says."""
-        if self._is_theirs or not self._is_told:
+        if self._is_theirs or not self._core_is_current:
             return theirs.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
 
-    def _view(self, env: VecNormalize | None) -> View:
+    def _view(self) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
         return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
 
@@ -144,7 +144,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def truncate_last_trajectory(self) -> None:
         """The episodes that have not ended were abandoned, as after loading: the next step starts another."""
-        if not self._is_told:
+        if not self._core_is_current:
             theirs.HerReplayBuffer.truncate_last_trajectory(self)
             return
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import MemoryView
+from relive.compat.views import memory_views
 from relive.errors import explain
 
 __all__ = [
@@ -28,7 +28,7 @@ MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
 class _Masked(RolloutBuffer):
     """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
 
-    action_masks: Any = MemoryView()
+    (action_masks,) = memory_views("action_masks")
     _kinds = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
     _casts_actions = False
 
@@ -58,7 +58,7 @@ class MaskableRolloutBuffer(_Masked, theirs.MaskableRolloutBuffer):
 
 
 class MaskableDictRolloutBuffer(_Masked, DictRolloutBuffer, theirs.MaskableDictRolloutBuffer):
-    """The same for Dict observations only."""
+    """A `MaskableRolloutBuffer` for Dict observations only."""
 
 
 def _mask_dims(space: spaces.Space[Any]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from gymnasium import spaces
 
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import MemoryView
+from relive.compat.views import map_tree, memory_views
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -29,12 +28,9 @@ _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_state
 
 
 class _Recurrent(RolloutBuffer):
-    """What rollouts with states have, whatever their observations are."""
+    """Rollouts with states, of any observations."""
 
-    hidden_states_pi: Any = MemoryView()
-    cell_states_pi: Any = MemoryView()
-    hidden_states_vf: Any = MemoryView()
-    cell_states_vf: Any = MemoryView()
+    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = memory_views(*_STATES)
     _kinds = (theirs.RecurrentRolloutBufferSamples, theirs.RecurrentDictRolloutBufferSamples)
     _casts_actions = False
 
@@ -56,16 +52,8 @@ class _Recurrent(RolloutBuffer):
     @classmethod
     def like(cls, other: Any) -> _Recurrent:
         """An empty buffer with the settings of another one, sb3-contrib's own too."""
-        names = (
-            "buffer_size",
-            "observation_space",
-            "action_space",
-            "hidden_state_shape",
-            "device",
-            "gae_lambda",
-            "gamma",
-        )
-        return cls(*(getattr(other, name) for name in (*names, "n_envs")))
+        names = ("buffer_size", "observation_space", "action_space", "hidden_state_shape", "device", "gae_lambda")
+        return cls(*(getattr(other, name) for name in (*names, "gamma", "n_envs")))
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -96,26 +84,23 @@ class _Recurrent(RolloutBuffer):
         time, envs = numbers % self.buffer_size, numbers // self.buffer_size
         starts = (self._arrays["episode_starts"][time, envs] != 0) | (time == 0)
         starts[0] = True
-        padding = _Padding.of(starts)
         self.seq_start_indices = first = np.flatnonzero(starts)
+        rows, mask = _padding(first, len(numbers))
 
         def padded(name: str) -> Any:
-            array = self._arrays[name]
-            if isinstance(array, dict):
-                return {key: self._padded(part[time, envs], padding) for key, part in array.items()}
-            return self._padded(array[time, envs], padding)
+            return map_tree(lambda array: self._pad(array[time, envs], rows, mask), self._arrays[name])
 
         parts = [padded(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")]
         states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATES]
         pi_h, pi_c, vf_h, vf_c = (self.to_torch(np.ascontiguousarray(state)) for state in states)
-        mask = torch.from_numpy(padding.mask.reshape(-1).astype(np.float32)).to(self.device)
-        return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), mask])
+        real = torch.from_numpy(mask.astype(np.float32)).to(self.device)
+        return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), real])
 
-    def _padded(self, steps: np.ndarray, padding: _Padding) -> torch.Tensor:
+    def _pad(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
         """Steps [B, …] as sequences one after another, zero where they are padded."""
-        rows = steps[padding.rows.reshape(-1)]
-        rows[~padding.mask.reshape(-1)] = 0
-        return self.to_torch(rows)
+        sequences = steps[rows]
+        sequences[~mask] = 0
+        return self.to_torch(sequences)
 
 
 class RecurrentRolloutBuffer(_Recurrent, theirs.RecurrentRolloutBuffer):
@@ -126,20 +111,12 @@ class RecurrentRolloutBuffer(_Recurrent, theirs.RecurrentRolloutBuffer):
 
 
 class RecurrentDictRolloutBuffer(_Recurrent, DictRolloutBuffer, theirs.RecurrentDictRolloutBuffer):
-    """The same for Dict observations only."""
+    """A `RecurrentRolloutBuffer` for Dict observations only."""
 
 
-@dataclass(frozen=True)
-class _Padding:
-    """Which step of a batch stands where in its sequences [S, L]."""
-
-    rows: np.ndarray
-    mask: np.ndarray
-
-    @staticmethod
-    def of(starts: np.ndarray) -> _Padding:
-        first = np.flatnonzero(starts)
-        lengths = np.diff(first, append=len(starts))
-        ahead = np.arange(lengths.max())
-        mask = ahead < lengths[:, None]
-        return _Padding(np.where(mask, first[:, None] + ahead, 0), mask)
+def _padding(first: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """The step at each place of the sequences [S · L] that begin at the steps `first`, and whether it is a real one."""
+    lengths = np.diff(first, append=total)
+    ahead = np.arange(lengths.max())
+    mask = ahead < lengths[:, None]
+    return np.where(mask, first[:, None] + ahead, 0).reshape(-1), mask.reshape(-1)

@@ -1,4 +1,4 @@
-"""Where releases before 0.2.3 had it."""
+"""`compute_gae` at its path in releases before 0.2.3."""
 
 from relive.compat.embodichain.learning.rl.algo.common import compute_gae
 

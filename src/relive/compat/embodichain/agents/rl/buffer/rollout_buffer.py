@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import Stepped, StepRows
-from relive.compat.views import MemoryView
+from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import nonempty, positive
@@ -19,13 +19,9 @@ from relive.schema.checks import nonempty, positive
 __all__ = ["RolloutBuffer"]
 
 _OURS = {
-    "obs": "obs",
-    "actions": "action",
-    "rewards": "reward",
-    "dones": "terminated",
-    "values": "value",
+    "obs": "obs", "actions": "action", "rewards": "reward", "dones": "terminated", "values": "value",
     "logprobs": "log_prob",
-}
+}  # fmt: skip
 
 
 class RolloutBuffer(Stepped):
@@ -35,12 +31,7 @@ class RolloutBuffer(Stepped):
     memory itself, also when they are assigned. `done` means that the step just taken ended the episode.
     """
 
-    obs = MemoryView()
-    actions = MemoryView("action")
-    rewards = MemoryView("reward")
-    dones = MemoryView("terminated")
-    values = MemoryView("value")
-    logprobs = MemoryView("log_prob")
+    obs, actions, rewards, dones, values, logprobs = memory_views(*_OURS.values())
 
     def __init__(
         self,
@@ -54,17 +45,12 @@ class RolloutBuffer(Stepped):
     ) -> None:
         self.num_steps, self.num_envs = num_steps, num_envs
         self.obs_dim, self.action_dim = obs_dim, action_dim
-        seed = experiment_seed() if seed is None else seed
+        seed = experiment_seed(seed)
         make = partial(_Rollout, num_steps, num_envs, obs_dim, action_dim, device=device, seed=seed)
         self._rows = StepRows(make, _OURS.values())
         self.device: torch.device = self.rewards.device
-        self._random = torch.Generator("cpu" if self.device.type == "meta" else self.device).manual_seed(seed)
+        self._random = generator_on(self.device, seed)
         self._extras: Mapping[str, Any] = {}
-
-    @property
-    def core(self) -> _Rollout:
-        """The relive buffer underneath, with the steps that are stored now."""
-        return self._rows.core
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any, value: Any, logprob: Any) -> None:
         """Store one step of every environment."""
@@ -87,15 +73,8 @@ class RolloutBuffer(Stepped):
         total = nonempty("iterate_minibatches", rows.step) * self.num_envs
         memory = {theirs: rows.flat[ours] for theirs, ours in _OURS.items()}
         memory |= {name: self._joining(name, extra) for name, extra in self._extras.items()}
-        return self._batches(memory, total, batch_size)
-
-    def _batches(
-        self, memory: dict[str, torch.Tensor], total: int, batch_size: int
-    ) -> Iterator[dict[str, torch.Tensor]]:
         order = torch.randperm(total, generator=self._random, device=self.device)
-        for start in range(0, total, batch_size):
-            index = order[start : start + batch_size]
-            yield {name: tensor.index_select(0, index) for name, tensor in memory.items()}
+        return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))
 
     def _joining(self, name: str, extra: Any) -> torch.Tensor:
         """An extra as `[step · N, …]`, if it has a row for every step that is stored."""

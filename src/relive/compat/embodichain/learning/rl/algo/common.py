@@ -34,11 +34,7 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
 
 
 def compute_group_advantage(
-    rollout: TensorDict,
-    gamma: float,
-    group_size: int,
-    truncate_at_first_done: bool = True,
-    eps: float = 1e-8,
+    rollout: TensorDict, gamma: float, group_size: int, truncate_at_first_done: bool = True, eps: float = 1e-8
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The fields of GRPO, "advantage", "seq_mask" and "seq_return", each `[N, T]` and attached to the rollout.
 

@@ -172,7 +172,7 @@ class RolloutBuffer:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it holds; the memory is made anew."""
+        """The arguments and the rollout; the memory is made anew."""
         kept = {name: value for name, value in vars(self).items() if name not in _MADE}
         return {**kept, "rollout": dict(self._rollout.items())}
 

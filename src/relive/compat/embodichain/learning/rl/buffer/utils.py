@@ -1,4 +1,4 @@
-"""How EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
+"""The functions by which EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import experiment_seed, generator_on
 from relive.schema.assembly import level, to_device
 from relive.schema.checks import positive
 from relive.schema.conversion import device_of
@@ -38,11 +38,7 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
 
 
 def iterate_minibatches(
-    rollout: TensorDict,
-    batch_size: int,
-    device: torch.device | str,
-    *,
-    seed: int | None = None,
+    rollout: TensorDict, batch_size: int, device: torch.device | str, *, seed: int | None = None
 ) -> Iterator[TensorDict]:
     """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter.
 
@@ -51,7 +47,7 @@ def iterate_minibatches(
     positive("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
     there, here = device_of(device), first.device
-    generator = _generator_of(rollout, here) if seed is None else _seeded(here, seed)
+    generator = _generator_of(rollout, here) if seed is None else generator_on(here, seed)
     order = torch.randperm(len(rollout), generator=generator, device=here)
     batches = _read(rollout, order.split(batch_size))
     return batches if here == there else (to_device(batch, there) for batch in batches)
@@ -67,12 +63,8 @@ def _generator_of(rollout: TensorDict, device: torch.device) -> torch.Generator:
     if key not in _generators:
         weakref.finalize(rollout, _generators.pop, key, None).atexit = False
     if key not in _generators or _generators[key][0] != seed:
-        _generators[key] = seed, _seeded(device, seed)
+        _generators[key] = seed, generator_on(device, seed)
     return _generators[key][1]
-
-
-def _seeded(device: torch.device, seed: int) -> torch.Generator:
-    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:

@@ -1,0 +1,287 @@
+# pyright: reportMissingImports=false
+"""The rows of Stable-Baselines3's replay buffers: each with its next observation, or in chains that share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.vec_env import VecNormalize
+from tensordict import TensorDict
+
+from relive.compat.stable_baselines3.arrays import Arrays, Gathered, numpy_of, torch_of
+from relive.compat.views import map_tree
+from relive.errors import SchemaError, explain
+from relive.replay.buffer import ReplayBuffer as Core
+from relive.replay.views import NStep, Sequence, Transition
+
+_MEMORY = {"observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward"}
+_WRITABLE = ("actions", "rewards")
+_CPU = torch.device("cpu")
+
+
+class _Rows:
+    """Up to `size` steps of `n_envs` environments at positions that are written in turn."""
+
+    def __init__(self, size: int, n_envs: int, next_obs: Any, **settings: Any) -> None:
+        self.size, self.n_envs = size, n_envs
+        self.core = Core(size * n_envs, num_envs=n_envs, next_obs=next_obs, **settings)
+        self._never = np.zeros(n_envs, np.bool_)
+        self.written = 0
+        """How many steps of every environment were added."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the memory in bytes."""
+        return self.core.nbytes
+
+    @property
+    def newest(self) -> int:
+        """The position of the newest step."""
+        return (self.written - 1) % self.size
+
+    def state(self) -> dict[str, Any]:
+        """The state to save beside the core."""
+        return {"written": self.written}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with a saved state."""
+        self.written = state["written"]
+
+
+class StoredRows(_Rows):
+    """Steps with next observations of their own; the arrays are the memory itself."""
+
+    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
+        super().__init__(size, n_envs, "stored", **settings)
+        arrays = {name: numpy_of(self.core.columns[ours]) for name, ours in _MEMORY.items()}
+        self.arrays: dict[str, Any] = {
+            name: Arrays(each) if isinstance(each, dict) else each for name, each in arrays.items()
+        }
+        self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
+        self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
+        self._in_time = np.zeros(n_envs, np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the memory in bytes."""
+        return self.core.nbytes + self._dones.nbytes + self._timeouts.nbytes
+
+    def array(self, name: str) -> Any:
+        """The array of that name, or the dict of arrays."""
+        return self.arrays[name]
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
+    ) -> None:
+        """Store one step of every environment at the next position."""
+        never, pos = self._never, self.written % self.size
+        self.core.add(obs, action, reward, never, never, next_obs, **beside)
+        self._dones[pos] = done
+        self._timeouts[pos] = self._in_time if timeout is None else timeout
+        self.written += 1
+
+    def size_at(self, pos: int, is_full: bool) -> int:
+        """How many positions before `pos` have a step of every environment."""
+        return self.size if is_full else pos
+
+    def state(self) -> dict[str, Any]:
+        """The state to save beside the core."""
+        return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), **super().state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with a saved state."""
+        self._dones[...], self._timeouts[...] = state["dones"], state["timeouts"]
+        super().load(state)
+
+    def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+        """Random rows, read by a view; a normalizer changes rewards before they are summed."""
+        return self._complete(self.core.sample(batch_size), view, normalizer)
+
+    def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+        """The rows at these positions of these environments."""
+        newest = self.written - 1
+        rows = newest - (newest - positions) % self.size
+        if (rows < 0).any():
+            remedy = "Pass positions of stored transitions."
+            raise IndexError(explain("batch_inds", "stored positions", int(positions[rows < 0][0]), remedy))
+        return self._complete(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view, normalizer)
+
+    def cut(self, envs: np.ndarray) -> None:
+        """The newest steps of these environments end their episodes, as a time limit does."""
+        self._dones[self.newest, envs] = self._timeouts[self.newest, envs] = 1
+
+    def _complete(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+        """A batch with the ends of its steps, and with the fields that the view computes from them."""
+        row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
+        time = row % self.size
+        if not isinstance(view, Transition):
+            time = self._n_steps(batch, time, envs, view, normalizer)
+        ended = self._dones[time, envs] * (1 - self._timeouts[time, envs])
+        batch.set("terminated", torch.from_numpy(ended))
+        return batch
+
+    def _n_steps(
+        self, batch: TensorDict, time: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None
+    ) -> np.ndarray:
+        """Put n-step rewards, where they led to and their discounts into a batch; returns the last positions."""
+        if not isinstance(view, NStep):
+            remedy = 'Pass replay_buffer_kwargs={"next_obs": "shared"}.'
+            raise SchemaError(explain(type(view).__name__, "a chain of observations", 'next_obs="stored"', remedy))
+        ahead = np.arange(view.n)
+        steps, env = (time[:, None] + ahead) % self.size, envs[:, None]
+        rewards = self.arrays["rewards"][steps, env]
+        if normalizer is not None:
+            rewards = normalizer.normalize_reward(rewards)
+        ended = (self._dones[steps, env] != 0) | (self._timeouts[steps, env] != 0) | (steps == self.newest)
+        ended[:, -1] = True
+        last = ended.argmax(1)
+        weight = np.where(ahead <= last[:, None], view.gamma**ahead, 0)
+        batch.set("reward", torch.from_numpy((rewards * weight).sum(1).astype(np.float32)))
+        batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
+        final = steps[np.arange(len(time)), last]
+        after = map_tree(lambda array: array[final, envs], self.arrays["next_observations"])
+        batch.set("next_obs", torch_of(after, _CPU))
+        return final
+
+
+class SharedRows(_Rows):
+    """Steps in chains: every observation is stored once, and where an episode ends its last one takes a row.
+
+    The arrays are copies in the order of positions, zero where a step is no longer stored. Rewards and actions can be
+    written; a mark in `dones` at the newest step ends its episode; everything else is refused.
+    """
+
+    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
+        super().__init__(size, n_envs, "shared", **settings)
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
+    ) -> None:
+        """Store one step of every environment."""
+        terminated, truncated = done, self._never
+        if timeout is not None:
+            truncated, terminated = timeout, done & ~timeout
+        self.core.add(obs, action, reward, terminated, truncated, next_obs, **beside)
+        self.written += 1
+
+    def size_at(self, pos: int, is_full: bool) -> int:
+        """How many positions before `pos` have a step of every environment."""
+        stored, newer = int(self.core.storage.ring.count.min()), (self.written - pos) % self.size
+        return max(stored - newer, 0)
+
+    # Reading
+
+    def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+        """Random rows, read by a view; a normalizer changes rewards before they are summed."""
+        batch = self.core.sample(batch_size, view)
+        return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
+
+    def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+        """The rows at these positions of these environments."""
+        index, stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
+        if not stored.all():
+            gone = int(positions[int((~stored).nonzero()[0])])
+            remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
+            raise IndexError(explain("batch_inds", "stored positions", gone, remedy))
+        batch = self.core.read(index, view)
+        return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
+
+    def _normalize_rewards(self, batch: TensorDict, view: NStep, normalizer: VecNormalize) -> TensorDict:
+        """A batch of n steps with the sum of rewards that are normalised one by one."""
+        steps = self.core.read(batch["index"], Sequence(view.n))
+        rewards = torch.from_numpy(normalizer.normalize_reward(steps["reward"].numpy()))
+        others = steps["is_first"].clone()
+        others[:, 0] = False
+        going = steps["mask"] & (others.cumsum(1) == 0)
+        discount = view.gamma ** torch.arange(view.n, device="cpu")
+        batch.set("reward", (rewards * discount * going).sum(1).float())
+        return batch
+
+    def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The core's ids of the steps at positions, and which of them are stored."""
+        index = self.core.ids()
+        index = index[(index % self.n_envs).argsort(stable=True)]  # by environment, then time
+        count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
+        age = (self.written - 1 - positions) % self.size
+        stored = age < count[envs]
+        place = count.cumsum(0)[envs] - 1 - age
+        return index[place[stored]] if len(index) else index, stored
+
+    def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The core's ids of the steps at all positions [size · n_envs], and which of them are stored."""
+        every = torch.arange(self.size * self.n_envs, device="cpu")
+        return self._index_at(every // self.n_envs, every % self.n_envs)
+
+    # The arrays
+
+    def array(self, name: str) -> Any:
+        """A copy of a field at all positions, or a dict of copies."""
+        index, stored = self._all()
+        rows = self.core.read(index)
+        if name == "dones":
+            field: Any = rows["terminated"] | rows["truncated"]
+        else:
+            field = rows["truncated" if name == "timeouts" else _MEMORY[name]]
+        placed = map_tree(lambda leaf: self._show(name, leaf, stored), field)
+        return Arrays(placed) if isinstance(placed, dict) else placed
+
+    def put_newest(self, observations: Gathered) -> None:
+        """Put the newest next observations where users of `optimize_memory_usage` read them: one position on."""
+        if self.written:
+            envs = torch.arange(self.n_envs, device="cpu")
+            index, _ = self._index_at(torch.full_like(envs, self.written - 1), envs)
+            observations.copied[self.written % self.size] = self.core.read(index)["next_obs"].numpy()
+
+    def _show(self, name: str, leaf: torch.Tensor, stored: torch.Tensor) -> Gathered:
+        leaf = leaf.float() if leaf.dtype == torch.bool else leaf
+        everything = leaf.new_zeros((len(stored), *leaf.shape[1:]))
+        everything[stored] = leaf
+        array = everything.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
+        return Gathered.of(array, lambda key, value: self._write(name, array, key, value))
+
+    def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
+        """Store what is written to an array, or raise."""
+        new = array.copy()
+        new[key] = value
+        changed = (new != array).reshape(self.size, self.n_envs, -1).any(2)
+        if not changed.any():
+            return
+        if name in ("dones", "timeouts"):
+            self._mark(name, key, changed, new)
+        elif name in _WRITABLE:
+            self._overwrite(name, new, changed)
+        else:
+            remedy = 'Add steps with other observations, or pass replay_buffer_kwargs={"next_obs": "stored"}.'
+            raise SchemaError(
+                explain(name, "no writing, since neighbouring steps share observations", repr(key), remedy)
+            )
+
+    def _overwrite(self, name: str, new: np.ndarray, changed: np.ndarray) -> None:
+        index, stored = self._all()
+        lost = torch.from_numpy(changed.reshape(-1)) & ~stored
+        if lost.any():
+            position = int(lost.nonzero()[0]) // self.n_envs
+            raise IndexError(explain(name, "stored positions", position, "Write to steps that are still stored."))
+        rows = torch.from_numpy(new.reshape(len(stored), *new.shape[2:]))[stored]
+        self._put(_MEMORY[name], index, rows)
+
+    def _put(self, field: str, index: torch.Tensor, values: Any) -> None:
+        """Write a field of the rows with these ids."""
+        memory: Any = self.core.columns[field]
+        memory[index // self.n_envs % len(memory), index % self.n_envs] = values
+
+    def _mark(self, name: str, key: Any, changed: np.ndarray, new: np.ndarray) -> None:
+        envs = changed[self.newest].nonzero()[0]
+        if changed.sum() > len(envs) or not new[self.newest, envs].all():
+            remedy = "Mark only the newest step: older steps have been sampled already."
+            raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
+        self.cut(envs)
+
+    def cut(self, envs: np.ndarray) -> None:
+        """The newest steps of these environments end their episodes, as a time limit does."""
+        newest = np.full(len(envs), self.newest)
+        index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
+        self._put("truncated", index, True)
+        self.core.cut(envs)
