@@ -245,11 +245,9 @@ def _block(episode: Episode, extra: list[str]) -> EpisodeBlock:
             known = ", ".join(episode.info) or "it has no infos"
             remedy = "Declare only fields that every episode has."
             raise SchemaError(explain(where, f"an info for each extra field ({known})", repr(name), remedy))
-    obs, next_obs = slice_leaves(episode.obs, slice(None, -1)), slice_leaves(episode.obs, slice(1, None))
-    flags = episode.terminated, episode.truncated
-    return EpisodeBlock(
-        where, obs, next_obs, episode.action, episode.reward, *flags, {name: given[name] for name in extra}
-    )
+    steps = {name: getattr(episode, name) for name in STEP}
+    steps["obs"], steps["next_obs"] = (slice_leaves(episode.obs, at) for at in (slice(None, -1), slice(1, None)))
+    return EpisodeBlock(where, {**steps, **{name: given[name] for name in extra}})
 
 
 def _make_buffer(
