@@ -139,7 +139,8 @@ class _Hdf5Source(RowSource):
     def __init__(
         self, parts: list[_Part], ends: np.ndarray, fields: Mapping[str, str], hidden: tuple[str, ...]
     ) -> None:
-        self.name, self.nbytes = _name_and_size(parts[0].group)
+        path = Path(parts[0].group.file.filename)
+        self.name, self.nbytes = path.name, path.stat().st_size
         self._parts, self._ends, self._fields, self._hidden = parts, ends, fields, hidden
 
     def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
@@ -182,7 +183,7 @@ class _Hdf5Source(RowSource):
         for _, arrays, num_rows in self._parts:
             for start in range(0, num_rows, count):
                 stop = min(start + count, num_rows)
-                values = {column: _read(arrays[column], start, stop) for column in columns}
+                values = {column: _read(f"{self.name}: {column}", arrays[column], start, stop) for column in columns}
                 yield np.searchsorted(self._ends, np.arange(offset + start, offset + stop)), values
             offset += num_rows
 
@@ -209,7 +210,7 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     """D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
     # The group "metadata" has the weights of the policy that acted, and no steps.
     arrays = {name: array for name, array in _arrays_in(file).items() if name.split("/")[0] != "metadata"}
-    name, _ = _name_and_size(file)
+    name = Path(file.filename).name
     for column in ("observations", "actions", "rewards", "terminals"):
         if column not in arrays:
             remedy = "Pass a file in D4RL's layout, or in robomimic's."
@@ -244,15 +245,9 @@ def _arrays_in(group: Any) -> dict[str, Any]:
     return arrays
 
 
-def _name_and_size(item: Any) -> tuple[str, int]:
-    """The name of an object's file, and its number of bytes."""
-    path = Path(item.file.filename)
-    return path.name, path.stat().st_size
-
-
 def _where(item: Any) -> str:
     """The file and the name of a group or an array, for messages."""
-    name, _ = _name_and_size(item)
+    name = Path(item.file.filename).name
     return f"{name}: {item.name[1:]}" if item.name != "/" else name
 
 
@@ -260,7 +255,7 @@ def _num_rows(array: Any) -> int:
     """The length of an array; raises without an axis of steps, or if flags of all rows would take much memory."""
     if not array.shape:
         raise SchemaError(explain(_where(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps."))
-    _, nbytes = _name_and_size(array)
+    nbytes = Path(array.file.filename).stat().st_size
     if array.shape[0] > decode_budget(nbytes) // 16:
         raise damage(_where(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
@@ -294,7 +289,7 @@ def _flags(array: Any, rows: int) -> np.ndarray:
     flags = np.zeros(rows, bool)
     for start in range(0, rows, _ROWS_OF_FLAGS):
         stop = min(start + _ROWS_OF_FLAGS, rows)
-        part = np.asarray(_read(array, start, stop)).reshape(stop - start, -1)
+        part = np.asarray(_read(_where(array), array, start, stop)).reshape(stop - start, -1)
         if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
             got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
             raise SchemaError(explain(_where(array), "a 0 or 1 per step", got, remedy))
@@ -306,9 +301,9 @@ def _is_text(array: Any) -> bool:
     return import_extra("h5py", "hdf5").check_string_dtype(array.dtype) is not None and len(array.shape) == 1
 
 
-def _read(array: Any, start: int, stop: int) -> Any:
+def _read(where: str, array: Any, start: int, stop: int) -> Any:
     """Rows of an array: numbers, or a list of texts."""
-    with wrap_errors(_where(array), f"rows {start} to {stop} of the array"):
+    with wrap_errors(where, f"rows {start} to {stop} of the array"):
         if _is_text(array):
             return [str(text) for text in array.asstr("utf-8", "strict")[start:stop]]
         return np.asarray(array[start:stop])
@@ -318,11 +313,9 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     group, total = file.create_group("data"), 0
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
-        for name, tree in episode.items():
-            if name in ("obs", "next_obs") and not isinstance(tree, dict):
-                tree = {"obs": tree}  # noqa: PLW2901 (robomimic's observations have names)
-            for parts, leaf in leaves_of((_ROBOMIMIC_NAMES.get(name, name),), tree):
-                _create(demo, "/".join(parts), leaf)
+        for (name, *parts), rows in leaves_of((), episode):
+            own_name = ["obs"] if name in ("obs", "next_obs") else []  # robomimic's observations have names
+            _create(demo, "/".join([_ROBOMIMIC_NAMES.get(name, name), *(parts or own_name)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
     group.attrs["total"] = total
@@ -336,9 +329,15 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
                 raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
-        for name, tree in {**episode, _CUTS: cut}.items():
-            for parts, leaf in leaves_of((_D4RL_NAMES.get(name, name),), tree):
-                _append(file, "/".join(parts), leaf)
+        for (name, *parts), rows in leaves_of((), {**episode, _CUTS: cut}):
+            column = "/".join([_D4RL_NAMES.get(name, name), *parts])
+            if column in file:
+                start = len(file[column])
+                file[column].resize(start + len(rows), 0)
+                file[column][start:] = rows
+            else:
+                chunk = max(1, _CHUNK_BYTES // max(1, rows[0].nbytes))
+                _create(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
     if _CUTS in file and not file[_CUTS][:].any():
         del file[_CUTS]
 
@@ -347,17 +346,6 @@ def _create(group: Any, column: str, rows: np.ndarray, **form: Any) -> None:
     dataset = group.create_dataset(column, data=rows, **form)
     if column.split("/", maxsplit=1)[0] == "rewards" and rows.shape[1:] == (1,):
         dataset.attrs[_VECTOR] = True
-
-
-def _append(file: Any, column: str, rows: np.ndarray) -> None:
-    if column not in file:
-        chunk = max(1, _CHUNK_BYTES // max(1, rows[0].nbytes))
-        _create(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
-        return
-    dataset = file[column]
-    start = len(dataset)
-    dataset.resize(start + len(rows), 0)
-    dataset[start:] = rows
 
 
 _WRITERS = {"robomimic": _write_robomimic, "d4rl": _write_d4rl}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.datasets.minari import Episode, read_episodes
+from relive.datasets.filling import EpisodeBlock
+from relive.datasets.minari import read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -284,9 +285,9 @@ class _EpisodeReader:
         return {path: self.episode(at)[path][start - first : stop - first] for path in paths}
 
 
-def _episode_leaves(episode: Episode) -> dict[Path, torch.Tensor]:
-    found = {path: leaf for name in _EPISODE_FIELDS for path, leaf in leaves_of((name,), getattr(episode, name))}
-    return {path: as_tensor(".".join(path), leaf, _HOST)[: episode.size] for path, leaf in found.items()}
+def _episode_leaves(episode: EpisodeBlock) -> dict[Path, torch.Tensor]:
+    leaves = leaves_of((), {name: episode.steps[name] for name in _EPISODE_FIELDS})
+    return {path: as_tensor(".".join(path), leaf, _HOST) for path, leaf in leaves}
 
 
 def _numeric_infos(dataset: Any, number: int) -> list[str]:
