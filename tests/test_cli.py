@@ -20,7 +20,7 @@ from rich.console import Console
 
 import relive
 import relive as rl
-from relive.cli import COMMANDS, main
+from relive.cli import main, make_parser
 from relive.errors import escaped, explain
 from relive.inspector.terminal import render
 from relive.schema import fields
@@ -28,12 +28,16 @@ from relive.statistics import observers
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.inspector.test_page import data_of, walk
 
+COMMANDS: dict[str, argparse.ArgumentParser] = next(
+    action.choices for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)
+)
+
 
 def test_ctrl_c_ends_with_a_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("relive.cli.examined", interrupted)
+    monkeypatch.setattr("relive.cli.examine", interrupted)
     assert main(["check", "anywhere"]) == 130
     assert capsys.readouterr().err == "\nrelive check: stopped by Ctrl-C.\n"
 
@@ -106,9 +110,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_describes_it_every_option_and_its_exit_codes(command: str) -> None:
-    commands = argparse.ArgumentParser().add_subparsers()
-    COMMANDS[command](commands)
-    (parser,) = commands.choices.values()
+    parser = COMMANDS[command]
     assert (parser.description or "").endswith(".")
     assert all(action.help for action in parser._actions)
     assert "Exit code" in (parser.epilog or "") or parser.prog.endswith("version")
@@ -135,10 +137,7 @@ def test_conformance_is_the_command_of_its_own_package(capsys: pytest.CaptureFix
 
 
 def test_a_command_registers_its_function() -> None:
-    for register in COMMANDS.values():
-        commands = argparse.ArgumentParser().add_subparsers()
-        register(commands)
-        (parser,) = commands.choices.values()
+    for parser in COMMANDS.values():
         assert callable(parser.get_default("run"))
 
 
