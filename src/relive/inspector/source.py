@@ -16,7 +16,7 @@ from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.chains import Chains, of_stored
-from relive.replay.episodes import ordered
+from relive.replay.ids import sort_rows
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.conversion import as_tensor
@@ -114,8 +114,8 @@ def _episodes(*columns: torch.Tensor) -> Episodes:
 
 def _replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
-    ring = storage.memory.ring
-    ids, slots, starts = ordered(storage)
+    ring = storage.ring
+    ids, slots, starts = sort_rows(storage)
     columns = _columns_of(replay._schema)
     places = {path: i for i, path in enumerate(columns)}
 
@@ -164,7 +164,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         mass=by_row.get("mass"),
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
-        chains=of_stored(storage.memory),
+        chains=of_stored(storage.rows),
         stacks={path: leaf.axis for path, leaf in leaves if isinstance(leaf, Stacked)},
     )
 
