@@ -20,6 +20,7 @@ import torch
 from relive.datasets.filling import (
     STEP,
     EpisodeBlock,
+    declared_fields,
     episode_arrays,
     extra_fields,
     fill,
@@ -273,7 +274,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     """
     minari = _import_minari()
     require_ordered("to_minari", replay)
-    trees = replay._schema.trees
+    trees = declared_fields(replay)
     given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
     options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.datasets.filling import declared_fields
 from relive.datasets.minari import read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
@@ -20,7 +21,7 @@ from relive.replay.ids import sort_rows
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.conversion import as_tensor
-from relive.schema.fields import Path, Schema, Stacked, caller_shape, leaves_of
+from relive.schema.fields import Path, Stacked, caller_shape, leaves_of
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
@@ -98,8 +99,9 @@ def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
     return about | more
 
 
-def _columns_of(schema: Schema) -> Columns:
-    return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
+def _columns_of(buffer: Any) -> Columns:
+    fields = leaves_of((), declared_fields(buffer))
+    return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
 
 def _edges(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,7 +118,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
     ring = storage.ring
     ids, slots, starts = sort_rows(storage)
-    columns = _columns_of(replay._schema)
+    columns = _columns_of(replay)
     places = {path: i for i, path in enumerate(columns)}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
@@ -153,7 +155,6 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         reuse = {"draws": int(saved["draws"]), "per_row": int(saved["draws"]) / written if written else None}
     if "ids" in saved:
         reuse["left_in_epoch"] = len(saved["ids"])
-    leaves = zip(replay._schema.paths, replay._schema.fields, strict=True)
     return ReportSource(
         about,
         len(ids),
@@ -165,7 +166,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
         chains=of_stored(storage.rows),
-        stacks={path: leaf.axis for path, leaf in leaves if isinstance(leaf, Stacked)},
+        stacks={path: leaf.axis for path, leaf in leaves_of((), declared_fields(replay)) if isinstance(leaf, Stacked)},
     )
 
 
@@ -201,7 +202,7 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
 def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
     ring = buffer._ring
     rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
-    columns = _columns_of(buffer._schema) if buffer._columns else {}
+    columns = _columns_of(buffer) if buffer._columns else {}
     leaves = dict(zip(columns, buffer._columns, strict=True))
     columns[_ROUND] = ((), torch.int64)
 
