@@ -36,7 +36,7 @@ EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of `EXIT_CODES`."""
-    arguments = make_parser().parse_args(argv)
+    arguments = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
     try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     """The parser of all commands; each sets the default `run`, its function of the parsed arguments."""
     parser = argparse.ArgumentParser(
         prog="relive",
