@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from relive import __version__
 from relive.errors import CheckpointError, escaped
 from relive.inspector import inspect
-from relive.inspector.saved import examined
+from relive.inspector.saved import examine
 from relive.kernels import backend
 
 INTERRUPTED = 130
@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands; each sets the default `run`, its function of the parsed arguments."""
     parser = argparse.ArgumentParser(
         prog="relive",
         description="Experience memory for reinforcement learning in PyTorch.",
@@ -59,13 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"relive {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="<command>", required=True)
-    for register in COMMANDS.values():
-        register(commands)
-    return parser
-
-
-def _register_inspect(commands: Any) -> None:
-    parser = commands.add_parser(
+    command = commands.add_parser(
         "inspect",
         help="show the contents of a checkpoint, a disk memory or a dataset, and what looks odd",
         description=(
@@ -75,12 +70,40 @@ def _register_inspect(commands: Any) -> None:
         epilog="For example: relive inspect runs/replay --html report.html. "
         "Exit code: 0 PATH was read (whatever it holds), 1 it cannot be read, 2 wrong usage, 130 stopped by Ctrl-C.",
     )
-    parser.add_argument("path", metavar="PATH", help="a folder of checkpoints, of disk memory or of a Minari dataset")
-    parser.add_argument(
+    command.add_argument("path", metavar="PATH", help="a folder of checkpoints, of disk memory or of a Minari dataset")
+    command.add_argument(
         "--html", type=Path, metavar="FILE", help="also write the report as one self-contained HTML page"
     )
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.set_defaults(run=_inspect)
+    command.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    command.set_defaults(run=_inspect)
+    command = commands.add_parser(
+        "check",
+        help="verify every checkpoint in a folder, or a disk memory",
+        description="Read every checkpoint below PATH, or a whole disk memory, to the last byte and print one line for "
+        "each. No file is changed.",
+        epilog="Exit code: 0 all are whole, 1 one is damaged or there is none, 2 wrong usage, 130 stopped by Ctrl-C.",
+    )
+    command.add_argument("path", metavar="PATH", help="a folder of checkpoints, or of disk memory")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+    command.set_defaults(run=_check)
+    command = commands.add_parser(
+        "conformance",
+        help="test the installed libraries, or your own buffer, for correctness (needs relive-conformance)",
+        description="Run the command relive-conformance with the same arguments.",
+        epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
+        add_help=False,
+        prefix_chars="\0",  # no argument begins with it: options are passed on, --help among them
+    )
+    command.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
+    command.set_defaults(run=_conformance)
+    command = commands.add_parser(
+        "version",
+        help="print the versions of relive and its dependencies",
+        description="Print the versions of relive and its dependencies, and the kernels in use.",
+    )
+    command.add_argument("--json", action="store_true", help="print the versions as JSON")
+    command.set_defaults(run=_version)
+    return parser
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -110,24 +133,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _register_check(commands: Any) -> None:
-    parser = commands.add_parser(
-        "check",
-        help="verify every checkpoint in a folder, or a disk memory",
-        description="Read every checkpoint below PATH, or a whole disk memory, to the last byte and print one line for "
-        "each. No file is changed.",
-        epilog="Exit code: 0 all are whole, 1 one is damaged or there is none, 2 wrong usage, 130 stopped by Ctrl-C.",
-    )
-    parser.add_argument("path", metavar="PATH", help="a folder of checkpoints, or of disk memory")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=_check)
-
-
 def _check(arguments: argparse.Namespace) -> int:
     """Verify every byte of checkpoints or disk memory, and print one line for each."""
     results: list[dict[str, Any]] = []
     try:
-        for number, error in examined(arguments.path):
+        for number, error in examine(arguments.path):
             results.append({"checkpoint": number, "whole": error is None, "wrong": error and str(error)})
             if not arguments.json:
                 print(f"{number}: {escaped(str(error)) if error else 'whole'}", flush=True)
@@ -137,19 +147,6 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(results, indent=2))
     return 0 if all(checkpoint["whole"] for checkpoint in results) else 1
-
-
-def _register_conformance(commands: Any) -> None:
-    parser = commands.add_parser(
-        "conformance",
-        help="test the installed libraries, or your own buffer, for correctness (needs relive-conformance)",
-        description="Run the command relive-conformance with the same arguments.",
-        epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
-        add_help=False,
-        prefix_chars="\0",  # no argument begins with it: options are passed on, --help among them
-    )
-    parser.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
-    parser.set_defaults(run=_conformance)
 
 
 def _conformance(arguments: argparse.Namespace) -> int:
@@ -162,16 +159,6 @@ def _conformance(arguments: argparse.Namespace) -> int:
         )
         return NOT_INSTALLED
     return import_module("relive_conformance.__main__").main(arguments.arguments, prog="relive conformance")
-
-
-def _register_version(commands: Any) -> None:
-    parser = commands.add_parser(
-        "version",
-        help="print the versions of relive and its dependencies",
-        description="Print the versions of relive and its dependencies, and the kernels in use.",
-    )
-    parser.add_argument("--json", action="store_true", help="print the versions as JSON")
-    parser.set_defaults(run=_version)
 
 
 def _version(arguments: argparse.Namespace) -> int:
@@ -191,12 +178,3 @@ def _version(arguments: argparse.Namespace) -> int:
     for name, version in parts.items():
         print(f"{name:<11}{version}")
     return 0
-
-
-COMMANDS: dict[str, Callable[[Any], None]] = {
-    "inspect": _register_inspect,
-    "check": _register_check,
-    "conformance": _register_conformance,
-    "version": _register_version,
-}
-"""Functions that add the parser of a command, with its `run(arguments) -> int`."""

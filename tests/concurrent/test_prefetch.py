@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import relive as rl
+from relive.concurrent import Prefetch
+from tests.faults.interrupts import handler, interrupted, points
 
 
 def filled(rows: int = 100, **options: Any) -> rl.ReplayBuffer:
@@ -105,3 +109,33 @@ def test_closing_wakes_somebody_who_waits_for_a_batch() -> None:
 def test_what_cannot_be_is_refused_at_once(arguments: Any, message: str) -> None:
     with pytest.raises((rl.SchemaError, ValueError), match=message):
         rl.prefetch(filled(), *arguments)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal in a finalizer
+def test_an_interrupted_call_leaves_batches_to_come_and_a_thread_that_ends() -> None:
+    """From the second batch on: the first one starts a thread, in code of Python's own that a signal may break."""
+    replay = filled()
+
+    def start() -> Prefetch:
+        batches = rl.prefetch(replay, 4)
+        next(batches)
+        return batches
+
+    def finish(batches: Prefetch) -> None:
+        next(batches, None)
+        batches.close()
+
+    calls: dict[str, Callable[[Prefetch], Any]] = {"next": next, "close": Prefetch.close}
+    with handler():
+        for name, call in calls.items():
+            stopped = 0
+            for point in points(partial(call, start())):
+                batches = start()
+                stopped += interrupted(partial(call, batches), point)
+                other = threading.Thread(target=finish, args=(batches,), daemon=True)
+                other.start()
+                other.join(10)
+                assert not other.is_alive(), f"{name} was interrupted at {point}: another call waits for ever"
+            assert stopped > 5
+    gc.collect()
+    assert not workers()

@@ -130,7 +130,7 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
     assert stored(calls) == {0: list(range(10))}
     # The same block again, as a network may deliver it.
     stream = service._sender.streams[0]
-    ack = calls.shards[0].push(stream._client, list(stream._kept))
+    ack = calls.shards[0].push(stream._client, list(stream._unsaved))
     assert ack.applied == 10
     assert stored(calls) == {0: list(range(10))}
     assert service.stats()["shards"][0]["duplicate"] == 5
@@ -170,7 +170,7 @@ def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
     service.extend(steps_of([0], 20, 1))
     assert len(sizes) == waits + 1  # an answer that is there is taken in
     service.save()
-    assert (len(stream._kept), stream.pending) == (0, 0)
+    assert (len(stream._unsaved), stream.pending) == (0, 0)
     assert stored(calls) == {0: list(range(21))}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from relive.schema.assembly import check_batch_size, check_destination
 from relive.schema.checks import positive
 
 _MOST_BATCHES = 1 << 16
-"""Made ahead: more is a mistake that would only end with the memory."""
+"""The largest depth: more is a mistake that would only end with the memory."""
 
 
 class Source(Protocol):
@@ -61,65 +61,74 @@ def prefetch(
 
 
 class _BatchQueue:
-    """The queue of batches between the thread that samples them and the thread that takes them."""
+    """The queue of batches between the thread that samples them and the threads that take them.
+
+    An exception from a signal handler may end any call here. So threads wait in native queues only, which hold no lock
+    of Python then, and each take allows one more batch before it waits: a batch that an exception loses is replaced.
+    """
 
     def __init__(self, source: Source, batch_size: int, view: View, device: Any, depth: int) -> None:
         self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
         self._depth = depth
-        self._made: deque[lazy.TensorDict | BaseException] = deque()
-        self._changed = threading.Condition()
+        self._ready: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
+        """Batches, or the error that ended the worker; None wakes a thread that waits, after `close`."""
+        self._permits: SimpleQueue[None] = SimpleQueue()
+        """One for each batch that the worker may make: those made ahead, and those that were asked for."""
+        for _ in range(depth):
+            self._permits.put(None)
+        self._lock = threading.RLock()
         self._worker: threading.Thread | None = None
         self.is_closed = False
 
     def take(self) -> lazy.TensorDict:
-        with self._changed:
-            if self.is_closed:
-                raise StopIteration
-            if self._worker is None and not self._made:
+        with self._lock:
+            is_idle = self._worker is None or not self._worker.is_alive()
+            if is_idle and self._ready.empty() and not self.is_closed:
                 work = partial(self._make, _current_stream())
                 self._worker = threading.Thread(target=work, name="relive.prefetch", daemon=True)
                 self._worker.start()
-            self._changed.wait_for(lambda: self._made or self.is_closed)
-            if not self._made:
-                raise StopIteration
-            made = self._made.popleft()
-            self._changed.notify_all()
-        if isinstance(made, BaseException):
-            raise made
-        return made
+        self._permits.put(None)
+        batch = None if self.is_closed else self._ready.get()
+        if batch is None:
+            self._ready.put(None)  # for the next thread that waits
+            raise StopIteration
+        if isinstance(batch, BaseException):
+            raise batch
+        return batch
 
     def __repr__(self) -> str:
-        state = "closed" if self.is_closed else f"{len(self._made)} of {self._depth} batches ready"
+        state = "closed" if self.is_closed else f"{self._ready.qsize()} of {self._depth} batches ready"
         return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
 
     def _make(self, stream: AbstractContextManager[Any]) -> None:
-        going = True
-        while going:
+        while True:
+            self._permits.get()
+            if self.is_closed:
+                return
             try:
                 with stream:
-                    made = self._source.sample(self._batch_size, self._view, device=self._device)
+                    batch = self._source.sample(self._batch_size, self._view, device=self._device)
             except BaseException as error:  # raised in the thread that takes it
-                made, going = error, False
-            with self._changed:
-                self._made.append(made)
-                if not going:
+                with self._lock:
                     self._worker = None
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: len(self._made) < self._depth or self.is_closed)
-                going = going and not self.is_closed
+                    self._ready.put(error)
+                return
+            self._ready.put(batch)
 
     def close(self) -> None:
-        with self._changed:
-            self.is_closed = True
-            self._made.clear()
-            self._changed.notify_all()
-            worker = self._worker
+        self.is_closed = True
+        with suppress(Empty):
+            while True:
+                self._ready.get_nowait()
+        self._ready.put(None)
+        self._permits.put(None)
+        worker = self._worker
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
 
 def _current_stream() -> AbstractContextManager[Any]:
-    """The stream of the thread that takes batches: what is launched there is done before the learner's next launch."""
+    """The stream of the thread that takes batches: its launches are done before the learner's next launch."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
 

@@ -6,11 +6,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,9 +27,6 @@ from relive.schema.fields import DTYPES, Tree, map_leaves
 STEP = ("obs", "action", "reward", "terminated", "truncated")
 """The fields of a step that every buffer has."""
 
-BLOCK_BYTES = 1 << 21
-"""The approximate number of bytes of a file that a reader holds at once."""
-
 FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """The treatment of a last step that a time limit cut and whose next observation is not in the file."""
 
@@ -43,46 +41,28 @@ _OWN: dict[type, tuple[str, ...]] = {
 """The kinds of buffers that can be filled, each with the fields that are not extra."""
 
 
-class FileRows(NamedTuple):
-    """Consecutive rows of a file, which may belong to several episodes."""
-
-    fields: dict[str, Any]
-    """Arrays [K, …] by field: "obs" and "action"; the file may lack "reward", "terminated" and "truncated"."""
-    episode: np.ndarray
-    """The episode of each row."""
-    next_obs: dict[str, Any] = {}  # noqa: RUF012 (never changed)
-    """The next observations as "obs", if the file has them."""
-
-
-class EpisodeBlock(NamedTuple):
-    """Consecutive steps of one episode: arrays [T, …], or nested dicts of them."""
+@dataclass(frozen=True)
+class EpisodeBlock:
+    """Consecutive steps of one episode."""
 
     where: str
     """The episode, for messages."""
-    obs: Any
-    next_obs: Any
-    action: Any
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    extra: dict[str, Any]
+    steps: dict[str, Any]
+    """Arrays [T, …], or nested dicts of them: the fields of `STEP`, "next_obs" and extra fields."""
     is_last: bool = True
     """Whether the episode ends with this block."""
     knows_next: bool = True
     """Whether the last next observation is the true one, not the last observation again."""
 
-    @property
-    def size(self) -> int:
-        """The number of steps."""
-        return len(self.terminated)
+    def __len__(self) -> int:
+        return len(self.steps["terminated"])
 
     def without_last(self) -> EpisodeBlock:
         """All steps but the last, whose observation becomes the final one; a truncated end moves to the step before."""
-        truncated = self.truncated[:-1].copy()
-        truncated[-1:] |= self.truncated[-1]
-        names = ("obs", "next_obs", "action", "reward", "terminated", "extra")
-        shorter = {name: slice_leaves(getattr(self, name), slice(None, -1)) for name in names}
-        return self._replace(**shorter, truncated=truncated, knows_next=True)
+        steps = slice_leaves(self.steps, slice(None, -1))
+        truncated = steps["truncated"].copy()
+        truncated[-1:] |= self.steps["truncated"][-1]
+        return replace(self, steps={**steps, "truncated": truncated}, knows_next=True)
 
 
 def slice_leaves(tree: Any, at: Any) -> Any:
@@ -96,50 +76,50 @@ def join_leaves(tree: Any, more: Any) -> Any:
 
 
 def split_episodes(
-    name: str, parts: Iterable[FileRows], final_obs: Callable[[int], Any] | None = None
+    name: str, parts: Iterable[tuple[np.ndarray, dict[str, Any]]], final_obs: Callable[[int], Any] | None
 ) -> Iterator[EpisodeBlock]:
-    """Split the rows of a file into blocks of one episode each.
+    """Split consecutive rows into blocks of one episode each.
 
-    If a file has no next observations, the next observation of a row is the row after it; `final_obs` gives the true
-    final observation [1, …] of an episode. If a file does not say which steps were truncated, an episode that does not
-    terminate is truncated at its last step.
+    Without next observations, the next observation of a row is the row after it. Without flags of truncated steps, an
+    episode that does not terminate is truncated at its last step. Without rewards, they are 0.
+
+    Args:
+        name: the dataset, for messages.
+        parts: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
+        final_obs: a function that reads the true final observation [1, …] of an episode; None if they are unknown.
     """
-    held: FileRows | None = None
+    held: tuple[np.ndarray, dict[str, Any]] | None = None
+
+    def block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
+        number = int(episode[start])
+        steps, knows_next = slice_leaves(fields, slice(start, stop)), True
+        if "next_obs" not in steps and not is_last:
+            steps["next_obs"] = slice_leaves(fields["obs"], slice(start + 1, stop + 1))
+        elif "next_obs" not in steps:
+            knows_next = final_obs is not None
+            final = slice_leaves(steps["obs"], slice(-1, None)) if final_obs is None else final_obs(number)
+            steps["next_obs"] = join_leaves(slice_leaves(steps["obs"], slice(1, None)), final)
+        steps.setdefault("reward", np.zeros(stop - start, np.float32))
+        terminated = steps.setdefault("terminated", np.zeros(stop - start, bool))
+        if "truncated" not in steps:
+            steps["truncated"] = np.zeros(stop - start, bool)
+            steps["truncated"][-1] = is_last and not terminated[-1]
+        return EpisodeBlock(f"{name}, episode {number}", steps, is_last, knows_next)
+
     for part in parts:
-        rows = part if held is None else FileRows(*map(join_leaves, held, part))
-        edges = [0, *(np.flatnonzero(np.diff(rows.episode)) + 1).tolist(), len(rows.episode)]
+        episode, fields = part
+        if held is not None:
+            episode, fields = np.concatenate([held[0], episode]), join_leaves(held[1], fields)
+        edges = [0, *(np.flatnonzero(np.diff(episode)) + 1).tolist(), len(episode)]
         for start, stop in pairwise(edges[:-1]):
-            yield _block(name, rows, start, stop, final_obs, is_last=True)
+            yield block(start, stop, is_last=True)
         last = max(edges[-2], edges[-1] - _HELD)
         if last > edges[-2]:
-            yield _block(name, rows, edges[-2], last, final_obs, is_last=False)
-        held = FileRows(*(slice_leaves(tree, slice(last, None)) for tree in rows))
+            yield block(edges[-2], last, is_last=False)
+        held = episode[last:], slice_leaves(fields, slice(last, None))
     if held is not None:
-        yield _block(name, held, 0, len(held.episode), final_obs, is_last=True)
-
-
-def _block(
-    name: str, rows: FileRows, start: int, stop: int, final_obs: Callable[[int], Any] | None, *, is_last: bool
-) -> EpisodeBlock:
-    number, size = int(rows.episode[start]), stop - start
-    fields = slice_leaves(rows.fields, slice(start, stop))
-    obs, action, reward = fields.pop("obs"), fields.pop("action"), fields.pop("reward", np.zeros(size, np.float32))
-    knows_next = True
-    if rows.next_obs:
-        following = slice_leaves(rows.next_obs["obs"], slice(start, stop))
-    elif not is_last:
-        following = slice_leaves(rows.fields["obs"], slice(start + 1, stop + 1))
-    else:
-        knows_next = final_obs is not None
-        final = slice_leaves(obs, slice(-1, None)) if final_obs is None else final_obs(number)
-        following = join_leaves(slice_leaves(obs, slice(1, None)), final)
-    terminated = fields.pop("terminated", np.zeros(size, bool))
-    truncated = fields.pop("truncated", None)
-    if truncated is None:
-        truncated = np.zeros(size, bool)
-        truncated[-1] = is_last and not terminated[-1]
-    where = f"{name}, episode {number}"
-    return EpisodeBlock(where, obs, following, action, reward, terminated, truncated, fields, is_last, knows_next)
+        episode, fields = held
+        yield block(0, len(episode), is_last=True)
 
 
 # Filling a buffer
@@ -174,7 +154,7 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     remedy = "Say what becomes of a last step without a next observation."
     one_of("final_obs", final_obs, ("drop", "repeat", None), remedy)
     left_out: list[int] = []
-    blocks = show_progress(blocks, steps, "reading episodes", lambda block: block.size)
+    blocks = show_progress(blocks, steps, "reading episodes", len)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
         blocks = _drop_unknown_next(blocks, left_out)
     if isinstance(buffer, RolloutBuffer):
@@ -199,13 +179,11 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
 def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> Iterator[EpisodeBlock]:
     """The blocks without steps that would bootstrap from an unknown next observation."""
     for block in blocks:
-        if block.knows_next or block.terminated[-1]:
+        if not block.knows_next and not block.steps["terminated"][-1]:
+            left_out.append(1)
+            block = block.without_last()  # noqa: PLW2901
+        if len(block):
             yield block
-            continue
-        left_out.append(1)
-        shorter = block.without_last()
-        if shorter.size:
-            yield shorter
 
 
 def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
@@ -213,7 +191,7 @@ def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[Episo
     fitting: list[EpisodeBlock] = []
     steps = 0
     for block in blocks:
-        steps += block.size
+        steps += len(block)
         if steps <= room:
             fitting.append(block)
     _require_room(name, steps, room)
@@ -235,32 +213,26 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
     before = replay.storage.heads.clone()
     steps = [0] * (replay.num_envs or 1)
     env: int | None = None
+
+    def env_ids() -> list[int] | None:
+        return None if replay.num_envs is None else [env or 0]
+
     try:
         for block in blocks:
             env = steps.index(min(steps)) if env is None else env
-            steps[env] += block.size
-            _extend(replay, block, env)
+            steps[env] += len(block)
+            batch = block.steps if replay.num_envs is None else slice_leaves(block.steps, (slice(None), None))
+            replay.extend(batch, env_ids=env_ids())
             if block.is_last:
-                env = _cut(replay, env)
+                replay.cut(env_ids())
+                env = None
     finally:
         if env is not None:  # the file broke off inside an episode
-            _cut(replay, env)
+            replay.cut(env_ids())
     if int((replay.storage.heads - before).max()) <= replay.capacity // len(steps):
         return sum(steps)  # nothing was overwritten; the ids of all rows take memory
     row, column = replay.ids() // len(steps), replay.ids() % len(steps)
     return int((row >= before[column]).sum())
-
-
-def _extend(replay: ReplayBuffer, block: EpisodeBlock, env: int) -> None:
-    batch = {field: getattr(block, field) for field in (*STEP, "next_obs")} | block.extra
-    if replay.num_envs is None:
-        replay.extend(batch)
-    else:
-        replay.extend(slice_leaves(batch, (slice(None), None)), env_ids=[env])
-
-
-def _cut(replay: ReplayBuffer, env: int) -> None:
-    replay.cut(None if replay.num_envs is None else [env])
 
 
 def _to_rollout(name: str, rollout: RolloutBuffer, blocks: Iterable[EpisodeBlock]) -> int:
@@ -269,21 +241,23 @@ def _to_rollout(name: str, rollout: RolloutBuffer, blocks: Iterable[EpisodeBlock
         remedy = "Make it with num_envs=None: episodes are read one after the other."
         raise SchemaError(explain(name, "a rollout with num_envs=None", rollout.num_envs, remedy))
     for block in blocks:
-        if block.is_last and not (block.terminated[-1] or block.truncated[-1]):
+        terminated, truncated = block.steps["terminated"], block.steps["truncated"]
+        if block.is_last and not (terminated[-1] or truncated[-1]):
             remedy, got = "Read the dataset into a ReplayBuffer.", "an episode without an end"
             raise SchemaError(explain(block.where, "terminated or truncated at its last step", got, remedy))
-        for t in range(block.size):
-            step = {field: slice_leaves(getattr(block, field), t) for field in STEP}
-            final = {"final_obs": slice_leaves(block.next_obs, t)} if block.truncated[t] else {}
-            rollout.add(**step, **final, **slice_leaves(block.extra, t))
+        for t in range(len(block)):
+            step = slice_leaves(block.steps, t)
+            final = step.pop("next_obs")
+            rollout.add(**step, final_obs=final if truncated[t] else None)
     return rollout.num_stored - before
 
 
 def _to_distillation(name: str, buffer: DistillationBuffer, blocks: Iterable[EpisodeBlock]) -> int:
     ring = buffer._ring
     before = ring.head
+    fields = {"obs", "action", *declared_fields(buffer)}
     for block in blocks:
-        buffer.add(block.obs, block.action, **block.extra)
+        buffer.add(**{field: values for field, values in block.steps.items() if field in fields})
     return ring.head - max(ring.oldest, before)
 
 

@@ -6,25 +6,16 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, Encoders, check_columns, check_encoders
-from relive.datasets.filling import (
-    FileRows,
-    FinalObs,
-    episode_arrays,
-    fill,
-    require_ordered,
-    split_episodes,
-    write_atomically,
-)
+from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, buffer_and_blocks
+from relive.datasets.filling import FinalObs, episode_arrays, fill, require_ordered, write_atomically
 from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_errors
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -90,21 +81,20 @@ def from_hdf5(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    chosen, encoders = check_columns(columns), check_encoders(encode)
-    with _open_file(path) as (file_path, file):
+    h5py, arrays = import_extra("h5py", "hdf5"), require_self_contained(Path(path))
+    # HDF5 caches decoded chunks of every open array, so the size of a cache depends on the number of arrays.
+    with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
-            limit = None if time_limit is None else positive("time_limit", time_limit)
-            source = _D4rlFile(file_path, file, limit)
+            source = _d4rl_source(file, None if time_limit is None else positive("time_limit", time_limit))
         elif "data" in file and hasattr(file["data"], "items"):
-            source = _RobomimicFile(file_path, file["data"])
+            source = _robomimic_source(file)
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."
-            raise SchemaError(explain(file_path.name, expected, ", ".join(file) or "an empty file", remedy))
-        plan = source.plan(chosen, encoders, buffer)
-        rows, ends = source.count(plan)
-        if buffer is None:
-            buffer = plan.make_buffer(rows + ends, sampler, device, seed)
-        return fill("from_hdf5", buffer, split_episodes(file_path.name, source.read(plan)), rows, final_obs)
+            raise SchemaError(explain(Path(path).name, expected, ", ".join(file) or "an empty file", remedy))
+        steps = buffer_and_blocks(
+            "from_hdf5", source, buffer, columns, encode, sampler=sampler, device=device, seed=seed
+        )
+        return fill("from_hdf5", *steps, final_obs)
 
 
 def to_hdf5(
@@ -127,211 +117,184 @@ def to_hdf5(
         write(replay, file)
 
 
-@contextmanager
-def _open_file(path: str | PathLike[str]) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the file, after a check that all of its data lie in it."""
-    h5py, path = import_extra("h5py", "hdf5"), Path(path)
-    arrays = require_self_contained(path)
-    # HDF5 caches decoded chunks of every open array, so the size of a cache depends on the number of arrays.
-    with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
-        yield path, file
+class _Part(NamedTuple):
+    """Arrays of the same length: a demonstration of robomimic, or a whole file of D4RL."""
+
+    group: Any
+    arrays: dict[str, Any]
+    """Every array below the group by its path there, which is the name of its column."""
+    num_rows: int
 
 
-class _D4rlFile:
-    """D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
+class _Hdf5Source(RowSource):
+    """The rows of a file, one part after the other.
 
-    def __init__(self, path: Path, file: Any, time_limit: int | None) -> None:
-        self._path, self._nbytes, self._time_limit = path, path.stat().st_size, time_limit
-        # The group "metadata" has the weights of the policy that acted, and no steps.
-        self._arrays = {name: array for name, array in _arrays_in(file).items() if name.split("/")[0] != "metadata"}
-        for name in ("observations", "actions", "rewards", "terminals"):
-            if name not in self._arrays:
-                remedy = "Pass a file in D4RL's layout, or in robomimic's."
-                raise SchemaError(explain(path.name, f"the array {name!r}", ", ".join(self._arrays), remedy))
-        self._rows = _num_rows(f"{path.name}: rewards", self._arrays["rewards"], self._nbytes)
-        if not self._rows:
-            raise SchemaError(explain(f"{path.name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
+    Args:
+        parts: the parts, which have the same columns.
+        ends: the last row of each episode, counted over all parts.
+        fields: the fields of columns that have another name.
+        hidden: the columns, or groups of columns, that are no fields.
+    """
 
-    def plan(self, chosen: Columns, encode: Encoders, buffer: Any) -> ColumnPlan:
-        """Choose the columns to read."""
-        columns = {}
-        for name, array in self._arrays.items():
-            is_left_out = name in chosen and chosen[name] is None and name not in ("next_observations", _CUTS)
-            rows = (len(array) if array.shape else 0) if is_left_out else self._rows
-            columns[name] = _column_spec(f"{self._path.name}: {name}", array, rows)
-        for name in ("next_observations", _CUTS):
-            columns.pop(name, None)
-        return ColumnPlan("from_hdf5", self._path.name, self._nbytes, columns, _d4rl_path, chosen, encode, buffer)
+    def __init__(
+        self, parts: list[_Part], ends: np.ndarray, fields: Mapping[str, str], hidden: tuple[str, ...]
+    ) -> None:
+        path = Path(parts[0].group.file.filename)
+        self.name, self.nbytes = path.name, path.stat().st_size
+        self._parts, self._ends, self._fields, self._hidden = parts, ends, fields, hidden
 
-    def count(self, plan: ColumnPlan) -> tuple[int, int]:
-        """The number of steps, and of steps that end an episode."""
-        self._last = self._episode_ends()
-        return self._rows, len(self._last)
-
-    def read(self, plan: ColumnPlan) -> Iterator[FileRows]:
-        """All steps, after `count`."""
-        following = self._arrays.get("next_observations")
-        nexts = {} if following is None else {"observations": following}
-
-        def episode(start: int, stop: int) -> np.ndarray:
-            return np.searchsorted(self._last, np.arange(start, stop))
-
-        return _read_rows(self._path, plan, self._arrays, nexts, episode, self._rows)
-
-    def _episode_ends(self) -> np.ndarray:
-        """The last row of each episode, by the flags or the time limit."""
-        flags = self._flags("terminals")
-        if "timeouts" in self._arrays:
-            flags = flags | self._flags("timeouts")
-        elif self._time_limit is None:
-            expected, remedy = "the array 'timeouts'", "Pass time_limit=, the most steps of an episode."
-            raise SchemaError(explain(self._path.name, expected, ", ".join(self._arrays), remedy))
-        if _CUTS in self._arrays:
-            flags = flags | self._flags(_CUTS)
-        flags[-1] = True
-        if self._time_limit is not None and "timeouts" not in self._arrays:
-            starts = np.flatnonzero(np.concatenate([[True], flags[:-1]]))
-            lengths = np.diff(starts, append=self._rows)
-            steps = np.arange(self._rows) - np.repeat(starts, lengths)
-            flags |= steps % self._time_limit == self._time_limit - 1
-        return np.flatnonzero(flags)
-
-    def _flags(self, name: str) -> np.ndarray:
-        where, array = f"{self._path.name}: {name}", self._arrays[name]
-        _column_spec(where, array, self._rows)
-        flags = np.zeros(self._rows, bool)
-        for start in range(0, self._rows, _ROWS_OF_FLAGS):
-            stop = min(start + _ROWS_OF_FLAGS, self._rows)
-            part = np.asarray(_read(where, array, start, stop)).reshape(stop - start, -1)
-            if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
-                remedy = "Repair the file."
-                raise SchemaError(explain(where, "a 0 or 1 per step", f"shape {array.shape}, or other numbers", remedy))
-            flags[start:stop] = part[:, 0]
-        return flags
-
-
-def _d4rl_path(column: str) -> tuple[str, ...]:
-    """The path of the field that a column becomes."""
-    first, *rest = column.split("/")
-    return (_D4RL.get(first, first), *rest)
-
-
-class _RobomimicFile:
-    """robomimic's layout: the group "data" has a group per demonstration, with "obs", "actions" and more inside."""
-
-    def __init__(self, path: Path, group: Any) -> None:
-        self._path, self._nbytes = path, path.stat().st_size
-        names = sorted(group, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0])
-        self._demos = {name: self._arrays(group, name) for name in names}
-        if not self._demos:
-            raise SchemaError(explain(f"{path.name}: data", "at least 1 demonstration", 0, "Pass a file with steps."))
-        self._columns = self._column_specs(names[0])
-        for name in names[1:]:
-            self._require_same(name, names[0])
-
-    def _arrays(self, group: Any, name: str) -> dict[str, Any]:
-        arrays = _arrays_in(group[name]) if hasattr(group[name], "items") else {}
-        if "actions" not in arrays and not any(column.startswith("actions/") for column in arrays):
-            got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise SchemaError(explain(f"{self._path.name}: data/{name}", "the array 'actions'", got, remedy))
-        return arrays
-
-    def _rows(self, name: str) -> int:
-        columns = self._demos[name].items()
-        column, array = next((column, array) for column, array in columns if column.split("/")[0] == "actions")
-        return _num_rows(f"{self._path.name}: data/{name}/{column}", array, self._nbytes)
-
-    def _column_specs(self, name: str) -> dict[str, ColumnSpec]:
-        rows, where = self._rows(name), f"{self._path.name}: data/{name}"
-        return {column: _column_spec(f"{where}/{column}", array, rows) for column, array in self._demos[name].items()}
-
-    def _require_same(self, name: str, first: str) -> None:
-        mine, theirs = (
-            {
-                column: f"{'texts' if spec.text is not None else spec.dtype} of shape {spec.shape}"
-                for column, spec in demo
-            }
-            for demo in (self._column_specs(name).items(), self._columns.items())
-        )
-        for column in (*theirs, *mine):
-            if mine.get(column) != theirs.get(column):
-                where = f"{self._path.name}: data/{name}/{column}"
-                expected = f"{theirs.get(column, 'no array')}, as in data/{first}"
-                raise SchemaError(explain(where, expected, mine.get(column, "no array"), "Repair the file."))
-
-    def plan(self, chosen: Columns, encode: Encoders, buffer: Any) -> ColumnPlan:
-        """Choose the columns to read."""
-        own = {column: spec for column, spec in self._columns.items() if not column.startswith("next_obs/")}
-        if not any(column.startswith("obs/") for column in own) and not any(
-            (field or "").startswith("obs") for field in chosen.values()
-        ):
+    def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
+        first, *others = self._parts
+        specs = {column: _spec(array) for column, array in first.arrays.items()}
+        left_out = {column for column, field in chosen.items() if field is None and not self._is_hidden(column)}
+        forms = _forms(first, left_out)
+        for part in others:
+            own = _forms(part, left_out)
+            for column in (*forms, *own):
+                if own.get(column) != forms.get(column):
+                    expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
+                    got = own.get(column, "no array")
+                    raise SchemaError(explain(f"{_where(part.group)}/{column}", expected, got, "Repair the file."))
+        specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
+        has_obs = any(self.usual_path(column)[0] == "obs" for column in specs)
+        if not has_obs and not any((field or "").startswith("obs") for field in chosen.values()):
             remedy = "Extract them with robomimic's dataset_states_to_obs, or pass columns={'states': 'obs'}."
-            got = f"the columns {', '.join(own)}"
-            raise SchemaError(explain(f"{self._path.name}: data", "observations in 'obs'", got, remedy))
-        return ColumnPlan("from_hdf5", self._path.name, self._nbytes, own, _robomimic_path, chosen, encode, buffer)
+            got = f"the columns {', '.join(specs)}"
+            raise SchemaError(explain(f"{self.name}: data", "observations in 'obs'", got, remedy))
+        return specs
 
-    def count(self, plan: ColumnPlan) -> tuple[int, int]:
-        """The number of steps, and of steps that end an episode."""
-        steps, ends = 0, 0
-        for name, arrays in self._demos.items():
-            where, rows = f"{self._path.name}: data/{name}", self._rows(name)
-            flags = [_read(f"{where}/{column}", arrays[column], 0, rows).reshape(rows) != 0 for column in plan.flags]
-            steps, ends = steps + rows, ends + 1 + (int(np.any(flags, 0)[:-1].sum()) if flags else 0)
-        return steps, ends
+    def usual_path(self, column: str) -> tuple[str, ...]:
+        if column == "obs/obs":  # an observation without parts, as `to_hdf5` writes it in robomimic's layout
+            return ("obs",)
+        first, *rest = column.split("/")
+        return (self._fields.get(first, first), *rest)
 
-    def read(self, plan: ColumnPlan) -> Iterator[FileRows]:
-        """All steps, one demonstration after the other."""
-        for number, (name, arrays) in enumerate(self._demos.items()):
-            nexts = {column: arrays.get(f"next_{column}") for column in plan.columns_of("obs")}
-            known = {column: array for column, array in nexts.items() if array is not None}
-            if known and len(known) < len(nexts):
-                missing = next(column for column in nexts if column not in known)
-                where, remedy = f"{self._path.name}: data/{name}", f"Leave it out: columns={{{missing!r}: None}}."
-                raise SchemaError(explain(where, f"the array 'next_{missing}'", f"{', '.join(known)} only", remedy))
+    def next_columns(self, obs: list[str]) -> dict[str, str]:
+        group, arrays, _ = self._parts[0]
+        nexts = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
+        missing = [column for column in obs if column not in nexts]
+        if nexts and missing:
+            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing[0]!r}: None}}."
+            raise SchemaError(explain(_where(group), f"the array 'next_{missing[0]}'", got, remedy))
+        return nexts
 
-            def episode(start: int, stop: int, number: int = number) -> np.ndarray:
-                return np.full(stop - start, number)
+    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        offset = 0
+        for _, arrays, num_rows in self._parts:
+            for start in range(0, num_rows, count):
+                stop = min(start + count, num_rows)
+                values = {column: _read(f"{self.name}: {column}", arrays[column], start, stop) for column in columns}
+                yield np.searchsorted(self._ends, np.arange(offset + start, offset + stop)), values
+            offset += num_rows
 
-            yield from _read_rows(self._path, plan, arrays, known, episode, self._rows(name))
+    def _is_hidden(self, column: str) -> bool:
+        return column.split("/", maxsplit=1)[0] in self._hidden
 
 
-def _robomimic_path(column: str) -> tuple[str, ...]:
-    """The path of the field that a column becomes."""
-    first, *rest = column.split("/")
-    if column == "obs/obs":  # an observation without parts, as `to_hdf5` writes it
-        return ("obs",)
-    return (_ROBOMIMIC.get(first, first), *rest)
+def _robomimic_source(file: Any) -> _Hdf5Source:
+    """robomimic's layout: the group "data" has a group per demonstration, with "obs", "actions" and more inside."""
+    group, parts = file["data"], []
+    for name in sorted(group, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0]):
+        arrays = _arrays_in(group[name])
+        actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
+        if actions is None:
+            got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
+            raise SchemaError(explain(_where(group[name]), "the array 'actions'", got, remedy))
+        parts.append(_Part(group[name], arrays, _num_rows(actions)))
+    if not parts:
+        raise SchemaError(explain(_where(group), "at least 1 demonstration", 0, "Pass a file with steps."))
+    return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC, ("next_obs",))
+
+
+def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
+    """D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
+    # The group "metadata" has the weights of the policy that acted, and no steps.
+    arrays = {name: array for name, array in _arrays_in(file).items() if name.split("/")[0] != "metadata"}
+    name = Path(file.filename).name
+    for column in ("observations", "actions", "rewards", "terminals"):
+        if column not in arrays:
+            remedy = "Pass a file in D4RL's layout, or in robomimic's."
+            raise SchemaError(explain(name, f"the array {column!r}", ", ".join(arrays), remedy))
+    rows, has_timeouts = _num_rows(arrays["rewards"]), "timeouts" in arrays
+    if not rows:
+        raise SchemaError(explain(f"{name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
+    if not has_timeouts and time_limit is None:
+        expected, remedy = "the array 'timeouts'", "Pass time_limit=, the most steps of an episode."
+        raise SchemaError(explain(name, expected, ", ".join(arrays), remedy))
+    is_end = np.zeros(rows, bool)
+    for column in ("terminals", "timeouts", _CUTS):
+        if column in arrays:
+            is_end |= _flags(arrays[column], rows)
+    is_end[-1] = True
+    if not has_timeouts and time_limit is not None:
+        starts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
+        steps = np.arange(rows) - np.repeat(starts, np.diff(starts, append=rows))
+        is_end |= steps % time_limit == time_limit - 1
+    return _Hdf5Source([_Part(file, arrays, rows)], np.flatnonzero(is_end), _D4RL, ("next_observations", _CUTS))
 
 
 def _arrays_in(group: Any) -> dict[str, Any]:
-    """Every array below a group by its path there."""
+    """Every array below a group by its path there; none if it is no group."""
     arrays: dict[str, Any] = {}
     h5py = import_extra("h5py", "hdf5")
-    for name, value in group.items():
-        if isinstance(value, h5py.Group):
-            arrays |= {f"{name}/{inner}": array for inner, array in _arrays_in(value).items()}
-        elif isinstance(value, h5py.Dataset):
+    for name, value in group.items() if isinstance(group, h5py.Group) else ():
+        if isinstance(value, h5py.Dataset):
             arrays[name] = value
+        else:
+            arrays |= {f"{name}/{inner}": array for inner, array in _arrays_in(value).items()}
     return arrays
 
 
-def _num_rows(where: str, array: Any, file_bytes: int) -> int:
+def _where(item: Any) -> str:
+    """The file and the name of a group or an array, for messages."""
+    name = Path(item.file.filename).name
+    return f"{name}: {item.name[1:]}" if item.name != "/" else name
+
+
+def _num_rows(array: Any) -> int:
     """The length of an array; raises without an axis of steps, or if flags of all rows would take much memory."""
     if not array.shape:
-        raise SchemaError(explain(where, "an axis of steps", f"shape {array.shape}", "Pass a file with steps."))
-    if array.shape[0] > decode_budget(file_bytes) // 16:
-        raise damage(where, f"fewer steps, in a file of {file_bytes:,} bytes", array.shape[0])
+        raise SchemaError(explain(_where(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps."))
+    nbytes = Path(array.file.filename).stat().st_size
+    if array.shape[0] > decode_budget(nbytes) // 16:
+        raise damage(_where(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
 
 
-def _column_spec(where: str, array: Any, rows: int) -> ColumnSpec:
-    """Shape and dtype of a row; raises unless the array has `rows` rows."""
-    if not array.shape or array.shape[0] != rows:
-        remedy = "Leave it out with columns=, or repair the file."
-        raise SchemaError(explain(where, f"{rows} rows", f"shape {array.shape}", remedy))
-    text = _read(where, array, 0, 1)[0] if _is_text(array) and rows else None
+def _spec(array: Any) -> ColumnSpec:
     shape = tuple(array.shape[1:])
-    return ColumnSpec(shape, array.dtype, text, has_loose_axis=shape == (1,) and _VECTOR not in array.attrs)
+    is_loose = shape == (1,) and _VECTOR not in array.attrs
+    return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=is_loose)
+
+
+def _forms(part: _Part, left_out: set[str]) -> dict[str, str]:
+    """The dtype and shape of each column; raises unless all columns that are not left out have the part's rows."""
+    forms = {}
+    for column, array in part.arrays.items():
+        if column not in left_out:
+            _require_rows(array, part.num_rows)
+            forms[column] = f"{'texts' if _is_text(array) else array.dtype} of shape {array.shape[1:]}"
+    return forms
+
+
+def _require_rows(array: Any, rows: int) -> None:
+    if array.shape[:1] != (rows,):
+        remedy = "Leave it out with columns=, or repair the file."
+        raise SchemaError(explain(_where(array), f"{rows} rows", f"shape {array.shape}", remedy))
+
+
+def _flags(array: Any, rows: int) -> np.ndarray:
+    """An array of 0 and 1 as bools."""
+    _require_rows(array, rows)
+    flags = np.zeros(rows, bool)
+    for start in range(0, rows, _ROWS_OF_FLAGS):
+        stop = min(start + _ROWS_OF_FLAGS, rows)
+        part = np.asarray(_read(_where(array), array, start, stop)).reshape(stop - start, -1)
+        if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
+            got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
+            raise SchemaError(explain(_where(array), "a 0 or 1 per step", got, remedy))
+        flags[start:stop] = part[:, 0]
+    return flags
 
 
 def _is_text(array: Any) -> bool:
@@ -346,43 +309,13 @@ def _read(where: str, array: Any, start: int, stop: int) -> Any:
         return np.asarray(array[start:stop])
 
 
-def _read_rows(
-    path: Path,
-    plan: ColumnPlan,
-    arrays: Mapping[str, Any],
-    nexts: Mapping[str, Any],
-    episode: Callable[[int, int], np.ndarray],
-    rows: int,
-) -> Iterator[FileRows]:
-    """Yield the rows of arrays of the same length, block by block.
-
-    Args:
-        path: the file.
-        plan: the columns to read.
-        arrays: the arrays by column.
-        nexts: the arrays of next observations by column of the observation; empty if the file has none.
-        episode: a function that gives the episodes of the rows from start to stop.
-        rows: the number of rows of each array.
-    """
-    for start in range(0, rows, plan.rows_per_block):
-        stop = min(start + plan.rows_per_block, rows)
-        values = {column: _read(f"{path.name}: {column}", arrays[column], start, stop) for column in plan.paths}
-        following = {
-            column: _read(f"{path.name}: {nexts[column].name}", nexts[column], start, stop)
-            for column in (plan.columns_of("obs") if nexts else ())
-        }
-        yield FileRows(plan.to_fields(values), episode(start, stop), plan.to_fields(following))
-
-
 def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     group, total = file.create_group("data"), 0
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
-        for name, tree in episode.items():
-            if name in ("obs", "next_obs") and not isinstance(tree, dict):
-                tree = {"obs": tree}  # noqa: PLW2901 (robomimic's observations have names)
-            for parts, leaf in leaves_of((_ROBOMIMIC_NAMES.get(name, name),), tree):
-                _create(demo, "/".join(parts), leaf)
+        for (name, *parts), rows in leaves_of((), episode):
+            own_name = ["obs"] if name in ("obs", "next_obs") else []  # robomimic's observations have names
+            _create(demo, "/".join([_ROBOMIMIC_NAMES.get(name, name), *(parts or own_name)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
     group.attrs["total"] = total
@@ -396,9 +329,15 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
                 raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
-        for name, tree in {**episode, _CUTS: cut}.items():
-            for parts, leaf in leaves_of((_D4RL_NAMES.get(name, name),), tree):
-                _append(file, "/".join(parts), leaf)
+        for (name, *parts), rows in leaves_of((), {**episode, _CUTS: cut}):
+            column = "/".join([_D4RL_NAMES.get(name, name), *parts])
+            if column in file:
+                start = len(file[column])
+                file[column].resize(start + len(rows), 0)
+                file[column][start:] = rows
+            else:
+                chunk = max(1, _CHUNK_BYTES // max(1, rows[0].nbytes))
+                _create(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
     if _CUTS in file and not file[_CUTS][:].any():
         del file[_CUTS]
 
@@ -407,17 +346,6 @@ def _create(group: Any, column: str, rows: np.ndarray, **form: Any) -> None:
     dataset = group.create_dataset(column, data=rows, **form)
     if column.split("/", maxsplit=1)[0] == "rewards" and rows.shape[1:] == (1,):
         dataset.attrs[_VECTOR] = True
-
-
-def _append(file: Any, column: str, rows: np.ndarray) -> None:
-    if column not in file:
-        chunk = max(1, _CHUNK_BYTES // max(1, rows[0].nbytes))
-        _create(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
-        return
-    dataset = file[column]
-    start = len(dataset)
-    dataset.resize(start + len(rows), 0)
-    dataset[start:] = rows
 
 
 _WRITERS = {"robomimic": _write_robomimic, "d4rl": _write_d4rl}

@@ -6,7 +6,7 @@ import io
 import json
 import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,17 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, Encoders, check_columns, check_encoders
-from relive.datasets.filling import (
-    FileRows,
-    FinalObs,
-    episode_arrays,
-    fill,
-    require_steps,
-    slice_leaves,
-    split_episodes,
-    write_atomically,
-)
+from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, buffer_and_blocks
+from relive.datasets.filling import FinalObs, episode_arrays, fill, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
     damage,
@@ -245,86 +236,6 @@ class Feature(NamedTuple):
     shape: tuple[int, ...]
     """The shape in one frame; height, width and channels of a picture."""
 
-    @property
-    def column(self) -> ColumnSpec:
-        """Shape and dtype of one step in this column."""
-        if self.kind == "string":
-            return ColumnSpec((), np.dtype(object), "")
-        return ColumnSpec(self.shape, np.dtype(np.uint8 if self.is_picture else self.kind))
-
-    @property
-    def is_picture(self) -> bool:
-        """Whether it is an image or a frame of a video."""
-        return self.kind in ("image", "video")
-
-
-class DatasetInfo:
-    """The features, files and tasks of a dataset, from the folder `meta`."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.name = root, root.name
-        where = f"{self.name}: meta/info.json"
-        with (
-            wrap_errors(where, "the description of a LeRobot dataset"),
-            file_inside(root, "meta/info.json").open("rb") as file,
-        ):
-            body = file.read(MAX_JSON_BYTES + 1)
-        about = parse_json(where, body)
-        version = about.get("codebase_version")
-        if not isinstance(version, str) or not version.startswith("v3."):
-            remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
-            raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
-        features = about.get("features")
-        if not isinstance(features, dict) or "episode_index" not in features:
-            raise damage(where, "features with 'episode_index'", reprlib.repr(features))
-        self.features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
-        fps = about.get("fps")
-        if type(fps) not in (int, float) or not 0 < fps < 1e6:  # type: ignore[operator]
-            raise damage(where, "fps, a positive number", reprlib.repr(fps))
-        self.fps = float(fps)  # type: ignore[arg-type]
-        self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        """The number of bytes of the dataset on the disk."""
-
-    @property
-    def data_files(self) -> dict[str, Path]:
-        """The files of all frames by their names, in order."""
-        names = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("data/*/*.parquet"))
-        if not names:
-            remedy = "Download the whole dataset."
-            raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
-        return {name: file_inside(self.root, name) for name in names}
-
-    def tasks(self) -> dict[int, str]:
-        """The text of each task by its index; empty if the dataset has none."""
-        if not (self.root / "meta/tasks.parquet").exists():
-            return {}
-        where = f"{self.name}: meta/tasks.parquet"
-        with wrap_errors(where, "a parquet file that can be read"):
-            names = (
-                import_extra("pyarrow.parquet", "lerobot")
-                .read_schema(file_inside(self.root, "meta/tasks.parquet"))
-                .names
-            )
-        texts = [name for name in names if name != "task_index"]
-        if "task_index" not in names or len(texts) != 1:
-            raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
-        tasks: dict[int, str] = {}
-        for index, text in self.table("meta/tasks.parquet", ["task_index", texts[0]]):
-            if type(index) is not int or not isinstance(text, str):
-                raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
-            tasks[index] = text
-        return tasks
-
-    def table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
-        where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
-        for batch in batches(where, file_inside(self.root, file), names, _ROWS_AT_ONCE, self.nbytes):
-            columns = [batch.column(name).to_pylist() for name in names]
-            total += batch.nbytes + _ROW_BYTES * batch.num_rows
-            if total > most:
-                raise damage(where, f"rows of at most {most:,} bytes", "more")
-            yield from zip(*columns, strict=True)
-
 
 def file_inside(root: Path, name: str) -> Path:
     """The path of a dataset's file; raises if a link leads out of the dataset."""
@@ -340,75 +251,103 @@ def file_inside(root: Path, name: str) -> Path:
 def _feature(where: str, about: Any) -> Feature:
     if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
         raise damage(where, "a feature with a dtype", reprlib.repr(about))
-    kind, shape = about["dtype"], parse_sizes(f"{where}: shape", about.get("shape"), 1)
+    kind, shape, names = about["dtype"], parse_sizes(f"{where}: shape", about.get("shape"), 1), about.get("names")
     if kind in ("image", "video"):
         if len(shape) != 3:
             raise damage(f"{where}: shape", "height, width and channels", shape)
-        names = about.get("names")
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         return Feature(kind, shape)
     if kind not in (*_NUMBERS, "string"):
         raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBERS)}", reprlib.repr(kind))
     # LeRobot keeps one number per frame without an axis; names say that it is a vector of length 1.
-    return Feature(kind, () if shape == (1,) and not about.get("names") else shape)
+    return Feature(kind, () if shape == (1,) and not names else shape)
 
 
-class VideoPosition(NamedTuple):
-    """Video file of an episode, and the time at which it starts there."""
+class _DatasetSource(RowSource):
+    """The frames of a dataset in their order; the folder `meta` says what they consist of."""
 
-    file: str
-    start: float
-    """The time of the episode's first frame, in seconds."""
+    separator = "."
 
-
-class FrameReader:
-    """Reads rows in the order of a dataset."""
-
-    def __init__(self, info: DatasetInfo) -> None:
-        self._info = info
+    def __init__(self, root: Path) -> None:
+        self._root, self.name = root, root.name
+        where = f"{self.name}: meta/info.json"
+        with (
+            wrap_errors(where, "the description of a LeRobot dataset"),
+            file_inside(root, "meta/info.json").open("rb") as file,
+        ):
+            body = file.read(MAX_JSON_BYTES + 1)
+        about = parse_json(where, body)
+        version, features, fps = (about.get(key) for key in ("codebase_version", "features", "fps"))
+        if not isinstance(version, str) or not version.startswith("v3."):
+            remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
+            raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
+        if not isinstance(features, dict) or "episode_index" not in features:
+            raise damage(where, "features with 'episode_index'", reprlib.repr(features))
+        self._features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e6:
+            raise damage(where, "fps, a positive number", reprlib.repr(fps))
+        self._fps = float(fps)
+        self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._tasks: dict[int, str] | None = None
-        self._positions: dict[str, dict[int, VideoPosition]] = {}
+        self._positions: dict[str, dict[int, tuple[str, float]]] = {}
+        """By camera and episode: the video file, and the time in seconds at which the episode starts there."""
         self._videos: dict[str, tuple[str, Video]] = {}
+        """By camera: the video file that was read last."""
 
-    def rows(self, names: Iterable[str], count: int) -> Iterator[dict[str, Any]]:
-        """Up to `count` rows at a time: numbers [K, …] or texts by column, always with "episode_index"."""
-        wanted = list(names)
-        stored = {name for name in wanted if name != "task" and self._info.features[name].kind != "video"}
-        stored |= {"episode_index"} | ({"task_index"} if "task" in wanted else set())
-        if any(name != "task" and self._info.features[name].kind == "video" for name in wanted):
-            stored |= {"timestamp"}
-        for file, path in self._info.data_files.items():
-            where = f"{self._info.name}: {file}"
-            for batch in batches(where, path, sorted(stored), count, self._info.nbytes):
-                rows = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
-                for name in wanted:
-                    if name == "task":
-                        rows[name] = self._task_texts(rows["task_index"])
-                    elif self._info.features[name].kind == "video":
-                        rows[name] = self._video(name, rows["episode_index"], rows["timestamp"])
-                yield rows
+    def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
+        features = self._features | ({"task": Feature("string", ())} if "task_index" in self._features else {})
+        dtypes = {"string": object, "image": np.uint8, "video": np.uint8}
+        return {
+            name: ColumnSpec(() if kind == "string" else shape, np.dtype(dtypes.get(kind, kind)), kind == "string")
+            for name, (kind, shape) in features.items()
+        }
 
-    def finals(self, file: str, names: list[str]) -> Callable[[int], dict[str, Any]] | None:
-        """A function that gives the row of an episode in a file with one row per episode; None without the file.
-
-        Episodes must be asked for in order.
-        """
-        if not (self._info.root / file).exists():
+    def usual_path(self, column: str) -> FieldPath | None:
+        if column in _LEFT_OUT:
             return None
-        where = f"{self._info.name}: {file}"
-        rows = enumerate(batches(where, file_inside(self._info.root, file), sorted(names), 1, self._info.nbytes))
+        first, *rest = column.split(".")
+        if first == "next" and rest and f"next.{rest[0]}" in _NEXT:
+            return (_NEXT[f"next.{rest[0]}"], *rest[1:])
+        return (_NAMES.get(first, first), *rest)
+
+    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        files = sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("data/*/*.parquet"))
+        if not files:
+            remedy = "Download the whole dataset."
+            raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
+        videos = {name for name in columns if name != "task" and self._features[name].kind == "video"}
+        stored = {*columns, "episode_index"} - videos - {"task"}
+        stored |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
+        for file in files:
+            for rows in self._table_rows(file, sorted(stored), count):
+                if "task" in columns:
+                    rows["task"] = self._task_texts(rows["task_index"])
+                for name in videos:
+                    rows[name] = self._video_frames(name, rows["episode_index"], rows["timestamp"])
+                yield rows["episode_index"], {name: rows[name] for name in columns}
+
+    def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
+        if not (self._root / _FINAL_OBS).exists():
+            return None
+        rows = enumerate(self._table_rows(_FINAL_OBS, sorted(obs), 1))
 
         def row(number: int) -> dict[str, Any]:
-            for at, batch in rows:
+            for at, columns in rows:
                 if at == number:
-                    return {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in names}
-            raise damage(where, f"a row for episode {number}", "fewer rows")
+                    return columns
+            raise damage(f"{self.name}: {_FINAL_OBS}", f"a row for episode {number}", "fewer rows")
 
         return row
 
-    def _column(self, where: str, name: str, values: Any) -> Any:
-        feature = self._info.features.get(name)
+    def _table_rows(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
+        """Yield up to `count` rows of a parquet file at a time: the values of features by their names."""
+        where = f"{self.name}: {file}"
+        for batch in batches(where, file_inside(self._root, file), names, count, self.nbytes):
+            yield {name: self._values(f"{where}: {name}", name, batch.column(name)) for name in names}
+
+    def _values(self, where: str, name: str, values: Any) -> Any:
+        feature = self._features.get(name)
         if feature is None:
             raise damage(where, "a feature of meta/info.json", "no such feature")
         if feature.kind == "image":
@@ -420,30 +359,69 @@ class FrameReader:
             return texts
         return _numbers(where, values, feature)
 
+    def _entries(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
+        where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        for batch in batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
+            columns = [batch.column(name).to_pylist() for name in names]
+            total += batch.nbytes + _ROW_BYTES * batch.num_rows
+            if total > most:
+                raise damage(where, f"rows of at most {most:,} bytes", "more")
+            yield from zip(*columns, strict=True)
+
     def _task_texts(self, indices: np.ndarray) -> list[str]:
         if self._tasks is None:
-            self._tasks = self._info.tasks()
+            self._tasks = self._read_tasks()
         try:
             return [self._tasks[int(index)] for index in indices]
         except KeyError as error:
-            raise damage(f"{self._info.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+            raise damage(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
-    def _video(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
-        feature = self._info.features[name]
-        frames = np.empty((len(episodes), *feature.shape), np.uint8)
+    def _read_tasks(self) -> dict[int, str]:
+        """The text of each task by its index; empty if the dataset has none."""
+        file = "meta/tasks.parquet"
+        if not (self._root / file).exists():
+            return {}
+        where = f"{self.name}: {file}"
+        with wrap_errors(where, "a parquet file that can be read"):
+            names = import_extra("pyarrow.parquet", "lerobot").read_schema(file_inside(self._root, file)).names
+        texts = [name for name in names if name != "task_index"]
+        if "task_index" not in names or len(texts) != 1:
+            raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
+        tasks: dict[int, str] = {}
+        for index, text in self._entries(file, ["task_index", texts[0]]):
+            if type(index) is not int or not isinstance(text, str):
+                raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
+            tasks[index] = text
+        return tasks
+
+    def _video_frames(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
+        shape = self._features[name].shape
+        frames = np.empty((len(episodes), *shape), np.uint8)
         if name not in self._positions:
-            self._positions[name] = _video_positions(self._info, name)
+            self._positions[name] = self._video_positions(name)
         for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
-            place = self._positions[name].get(episode)
-            if place is None:
-                raise damage(f"{self._info.name}: meta/episodes", f"the episode {episode}", "no such episode")
-            file, video = self._videos.get(name, ("", None))
-            if video is None or file != place.file:
-                where = f"{self._info.name}: {place.file}"
-                video = Video(where, file_inside(self._info.root, place.file), feature.shape, self._info.fps)
-                self._videos[name] = place.file, video
-            frames[row] = video.frame(place.start + time)
+            if episode not in self._positions[name]:
+                raise damage(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
+            file, start = self._positions[name][episode]
+            if self._videos.get(name, ("",))[0] != file:
+                path = file_inside(self._root, file)
+                self._videos[name] = file, Video(f"{self.name}: {file}", path, shape, self._fps)
+            frames[row] = self._videos[name][1].frame(start + time)
         return frames
+
+    def _video_positions(self, name: str) -> dict[int, tuple[str, float]]:
+        positions: dict[int, tuple[str, float]] = {}
+        keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
+        for path in sorted(self._root.glob("meta/episodes/*/*.parquet")):
+            table = path.relative_to(self._root).as_posix()
+            for episode, chunk, file, start in self._entries(table, keys):
+                if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
+                    raise damage(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
+                if not isinstance(start, float) or not 0 <= start < 1e12:
+                    raise damage(f"{self.name}: {table}", "a time in seconds", start)
+                positions[episode] = f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start
+        return positions
 
 
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
@@ -475,29 +453,15 @@ def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.stack([image(where, body, shape) for body in bodies])
 
 
-def _video_positions(info: DatasetInfo, name: str) -> dict[int, VideoPosition]:
-    """The position of each episode in the videos of a camera."""
-    positions: dict[int, VideoPosition] = {}
-    keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
-    for path in sorted(info.root.glob("meta/episodes/*/*.parquet")):
-        where = f"{info.name}: {path.relative_to(info.root).as_posix()}"
-        for episode, chunk, file, start in info.table(path.relative_to(info.root).as_posix(), keys):
-            if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
-                raise damage(where, "whole numbers", (episode, chunk, file))
-            if not isinstance(start, float) or not 0 <= start < 1e12:
-                raise damage(where, "a time in seconds", start)
-            positions[episode] = VideoPosition(f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start)
-    return positions
-
-
 _NAMES = {"observation": "obs", "action": "action"}
 _NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
 _FINAL_OBS = "meta/final_obs.parquet"
 """The final observation of each episode, where `to_lerobot` wrote the dataset."""
-_LEFT_OUT = ("index", "episode_index", "frame_index", "timestamp", "task")
+_COUNTED = ("index", "episode_index", "frame_index", "timestamp")
+"""Columns that LeRobot itself counts."""
+_LEFT_OUT = (*_COUNTED, "task")
 """Columns that are left out unless the caller names them: the order of rows says what they count, and task_index is the
 number of the task."""
-_ROWS_OF_FLAGS = 1 << 16
 
 
 def from_lerobot(
@@ -540,63 +504,11 @@ def from_lerobot(
         seed: the seed of the new buffer.
     """
     import_extra("pyarrow", "lerobot")
-    chosen, encoders = check_columns(columns), check_encoders(encode)
-    info = DatasetInfo(Path(path))
-    frames = FrameReader(info)
-    specs = _column_specs(info, frames, encoders)
-    plan = ColumnPlan("from_lerobot", info.name, info.nbytes, specs, _usual_path, chosen, encoders, buffer, ".")
-    steps, ends = _count(info, frames, plan)
-    if buffer is None:
-        buffer = plan.make_buffer(steps + ends, sampler, device, seed)
-    blocks = split_episodes(info.name, _read_rows(frames, plan), _final_obs(frames, plan))
-    return fill("from_lerobot", buffer, blocks, steps, final_obs)
-
-
-def _usual_path(column: str) -> FieldPath | None:
-    if column in _LEFT_OUT:
-        return None
-    first, *rest = column.split(".")
-    if first == "next" and rest and f"next.{rest[0]}" in _NEXT:
-        return (_NEXT[f"next.{rest[0]}"], *rest[1:])
-    return (_NAMES.get(first, first), *rest)
-
-
-def _column_specs(info: DatasetInfo, frames: FrameReader, encode: Encoders) -> dict[str, ColumnSpec]:
-    specs = {name: feature.column for name, feature in info.features.items()}
-    if "task_index" in specs:
-        specs["task"] = ColumnSpec((), np.dtype(object), "")
-    for name in encode.keys() & specs.keys():  # the first text tells the shape of an encoded one
-        for rows in frames.rows([name], 1):
-            specs[name] = ColumnSpec((), specs[name].dtype, rows[name][0])
-            break
-    return specs
-
-
-def _count(info: DatasetInfo, frames: FrameReader, plan: ColumnPlan) -> tuple[int, int]:
-    """The number of steps of a dataset, and of steps that end an episode."""
-    steps, ends, last, was_end, flags = 0, 0, None, True, plan.flags
-    for rows in frames.rows(flags, _ROWS_OF_FLAGS):
-        episode = rows["episode_index"]
-        is_end = np.any([rows[name] != 0 for name in flags], 0) if flags else np.zeros(len(episode), bool)
-        # An episode ends where its number changes, or where a flag says so; both together are one end.
-        changes = np.diff(episode, prepend=episode[0] if last is None else last) != 0
-        before = np.concatenate([[was_end], is_end[:-1]])
-        ends += int(is_end.sum()) + int((changes & ~before).sum())
-        steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
-    if not steps:
-        raise damage(info.name, "at least 1 frame", 0)
-    return steps, ends + (not was_end)
-
-
-def _read_rows(frames: FrameReader, plan: ColumnPlan) -> Iterator[FileRows]:
-    for rows in frames.rows(plan.paths, plan.rows_per_block):
-        yield FileRows(plan.to_fields({column: rows[column] for column in plan.paths}), rows["episode_index"])
-
-
-def _final_obs(frames: FrameReader, plan: ColumnPlan) -> Callable[[int], Any] | None:
-    """A function that reads an episode's final observation by its number; None if the dataset has none."""
-    following = frames.finals(_FINAL_OBS, plan.columns_of("obs"))
-    return following and (lambda number: plan.to_fields(following(number))["obs"])
+    source = _DatasetSource(Path(path))
+    steps = buffer_and_blocks(
+        "from_lerobot", source, buffer, columns, encode, sampler=sampler, device=device, seed=seed
+    )
+    return fill("from_lerobot", *steps, final_obs)
 
 
 def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
@@ -668,7 +580,6 @@ _FILE_BYTES = 100_000_000
 _GROUP_VALUES = 1 << 22
 """The most numbers of a column in a row group, from which a reader knows how long its lists can be."""
 _FEATURES = {field: feature for feature, field in (_NAMES | _NEXT).items()}
-_COUNTED = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 
 _PANDAS = {
     "index_columns": ["__index_level_0__"],
@@ -711,27 +622,22 @@ class _DatasetWriter:
     def __init__(self, root: Path, fps: float, tasks: list[str]) -> None:
         self._root, self._fps, self._tasks = root, fps, tasks
         self._features: dict[str, Any] = {}
-        self._moments: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
+        self._stats: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
         self._episodes: list[dict[str, Any]] = []
-        self._frames, self._file = 0, -1
-        self._file_bytes = _FILE_BYTES
-        self._writer: Any = None
+        self._files: list[_ParquetWriter] = []
+        self._frames = 0
 
     def write(self, replay: ReplayBuffer) -> None:
         final = _ParquetWriter(self._root / _FINAL_OBS)
         for episode in episode_arrays(replay):
-            next_obs = episode.pop("next_obs")
-            self._write_episode(dict(_feature_columns(episode)))
-            final.write(dict(_feature_columns({"obs": slice_leaves(next_obs, slice(-1, None))})))
-        final.close()
-        self._writer.close()
+            final.write(_feature_columns({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
+            self._write_episode(_feature_columns(episode))
+        for file in (final, self._files[-1]):
+            file.close()
         self._write_metadata()
 
     def _write_episode(self, columns: dict[str, np.ndarray]) -> None:
-        count, number = (
-            len(columns["action"]) if "action" in columns else len(columns["next.done"]),
-            len(self._episodes),
-        )
+        count, number = len(columns["next.done"]), len(self._episodes)
         index = np.arange(count)
         columns |= {
             "timestamp": (index / self._fps).astype(np.float32),
@@ -740,29 +646,29 @@ class _DatasetWriter:
             "index": index + self._frames,
         }
         columns.setdefault("task_index", np.zeros(count, np.int64))
-        named = np.unique(columns["task_index"]).tolist()
-        if not all(0 <= task < len(self._tasks) for task in named):
+        tasks = np.unique(columns["task_index"]).tolist()
+        if not all(0 <= task < len(self._tasks) for task in tasks):
             remedy = "Pass a text for each number of the extra field 'task_index'."
-            raise SchemaError(explain("to_lerobot: tasks", f"a text for {named}", f"{len(self._tasks)} texts", remedy))
+            raise SchemaError(explain("to_lerobot: tasks", f"a text for {tasks}", f"{len(self._tasks)} texts", remedy))
         self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
-            self._moments[name].update(rows)
-        if self._file_bytes >= _FILE_BYTES:
-            self._next_file()
-        self._file_bytes += self._writer.write(columns)
-        place = {"data/chunk_index": self._file // 1000, "data/file_index": self._file % 1000}
-        place |= {"dataset_from_index": self._frames, "dataset_to_index": self._frames + count}
-        place |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        texts = [self._tasks[task] for task in named]
-        self._episodes.append({"episode_index": number, "tasks": texts, "length": count, **place})
+            self._stats[name].update(rows)
+        if not self._files or self._files[-1].nbytes >= _FILE_BYTES:
+            if self._files:
+                self._files[-1].close()
+            chunk, file = divmod(len(self._files), 1000)
+            self._files.append(_ParquetWriter(self._root / f"data/chunk-{chunk:03d}/file-{file:03d}.parquet"))
+        self._files[-1].write(columns)
+        chunk, file = divmod(len(self._files) - 1, 1000)
+        self._episodes.append(
+            {
+                "episode_index": number, "tasks": [self._tasks[task] for task in tasks], "length": count,
+                "data/chunk_index": chunk, "data/file_index": file,
+                "dataset_from_index": self._frames, "dataset_to_index": self._frames + count,
+                "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0,
+            }
+        )  # fmt: skip
         self._frames += count
-
-    def _next_file(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._file, self._file_bytes = self._file + 1, 0
-        name = f"chunk-{self._file // 1000:03d}/file-{self._file % 1000:03d}.parquet"
-        self._writer = _ParquetWriter(self._root / "data" / name)
 
     def _write_metadata(self) -> None:
         pyarrow, meta = import_extra("pyarrow", "lerobot"), self._root / "meta"
@@ -772,7 +678,7 @@ class _DatasetWriter:
         parquet.write_table(tasks, meta / "tasks.parquet")
         (meta / "episodes/chunk-000").mkdir(parents=True)
         parquet.write_table(pyarrow.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
-        stats = {name: moments.as_json() for name, moments in self._moments.items()}
+        stats = {name: each.as_json() for name, each in self._stats.items()}
         (meta / "stats.json").write_text(json.dumps(stats), "utf-8")
         info = {
             "codebase_version": "v3.0", "robot_type": None, "fps": self._fps, "chunks_size": 1000,
@@ -789,26 +695,29 @@ class _ParquetWriter:
 
     def __init__(self, path: Path) -> None:
         self._path, self._writer = path, None
+        self.nbytes = 0
+        """The number of bytes of all rows in memory."""
 
-    def write(self, columns: dict[str, np.ndarray]) -> int:
-        """Append rows; returns how many bytes they have in memory."""
+    def write(self, columns: dict[str, np.ndarray]) -> None:
         table = import_extra("pyarrow", "lerobot").table({name: _arrow_array(rows) for name, rows in columns.items()})
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
         most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
         self._writer.write_table(table, max(1, _GROUP_VALUES // most))
-        return table.nbytes
+        self.nbytes += table.nbytes
 
     def close(self) -> None:
         self._writer.close()  # type: ignore[union-attr]
 
 
-def _feature_columns(tree: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    for name, part in tree.items():
-        for parts, leaf in leaves_of((_FEATURES.get(name, name),), part):
-            feature = "observation.state" if parts == ("observation",) else ".".join(parts)
-            if name in _COUNTED or any("." in part or "/" in part for part in parts[1:]) or "/" in name:
-                remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
-                raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
-            yield feature, leaf
+def _feature_columns(fields: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The leaves of nested fields by the names of their features."""
+    columns = {}
+    for (name, *parts), rows in leaves_of((), fields):
+        feature = ".".join([_FEATURES.get(name, name), *parts])
+        if name in _COUNTED or "/" in feature or any("." in part for part in parts):
+            remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
+            raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
+        columns["observation.state" if feature == "observation" else feature] = rows
+    return columns

@@ -8,9 +8,10 @@ import reprlib
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from relive.datasets.filling import (
     STEP,
     EpisodeBlock,
+    declared_fields,
     episode_arrays,
     extra_fields,
     fill,
@@ -40,29 +42,11 @@ _MOST_METADATA = 1 << 24
 _MOST_NUMBERS = 1 << 22
 
 
-class Episode(NamedTuple):
-    """One episode of a dataset: T steps and T + 1 observations."""
-
-    number: int
-    obs: Any
-    action: Any
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    info: dict[str, Any]
-    """Nested arrays [T, …] of each step's info."""
-
-    @property
-    def size(self) -> int:
-        """The number of steps."""
-        return len(self.reward)
-
-
 def open_dataset(dataset: Any) -> Any:
     """The MinariDataset of an object, a path or an id, after checks of its files."""
     minari = _import_minari()
     if isinstance(dataset, minari.MinariDataset):
-        _require_self_contained(Path(dataset.storage.data_path))
+        _require_safe_file(Path(dataset.storage.data_path))
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
@@ -71,7 +55,7 @@ def open_dataset(dataset: Any) -> Any:
     if folder is None:
         return minari.load_dataset(str(dataset))  # raises an error that names the missing dataset
     _require_spaces(folder)
-    _require_self_contained(folder)
+    _require_safe_file(folder)
     with wrap_errors(str(folder), "a Minari dataset that can be read"):
         return minari.MinariDataset(folder)
 
@@ -81,11 +65,6 @@ def _dataset_path(dataset_id: str) -> Path:
     from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
 
     return Path(get_dataset_path(dataset_id))
-
-
-def _stored_bytes(dataset: Any) -> int:
-    """The number of bytes of a dataset on the disk."""
-    return sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
 
 
 def _require_spaces(folder: Path) -> None:
@@ -125,7 +104,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
         return parse_json(f"{folder.name}/metadata.json", file.read(_MOST_METADATA + 1), _MOST_METADATA)
 
 
-def _require_self_contained(folder: Path) -> None:
+def _require_safe_file(folder: Path) -> None:
     file = folder / "main_data.hdf5"
     if file.exists():
         require_self_contained(file, is_read_in_groups=True)
@@ -150,8 +129,8 @@ def _import_minari() -> Any:
 
 def read_episodes(
     dataset: Any, infos: Iterable[str] | None = None, which: Iterable[int] | None = None
-) -> Iterator[Episode]:
-    """Yield the episodes of a dataset that have steps, in its order."""
+) -> Iterator[EpisodeBlock]:
+    """Yield the episodes of a dataset that have steps, in its order; their field "info" has the infos of each step."""
     names = None if infos is None else list(infos)
     with wrap_errors(str(dataset.storage.data_path), "episodes that can be read"):
         for data in dataset.iterate_episodes(which):
@@ -159,19 +138,29 @@ def read_episodes(
                 yield _episode(data, names)
 
 
-def _episode(data: Any, names: list[str] | None) -> Episode:
-    number, steps = int(data.id), len(data.rewards)
-    where = f"episode {number}"
-    for path, leaf in leaves_of(("observations",), _tuples_to_dicts(data.observations)):
-        if len(leaf) != steps + 1:
-            raise SchemaError(
-                explain(f"{where}: {path_name(path)}", f"{steps + 1} observations", len(leaf), "Repair the dataset.")
-            )
-    given = data.infos or {}
-    info = {name: _info(f"{where}: infos", given, name, steps) for name in (given if names is None else names)}
-    terminated, truncated = (np.asarray(flag).astype(bool) for flag in (data.terminations, data.truncations))
-    obs, action = _tuples_to_dicts(data.observations), _tuples_to_dicts(data.actions)
-    return Episode(number, obs, action, np.asarray(data.rewards), terminated, truncated, info)
+def _episode(data: Any, names: list[str] | None) -> EpisodeBlock:
+    where, size, infos = f"episode {int(data.id)}", len(data.rewards), data.infos or {}
+    obs = _tuples_to_dicts(data.observations)
+    for path, leaf in leaves_of(("observations",), obs):
+        if len(leaf) != size + 1:
+            expected, remedy = f"{size + 1} observations", "Repair the dataset."
+            raise SchemaError(explain(f"{where}: {path_name(path)}", expected, len(leaf), remedy))
+    info = {}
+    for name in infos if names is None else names:
+        if name not in infos:
+            got = f"an episode with {', '.join(map(str, infos)) or 'no infos'}"
+            raise SchemaError(explain(f"{where}: infos", f"{name!r} in every episode", got, "Leave it out of infos=."))
+        info[name] = _per_step(f"{where}: infos: {name}", _tuples_to_dicts(infos[name]), size)
+    steps = {
+        "obs": slice_leaves(obs, slice(None, -1)),
+        "next_obs": slice_leaves(obs, slice(1, None)),
+        "action": _tuples_to_dicts(data.actions),
+        "reward": np.asarray(data.rewards),
+        "terminated": np.asarray(data.terminations).astype(bool),
+        "truncated": np.asarray(data.truncations).astype(bool),
+        "info": info,
+    }
+    return EpisodeBlock(where, steps)
 
 
 def _tuples_to_dicts(tree: Any) -> Any:
@@ -181,13 +170,6 @@ def _tuples_to_dicts(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {str(name): _tuples_to_dicts(part) for name, part in tree.items()}
     return np.asarray(tree)
-
-
-def _info(where: str, given: Mapping[str, Any], name: str, steps: int) -> Any:
-    if name not in given:
-        got = f"an episode with {', '.join(map(str, given)) or 'no infos'}"
-        raise SchemaError(explain(where, f"{name!r} in every episode", got, "Leave it out of infos=."))
-    return _per_step(f"{where}: {name}", _tuples_to_dicts(given[name]), steps)
 
 
 def _per_step(where: str, tree: Any, steps: int) -> Any:
@@ -233,23 +215,20 @@ def from_minari(
     if buffer is None:
         buffer = _make_buffer(source, infos, sampler, device, seed)
     extra = list(extra_fields("from_minari", buffer))
-    blocks = (_block(episode, extra) for episode in read_episodes(source, infos))
+    blocks = (_with_extra(episode, extra) for episode in read_episodes(source, infos))
     return fill("from_minari", buffer, blocks, source.total_steps)
 
 
-def _block(episode: Episode, extra: list[str]) -> EpisodeBlock:
-    where = f"episode {episode.number}"
-    given = {"info": episode.info, **episode.info}
+def _with_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
+    """An episode with these extra fields: "info" has all infos, and any other is the info of its name."""
+    steps = dict(episode.steps)
+    info = steps.pop("info")
     for name in extra:
-        if name not in given:
-            known = ", ".join(episode.info) or "it has no infos"
+        if name != "info" and name not in info:
+            expected = f"an info for each extra field ({', '.join(info) or 'it has no infos'})"
             remedy = "Declare only fields that every episode has."
-            raise SchemaError(explain(where, f"an info for each extra field ({known})", repr(name), remedy))
-    obs, next_obs = slice_leaves(episode.obs, slice(None, -1)), slice_leaves(episode.obs, slice(1, None))
-    flags = episode.terminated, episode.truncated
-    return EpisodeBlock(
-        where, obs, next_obs, episode.action, episode.reward, *flags, {name: given[name] for name in extra}
-    )
+            raise SchemaError(explain(episode.where, expected, repr(name), remedy))
+    return replace(episode, steps=steps | {name: info.get(name, info) for name in extra})
 
 
 def _make_buffer(
@@ -258,17 +237,17 @@ def _make_buffer(
     first = next(read_episodes(dataset, infos), None)
     if first is None:
         raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
-    rows = dataset.total_steps + dataset.total_episodes
-    leaves = [leaf for tree in (first.obs, first.action, first.info) for _, leaf in leaves_of((), tree)]
-    row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
-    require_similar_size("from_minari", rows, row_bytes, _stored_bytes(dataset))
+    rows = dataset.total_steps + dataset.total_episodes  # the final observation of an episode takes a row too
+    obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
+    leaves = [leaf for tree in (obs, action, info) for _, leaf in leaves_of((), tree)]
+    stored = sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
+    require_similar_size("from_minari", rows, sum(leaf[:1].nbytes for leaf in leaves), stored)
     return ReplayBuffer(
-        # The final observation of an episode takes a row too.
         rows,
         dataset.observation_space,
         dataset.action_space,
-        reward=Field(first.reward.shape[1:]),
-        extra={"info": map_leaves(_field, first.info)} if first.info else None,
+        reward=Field(reward.shape[1:]),
+        extra={"info": map_leaves(_field, info)} if info else None,
         sampler=sampler,
         device=device,
         seed=seed,
@@ -295,7 +274,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     """
     minari = _import_minari()
     require_ordered("to_minari", replay)
-    trees = replay._schema.trees
+    trees = declared_fields(replay)
     given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
     options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]

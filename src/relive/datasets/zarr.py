@@ -12,9 +12,8 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -23,18 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import ColumnPlan, Columns, ColumnSpec, check_columns
-from relive.datasets.filling import (
-    STEP,
-    FileRows,
-    FinalObs,
-    episode_arrays,
-    fill,
-    require_steps,
-    slice_leaves,
-    split_episodes,
-    write_atomically,
-)
+from relive.datasets.columns import Columns, ColumnSpec, RowSource, buffer_and_blocks
+from relive.datasets.filling import STEP, FinalObs, episode_arrays, fill, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
     damage,
@@ -98,14 +87,23 @@ class Store:
 @contextmanager
 def open_store(path: Path) -> Iterator[Store]:
     """Open the store in a folder or .zip."""
+
+    def read_file(name: str, nbytes: int) -> bytes:
+        with open(os.open(path / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+            return file.read(nbytes + 1)
+
+    def read_entry(name: str, nbytes: int) -> bytes:
+        with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it checks the size
+            return file.read(nbytes) + file.read(1)
+
     if path.is_dir():
         sizes = dict(_files(path, path.name, "", 0))
-        yield Store(path.name, sum(sizes.values()), sizes, partial(_read_file, path))
+        yield Store(path.name, sum(sizes.values()), sizes, read_file)
         return
     with wrap_errors(str(path), "a folder or a .zip with a zarr store"):
         archive, nbytes = zipfile.ZipFile(path), path.stat().st_size
     with archive:
-        yield Store(path.name, nbytes, dict(_entries(path.name, archive)), partial(_read_entry, archive))
+        yield Store(path.name, nbytes, dict(_entries(path.name, archive)), read_entry)
 
 
 def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
@@ -123,16 +121,6 @@ def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[
         else:
             kind = "a link" if stat.S_ISLNK(about.st_mode) else "a device or pipe"
             raise damage(f"{store}: {prefix}{name}", "a file of the store itself", kind)
-
-
-def _read_file(folder: Path, name: str, nbytes: int) -> bytes:
-    with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-        return file.read(nbytes + 1)
-
-
-def _read_entry(archive: zipfile.ZipFile, name: str, nbytes: int) -> bytes:
-    with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it checks the size
-        return file.read(nbytes) + file.read(1)
 
 
 def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
@@ -364,56 +352,52 @@ class ZarrArray:
 
 
 def _spec_2(where: str, store: Store, name: str) -> ArraySpec:
+    """The form of an array of format 2."""
     about = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
-    dtype, order, filters = (about.get(key) for key in ("dtype", "order", "filters"))
-    if not isinstance(dtype, str) or not _V2_DTYPE.fullmatch(dtype):
-        raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
+    dtype = _dtype(where, about.get("dtype"), _V2_DTYPE)
+    order, filters, codec = (about.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
         raise damage(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
-    separator = about.get("dimension_separator", ".")
-    codec = about.get("compressor")
     if codec is not None:
         codec = _codec(where, codec.get("id") if isinstance(codec, dict) else codec)
     shape, chunks = _extents(where, about.get("shape"), about.get("chunks"))
-    fill = _fill(where, about.get("fill_value"), np.dtype(dtype))
-    return ArraySpec(shape, np.dtype(dtype), chunks, fill, order, codec, _keys(where, separator, ""))
+    key = _keys(where, about.get("dimension_separator", "."), "")
+    return ArraySpec(shape, dtype, chunks, _fill(where, about.get("fill_value"), dtype), order, codec, key)
 
 
 def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
+    """The form of an array of format 3."""
     about = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
-    dtype = about.get("data_type")
-    if not isinstance(dtype, str) or not _V3_DTYPE.fullmatch(dtype):
-        raise damage(where, "a dtype of numbers", reprlib.repr(dtype))
-    grid, encoding = (_extension(where, about, key) for key in ("chunk_grid", "chunk_key_encoding"))
-    if grid[0] != "regular" or encoding[0] not in ("default", "v2") or about.get("storage_transformers"):
-        raise damage(where, "a regular grid of chunks", f"{grid[0]!r}, {encoding[0]!r}")
-    first, *rest = _pipeline(where, about.get("codecs"))
-    if first[0] != "bytes" or len(rest) > 1:
-        got = ", ".join(repr(codec) for codec, _ in (first, *rest))
-        raise SchemaError(
-            explain(where, "the codec 'bytes' and one compressor", got, "Write it without sharding or transposing.")
-        )
-    is_default = encoding[0] == "default"
-    separator = encoding[1].get("separator", "/" if is_default else ".")
-    order = ">" if first[1].get("endian") == "big" else "<"
-    kind = np.dtype(dtype).newbyteorder(order)
-    shape, chunks = _extents(where, about.get("shape"), grid[1].get("chunk_shape"))
-    codec = _codec(where, rest[0][0]) if rest else None
-    fill = _fill(where, about.get("fill_value"), kind)
-    return ArraySpec(
-        shape, kind, chunks, fill, "C", codec, _keys(where, separator, f"c{separator}" if is_default else "")
+    dtype = _dtype(where, about.get("data_type"), _V3_DTYPE)
+    (grid, sizes), (encoding, keys) = (
+        _extension(where, key, about.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
     )
-
-
-def _pipeline(where: str, codecs: Any) -> list[tuple[str, dict[str, Any]]]:
+    if grid != "regular" or encoding not in ("default", "v2") or about.get("storage_transformers"):
+        raise damage(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
+    codecs = about.get("codecs")
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
         raise damage(where, "a list of codecs", reprlib.repr(codecs))
-    return [_extension(where, {"codec": codec}, "codec") for codec in codecs]
+    (first, settings), *rest = (_extension(where, "codec", codec) for codec in codecs)
+    if first != "bytes" or len(rest) > 1:
+        got = ", ".join(repr(codec) for codec in (first, *(codec for codec, _ in rest)))
+        remedy = "Write it without sharding or transposing."
+        raise SchemaError(explain(where, "the codec 'bytes' and one compressor", got, remedy))
+    dtype = dtype.newbyteorder(">" if settings.get("endian") == "big" else "<")
+    shape, chunks = _extents(where, about.get("shape"), sizes.get("chunk_shape"))
+    codec = _codec(where, rest[0][0]) if rest else None
+    separator = keys.get("separator", "/" if encoding == "default" else ".")
+    key = _keys(where, separator, f"c{separator}" if encoding == "default" else "")
+    return ArraySpec(shape, dtype, chunks, _fill(where, about.get("fill_value"), dtype), "C", codec, key)
 
 
-def _extension(where: str, about: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+def _dtype(where: str, name: Any, known: re.Pattern[str]) -> np.dtype:
+    if not isinstance(name, str) or not known.fullmatch(name):
+        raise damage(where, "a dtype of numbers", reprlib.repr(name))
+    return np.dtype(name)
+
+
+def _extension(where: str, key: str, extension: Any) -> tuple[str, dict[str, Any]]:
     """The name and the settings of an extension point of format 3."""
-    extension = about.get(key)
     if isinstance(extension, dict) and isinstance(extension.get("name"), str):
         settings = extension.get("configuration", {})
         if isinstance(settings, dict):
@@ -450,7 +434,6 @@ def _fill(where: str, value: Any, dtype: np.dtype) -> Any:
         raise damage(where, "a number as fill value", reprlib.repr(value)) from None
 
 
-_ROWS_OF_FLAGS = 1 << 20
 FIELDS = "relive_fields"
 """The attribute of the root that says which field each column is, where `to_zarr` wrote the store."""
 
@@ -487,79 +470,55 @@ def from_zarr(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    chosen = check_columns(columns)
     with open_store(Path(path)) as store:
-        source = _StoreReader(store)
-        plan = ColumnPlan("from_zarr", store.name, store.nbytes, source.columns, source.usual_path, chosen, {}, buffer)
-        ends = source.ends
-        if buffer is None:
-            buffer = plan.make_buffer(int(ends[-1]) + len(ends) + source.inner_ends(plan), sampler, device, seed)
-        blocks = split_episodes(store.name, source.read(plan), source.final_obs(plan))
-        return fill("from_zarr", buffer, blocks, int(ends[-1]), final_obs)
+        steps = buffer_and_blocks(
+            "from_zarr", _StoreSource(store), buffer, columns, None, sampler=sampler, device=device, seed=seed
+        )
+        return fill("from_zarr", *steps, final_obs)
 
 
-class _StoreReader:
-    """The arrays of a store."""
+class _StoreSource(RowSource):
+    """The rows of a store: the arrays in `data`."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self.name, self.nbytes = store, store.name, store.nbytes
         self._arrays = {name: ZarrArray(store, f"data/{name}") for name in _arrays_below(store, "data/")}
-        ends = ZarrArray(store, "meta/episode_ends") if _has(store, "meta/episode_ends") else None
-        if ends is None or not self._arrays:
+        if not self._arrays or not _has(store, "meta/episode_ends"):
             expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
             got = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
             raise SchemaError(explain(store.name, expected, got, remedy))
-        self.ends = _episode_ends(ends, store.nbytes)
+        self._ends = _episode_ends(ZarrArray(store, "meta/episode_ends"), store.nbytes)
         for array in self._arrays.values():
-            if array.spec.shape[0] != self.ends[-1]:
-                raise damage(array.where, f"{self.ends[-1]} rows, the last of meta/episode_ends", array.spec.shape)
+            if array.spec.shape[0] != self._ends[-1]:
+                raise damage(array.where, f"{self._ends[-1]} rows, the last of meta/episode_ends", array.spec.shape)
         if not any(array.is_complete for array in self._arrays.values()):
             raise damage(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
-        self.columns = {
-            name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()
-        }
         self._fields = _saved_fields(store)
 
+    def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
+        return {name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()}
+
     def usual_path(self, column: str) -> FieldPath:
-        """The path of the field that a column becomes."""
         if column in self._fields:
             return self._fields[column]
         return (column,) if column in STEP else ("obs", *column.split("/"))
 
-    def inner_ends(self, plan: ColumnPlan) -> int:
-        """The number of rows with an end flag before the last row of their episode."""
-        rows, count = int(self.ends[-1]) if plan.flags else 0, 0
-        for start in range(0, rows, _ROWS_OF_FLAGS):
-            stop = min(start + _ROWS_OF_FLAGS, rows)
-            is_end = np.any([self._arrays[name].read(start, stop) != 0 for name in plan.flags], 0)
-            first, last = np.searchsorted(self.ends, (start, stop), "right")
-            is_end[self.ends[first:last] - 1 - start] = False
-            count += int(is_end.sum())
-        return count
+    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        total = int(self._ends[-1])
+        for start in range(0, total, count):
+            stop = min(start + count, total)
+            values = {column: self._arrays[column].read(start, stop) for column in columns}
+            yield np.searchsorted(self._ends, np.arange(start, stop), "right"), values
 
-    def read(self, plan: ColumnPlan) -> Iterator[FileRows]:
-        """All rows in order."""
-        total = int(self.ends[-1])
-        for start in range(0, total, plan.rows_per_block):
-            stop = min(start + plan.rows_per_block, total)
-            fields = plan.to_fields({column: self._arrays[column].read(start, stop) for column in plan.paths})
-            yield FileRows(fields, np.searchsorted(self.ends, np.arange(start, stop), "right"))
-
-    def final_obs(self, plan: ColumnPlan) -> Callable[[int], Any] | None:
-        """A function that reads an episode's final observation by its number; None if `to_zarr` did not write it."""
-        names = plan.columns_of("obs")
-        if not all(_has(self._store, f"meta/final_obs/{name}") for name in names):
+    def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
+        if not all(_has(self._store, f"meta/final_obs/{name}") for name in obs):
             return None
-        arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in names}
+        arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in obs}
         for name, array in arrays.items():
-            spec, expected = array.spec, (len(self.ends), *self._arrays[name].spec.shape[1:])
+            spec, expected = array.spec, (len(self._ends), *self._arrays[name].spec.shape[1:])
             if spec.shape != expected or spec.dtype != self._arrays[name].spec.dtype:
                 raise damage(array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}")
-
-        def read(number: int) -> Any:
-            return plan.to_fields({name: array.read(number, number + 1) for name, array in arrays.items()})["obs"]
-
-        return read
+        return lambda number: {name: array.read(number, number + 1) for name, array in arrays.items()}
 
 
 def _arrays_below(store: Store, prefix: str) -> list[str]:
@@ -604,6 +563,7 @@ def _saved_fields(store: Store) -> Mapping[str, FieldPath]:
 _CHUNK_BYTES = 2_000_000
 
 Write = Callable[[str, bytes], None]
+"""A function that writes a file of a store by its name."""
 
 
 def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
@@ -618,46 +578,44 @@ def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
         path: the folder, or the .zip, which must not exist.
     """
     require_steps("to_zarr", replay)
-    with write_atomically("to_zarr", path) as unfinished, ExitStack() as stack:
-        _write_store(replay, _target(unfinished, stack, is_zip=Path(path).suffix == ".zip"))
+    with write_atomically("to_zarr", path) as unfinished:
+        if unfinished.suffix == ".zip":
+            with zipfile.ZipFile(unfinished, "x") as archive:
+                _write_store(replay, archive.writestr)
+            return
 
+        def write(name: str, body: bytes) -> None:
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / name).write_bytes(body)
 
-def _target(path: Path, stack: ExitStack, *, is_zip: bool) -> Write:
-    if is_zip:
-        return stack.enter_context(zipfile.ZipFile(path, "x")).writestr
-
-    def write(name: str, body: bytes) -> None:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(body)
-
-    return write
+        _write_store(replay, write)
 
 
 def _write_store(replay: ReplayBuffer, write: Write) -> None:
     arrays: dict[str, _ArrayWriter] = {}
     names: dict[FieldPath, str] = {}
-    ends = 0
+    steps = 0
+
+    def append(name: str, rows: np.ndarray) -> None:
+        if name not in arrays:
+            arrays[name] = _ArrayWriter(write, name, rows)
+        arrays[name].append(rows)
+
     for episode in episode_arrays(replay):
         final = slice_leaves(episode.pop("next_obs"), slice(-1, None))
-        leaves = dict(leaf for name, tree in episode.items() for leaf in leaves_of((name,), tree))
+        leaves = dict(leaves_of((), episode))
         names = names or _names(leaves)
-        for parts, leaf in leaves.items():
-            _append(arrays, write, f"data/{names[parts]}", leaf)
-        for parts, leaf in leaves_of(("obs",), final):
-            _append(arrays, write, f"meta/final_obs/{names[parts]}", leaf)
-        ends += len(episode["terminated"])
-        _append(arrays, write, "meta/episode_ends", np.array([ends]))
+        for path, rows in leaves.items():
+            append(f"data/{names[path]}", rows)
+        for path, rows in leaves_of(("obs",), final):
+            append(f"meta/final_obs/{names[path]}", rows)
+        steps += len(episode["terminated"])
+        append("meta/episode_ends", np.array([steps]))
     for array in arrays.values():
         array.finish()
     for group in ("", "data/", "meta/", "meta/final_obs/"):
         write(f"{group}.zgroup", to_json({"zarr_format": 2}))
-    write(".zattrs", to_json({FIELDS: {name: list(parts) for parts, name in names.items()}}))
-
-
-def _append(arrays: dict[str, _ArrayWriter], write: Write, name: str, rows: np.ndarray) -> None:
-    if name not in arrays:
-        arrays[name] = _ArrayWriter(write, name, rows)
-    arrays[name].append(rows)
+    write(".zattrs", to_json({FIELDS: {name: list(path) for path, name in names.items()}}))
 
 
 def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:

@@ -45,7 +45,7 @@ def start_actors(service: str, plan: ServicePlan, options: Mapping[str, Any]) ->
     actors: list[Any] = []
     try:
         for shard in range(plan.num_shards):
-            actors.append(remote.options(name=_actor_name(service, shard), **settings).remote(plan, shard))
+            actors.append(remote.options(name=f"{service}/{shard}", **settings).remote(plan, shard))
     except ValueError:
         for actor in actors:
             ray.kill(actor)
@@ -57,29 +57,24 @@ def start_actors(service: str, plan: ServicePlan, options: Mapping[str, Any]) ->
 def find_actor(service: str, shard: int) -> Any:
     """The process of a shard, by the name of its service."""
     try:
-        return ray.get_actor(_actor_name(service, shard), namespace=NAMESPACE)
+        return ray.get_actor(f"{service}/{shard}", namespace=NAMESPACE)
     except ValueError:
-        remedy = "Start the service, or check its name; its driver may have ended."
-        where = f"shard {shard} of {service!r}"
-        raise ShardUnavailable(
-            explain(where, "a process in this cluster", "no such process", remedy), retry=True
-        ) from None
-
-
-def _actor_name(service: str, shard: int) -> str:
-    return f"{service}/{shard}"
-
-
-def require_compatible(service: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise unless a service has this version of relive and the arguments that its client expects."""
-    wanted = {"relive": relive.__version__, **to_plain(expected)}
-    differs = difference(wanted, {key: found.get(key) for key in wanted})
-    if differs:
-        where = f"service {service!r}"
-        remedy = "Connect with the settings of the service, and with its version of relive."
-        raise IncompatibleService(
-            explain(where, "the settings of the client (client against service)", differs, remedy)
+        where, remedy = (
+            f"shard {shard} of {service!r}",
+            "Start the service, or check its name; its driver may have ended.",
         )
+        message = explain(where, "a process in this cluster", "no such process", remedy)
+        raise ShardUnavailable(message, retry=True) from None
+
+
+def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise unless a service has this version of relive and the arguments that its client expects."""
+    own = {"relive": relive.__version__, **to_plain(expected)}
+    differs = difference(own, {key: description.get(key) for key in own})
+    if differs:
+        settings = "the settings of the client (client against service)"
+        remedy = "Connect with the settings of the service, and with its version of relive."
+        raise IncompatibleService(explain(f"service {service!r}", settings, differs, remedy))
 
 
 _PAUSE = 0.1
@@ -118,10 +113,9 @@ class Calls:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
         except ActorDiedError:
+            got = "a process that has ended"
             remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
-            raise self._unavailable(
-                shard, "a running process", "a process that has ended", remedy, retry=False
-            ) from None
+            raise self._unavailable(shard, "a running process", got, remedy, retry=False) from None
         except RayError as error:
             # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
             raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
@@ -213,20 +207,17 @@ class ClientReader:
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """A reader of the shard's memory, if it can be read here."""
         local = self._local.get(shard)
-        if self._is_due(shard) if local is None else not local.is_alive:
+        is_due = self.may_read_in_place and time.monotonic() - self._tried.get(shard, -math.inf) > _RETRY_SECONDS
+        if is_due if local is None else not local.is_alive:
             location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
             local = self._local[shard] = self._open(location, shard)
             self._tried[shard] = time.monotonic()
         return None if local is None else local.reader
 
-    def _is_due(self, shard: int) -> bool:
-        waited = time.monotonic() - self._tried.get(shard, -math.inf)
-        return self.may_read_in_place and waited > _RETRY_SECONDS
-
     def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
         if location is None or not hasattr(os, "pidfd_open"):
             return None
-        key = [0 if self._seed is None else self._seed, shard, location.ids.life]
+        key = [self._seed or 0, shard, location.ids.life]
         seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
         with suppress(ConnectionError, SchemaError, OSError):  # the memory is on another machine, or not accessible
             reader = ShardReader(self._plan, connect(location.handle, seed=seed), location.ids)
@@ -269,7 +260,7 @@ class Stream:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
         self._position = 0
         """The number of rows pushed."""
-        self._kept: deque[Push] = deque()
+        self._unsaved: deque[Push] = deque()
         """Blocks that the shard has confirmed, but that no checkpoint contains."""
         self._sent: list[Push] = []
         """Blocks of the call under way."""
@@ -318,7 +309,7 @@ class Stream:
     def flush(self, deadline: float) -> None:
         """Wait until the shard has every pushed block, also if it has restarted since it confirmed one."""
         self._settle_all(deadline)
-        if self._kept:
+        if self._unsaved:
             self._resume(deadline)
             self._settle_all(deadline)
 
@@ -340,26 +331,24 @@ class Stream:
             return self._resume(deadline)
         if ack.applied < self._sent[-1].end:  # the shard has restarted without earlier blocks
             return self._resume(deadline)
-        self._kept.extend(self._sent)
+        self._unsaved.extend(self._sent)
         self._sent = []
         self._forget(ack)
         self._send()
         for message in ack.warnings:
             warn_user(message)
         if ack.trouble is not None:
-            warnings.warn(
-                f"shard {self._shard}: cannot write checkpoints, so that a restart loses newer rows. {ack.trouble}",
-                stacklevel=2,
-            )
+            trouble = f"cannot write checkpoints, so that a restart loses newer rows. {ack.trouble}"
+            warnings.warn(f"shard {self._shard}: {trouble}", stacklevel=2)
         if ack.refused is not None:
             raise ack.refused
 
     def _resume(self, deadline: float) -> None:
         """Ask the shard which blocks it has, and send those that it lacks."""
-        pushes = [*self._kept, *self._sent, *self._waiting]
+        pushes = [*self._unsaved, *self._sent, *self._waiting]
         arguments = self._client, pushes[0].position, np.array(sorted(self._envs), np.int64)
         ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
-        self._kept = deque(push for push in pushes if push.end <= ack.applied)
+        self._unsaved = deque(push for push in pushes if push.end <= ack.applied)
         self._sent, self._waiting = [], [push for push in pushes if push.end > ack.applied]
         self._forget(ack)
         self._send()
@@ -368,11 +357,11 @@ class Stream:
             warnings.warn(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", stacklevel=2)
 
     def _forget(self, ack: Ack) -> None:
-        while self._kept and self._kept[0].end <= ack.durable:
-            self._kept.popleft()
-        kept = sum(push.block.nbytes for push in self._kept)
-        while kept > KEPT_BYTES:
-            kept -= self._kept.popleft().block.nbytes
+        while self._unsaved and self._unsaved[0].end <= ack.durable:
+            self._unsaved.popleft()
+        nbytes = sum(push.block.nbytes for push in self._unsaved)
+        while nbytes > KEPT_BYTES:
+            nbytes -= self._unsaved.popleft().block.nbytes
 
 
 class Sender:
@@ -406,11 +395,11 @@ class Sender:
             for shard in shards:
                 self.streams[shard].make_room(deadline)
             for shard in shards:
-                mine = torch.from_numpy(np.nonzero(owner == shard)[0])
+                columns = torch.from_numpy(np.nonzero(owner == shard)[0])
                 parts = [leaves, nexts]
-                if len(mine) < len(ids):
-                    parts = [[leaf[:, mine] for leaf in part] for part in parts]
-                own = ids[mine.numpy()]
+                if len(columns) < len(ids):
+                    parts = [[leaf[:, columns] for leaf in part] for part in parts]
+                own = ids[columns.numpy()]
                 cut = np.array([env for env in own.tolist() if env in self._cut], np.int64)
                 self._cut.difference_update(cut.tolist())
                 first = self._plan.envs(shard).start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,6 @@ from relive.schema.buffer_schemas import replay_schema
 from relive.schema.checks import above_zero, positive
 from relive.schema.conversion import convert, path_name
 from relive.schema.fields import Field, Schema, caller_shape, config_of, declare
-from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.shared import shares_memory
 
@@ -115,19 +115,14 @@ class ServicePlan:
         name, field = self._fields[leaf_index]
         return convert(prefix + name, field, leaf, lead, _HOST)
 
-    @cached_property
-    def first_envs(self) -> np.ndarray:
-        """The first environment of each shard [S]; neighbours share a shard, so that an actor mostly writes to one."""
-        return np.arange(self.num_shards) * self.num_envs // self.num_shards
-
     def envs(self, shard: int) -> range:
-        """The environments of a shard."""
+        """The environments of a shard: neighbours, so that an actor mostly writes to one shard."""
         first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
         return range(first, stop)
 
     def shard_of(self, env: np.ndarray) -> np.ndarray:
         """The shards of environments `env` [k]."""
-        return np.searchsorted(self.first_envs, env, side="right") - 1
+        return ((env + 1) * self.num_shards - 1) // self.num_envs
 
     @property
     def shard_sampler(self) -> Sampler:
@@ -181,12 +176,12 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
     """The differences of two descriptions, as part of a sentence; empty if they are equal."""
     return "; ".join(
-        f"{name} {expected.get(name, 'nothing')!r} against {found.get(name, 'nothing')!r}"
-        for name in {**expected, **found}
-        if expected.get(name) != found.get(name)
+        f"{name} {expected.get(name, 'nothing')!r} against {actual.get(name, 'nothing')!r}"
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
     )
 
 
@@ -229,13 +224,11 @@ class ShardIds:
         env = env - self._envs.start
         life, row = np.divmod(rows, ROWS)
         inside = row * len(self._envs) + env
-        never = (
-            (ids < 0) | (life > self.life) | ((life == self.life) & ((row >= head[env]) | (row < self.starts[-1, env])))
-        )
-        if never.any():
-            at = int(never.nonzero()[0][0])
+        is_outside = (row >= head[env]) | (row < self.starts[-1, env])
+        never_issued = (ids < 0) | (life > self.life) | ((life == self.life) & is_outside)
+        if never_issued.any():
             remedy = "Pass ids from batch['index']."
-            raise IndexError(explain("index", "the id of a stored transition", int(ids[at]), remedy))
+            raise IndexError(explain("index", "the id of a stored transition", int(ids[never_issued][0]), remedy))
         return inside, (row < head[env]) & (self.to_service(inside) == ids)
 
 
@@ -297,10 +290,10 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     """The concatenation of arrays [b, …] as a tensor with memory of its own."""
-    narrow = arrays[0].dtype == _BFLOAT16
-    plain = [array.view(np.int16) if narrow else array for array in arrays]
-    whole = torch.from_numpy(np.concatenate(plain))
-    return whole.view(torch.bfloat16) if narrow else whole
+    whole = np.concatenate(arrays)
+    if whole.dtype == _BFLOAT16:
+        return torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(whole)
 
 
 def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:
@@ -312,24 +305,16 @@ def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tenso
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def to_arrays(leaves: Mapping[FieldPath, torch.Tensor]) -> dict[FieldPath, np.ndarray]:
-    """The memory of host tensors as arrays."""
-    return {path: to_array(leaf) for path, leaf in leaves.items()}
-
-
 def _readable(array: np.ndarray) -> torch.Tensor | np.ndarray:
     return to_tensor([array]) if array.dtype == _BFLOAT16 else array
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
-    a, b = (_words(x) for x in (a, b))
-    return (a != b).any(-1)
+    size = a.itemsize * math.prod(a.shape[2:])
+    width = next(width for width in (8, 4, 2, 1) if size % width == 0)  # the widest words that a row consists of
 
+    def words(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x).reshape(-1).view(f"u{width}").reshape(*x.shape[:2], size // width)
 
-def _words(x: np.ndarray) -> np.ndarray:
-    """The bytes of rows [T, k, …] as words [T, k, W], as wide as divides a row."""
-    size = x.itemsize * int(np.prod(x.shape[2:]))
-    word = next(width for width in (8, 4, 2, 1) if size % width == 0)
-    flat = np.ascontiguousarray(x).reshape(-1).view(np.dtype(f"u{word}"))
-    return flat.reshape(*x.shape[:2], size // word)
+    return (words(a) != words(b)).any(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -75,14 +76,7 @@ class Writer:
         self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
 
     def add(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        next_obs: Any,
-        **extra: Any,
+        self, obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any, **extra: Any
     ) -> None:
         """Take one step of every environment of this writer."""
         self._take((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
@@ -97,8 +91,8 @@ class Writer:
         schema = self._schema
         names = schema.names[len(values) :]
         same_keys("add", extra, names, "further fields")
-        given = (*values, *(extra[name] for name in names))
-        leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
+        fields = zip(schema.names, (*values, *(extra[name] for name in names)), strict=True)
+        leaves = [leaf for name, value in fields for leaf in schema.flatten(name, value)]
         convert, lead = self._service.plan.convert, (len(self._envs),)
         converted = [convert(i, leaf, lead) for i, leaf in enumerate(leaves)]
         following = [convert(i, leaf, lead, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)]
@@ -120,8 +114,7 @@ class Writer:
 
     def _push(self) -> None:
         if self._count:
-            count = self._count
-            leaves, nexts = ([leaf[:count] for leaf in part] for part in (self._leaves, self._nexts))
+            leaves, nexts = ([leaf[: self._count] for leaf in part] for part in (self._leaves, self._nexts))
             self._sender.push(leaves, nexts, self._envs)
             self._count = 0
 
@@ -202,14 +195,9 @@ class ReplayService:
 
     @classmethod
     def connect(
-        cls,
-        name: str,
-        *,
-        seed: int | None = None,
-        timeout: float = _TIMEOUT,
-        max_pending: int = _MAX_PENDING,
+        cls, name: str, *, seed: int | None = None, timeout: float = _TIMEOUT, max_pending: int = _MAX_PENDING,
         **expected: Any,
-    ) -> ReplayService:
+    ) -> ReplayService:  # fmt: skip
         """The service `name`, which another process of the cluster has made.
 
         `expected` may repeat arguments of the service (`obs=`, `num_envs=`, …). If one of them differs, or the version
@@ -236,7 +224,7 @@ class ReplayService:
         self._random_lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return _reconnect, (self.name, self._settings)
+        return partial(ReplayService.connect, self.name, **self._settings), ()
 
     # Writing
 
@@ -295,12 +283,7 @@ class ReplayService:
         return self._sample(1, batch_size, view, device)[0]
 
     def batches(
-        self,
-        batch_size: int,
-        view: View | None = None,
-        *,
-        ahead: int = 8,
-        device: torch.device | str | None = None,
+        self, batch_size: int, view: View | None = None, *, ahead: int = 8, device: torch.device | str | None = None
     ) -> Generator[lazy.TensorDict, None, None]:
         """An endless iterator over batches of `sample`; one call asks for `ahead` of them while earlier ones are used.
 
@@ -339,8 +322,8 @@ class ReplayService:
             totals = self._reader.ask_all("totals", deadline)
             with self._random_lock:
                 shares = random_shares(self._random, count, batch_size, totals)
-        asked = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
-        answers: dict[int, list[Draw | None]] = self._reader.ask("draw", asked, deadline)
+        arguments = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
+        answers: dict[int, list[Draw | None]] = self._reader.ask("draw", arguments, deadline)
         batches: list[lazy.TensorDict] = []
         for parts in zip(*answers.values(), strict=True):
             draws = [draw for draw in parts if draw is not None]
@@ -437,10 +420,6 @@ class ReplayService:
         plan = self.plan
         fields = ", ".join(plan.schema.names)
         return f"ReplayService({self.name!r}, {plan.capacity} rows in {plan.num_shards} shards, fields=({fields}))"
-
-
-def _reconnect(name: str, settings: dict[str, Any]) -> ReplayService:
-    return ReplayService.connect(name, **settings)
 
 
 def _on_host(value: Any) -> Any:

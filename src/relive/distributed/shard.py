@@ -14,7 +14,7 @@ from relive.checkpoint.loading import load_below
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
 from relive.concurrent.processes import Handle
-from relive.distributed.protocol import ROWS, ServicePlan, ShardIds, StepBlock, difference, to_arrays, to_tensor, unpack
+from relive.distributed.protocol import ROWS, ServicePlan, ShardIds, StepBlock, difference, to_array, to_tensor, unpack
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import flat_ids, write_back
@@ -53,16 +53,21 @@ class ShardReader:
     """Reads a shard's buffer and updates its priorities."""
 
     def __init__(self, plan: ServicePlan, buffer: ReplayBuffer, ids: ShardIds) -> None:
-        self._plan, self._made, self._ids = plan, buffer, ids
+        self._plan, self._replay, self._ids = plan, buffer, ids
 
     @property
     def _buffer(self) -> ReplayBuffer:
-        return self._made
+        return self._replay
 
     @property
     def lock(self) -> Any:
         """The lock of the buffer, which all processes that share its memory take."""
         return self._buffer._lock
+
+    @property
+    def _heads(self) -> np.ndarray:
+        """The row that each environment writes next [envs]."""
+        return self._buffer.storage.heads.numpy()
 
     @property
     def _priorities(self) -> Any:
@@ -88,42 +93,34 @@ class ShardReader:
             index = batch["index"]
             masses = None if priorities is None else priorities.masses(buffer.storage.locate(index)).numpy()
         batch = batch.exclude("weight", "index")
-        leaves = {_path(key): batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
+        keys = batch.keys(include_nested=True, leaves_only=True)
+        leaves = {key if isinstance(key, tuple) else (key,): batch.get(key) for key in keys}
         if ("step_index",) in leaves:
-            leaves["step_index",] = self._service_step_ids(leaves["step_index",].numpy())
+            step_ids = leaves["step_index",].numpy().copy()
+            step_ids[step_ids >= 0] = self._ids.to_service(step_ids[step_ids >= 0])
+            leaves["step_index",] = torch.from_numpy(step_ids)
         leaves["index",] = torch.from_numpy(self._ids.to_service(index.numpy()))
         return Draw(totals, leaves, masses)
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """Update priorities; returns how many rows were overwritten, and the largest priority accepted so far."""
         with self.lock:
-            head = self._buffer.storage.heads.numpy()
-            own_ids, kept = self._ids.to_shard(index, head)
+            own_ids, kept = self._ids.to_shard(index, self._heads)
             stale = self._buffer.update_priority(own_ids[kept], priority[kept])
             return stale + int((~kept).sum()), self._priorities.largest()
-
-    def _service_step_ids(self, ids: np.ndarray) -> torch.Tensor:
-        named, is_step = ids.copy(), ids >= 0
-        named[is_step] = self._ids.to_service(ids[is_step])
-        return torch.from_numpy(named)
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; returns how many rows were overwritten, or lost with a process."""
         with self.lock:
-            buffer = self._buffer
-            own_ids, kept = self._ids.to_shard(index, buffer.storage.heads.numpy())
+            own_ids, kept = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
-            named = flat_ids(own_ids[kept], buffer.device)
-            return write_back(buffer.storage, *named, values) + int((~kept).sum())
+            flat = flat_ids(own_ids[kept], self._buffer.device)
+            return write_back(self._buffer.storage, *flat, values) + int((~kept).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Give new rows at least this priority, which another shard has accepted."""
         with self.lock:
             self._priorities.largest(priority)
-
-
-def _path(key: Any) -> Path:
-    return key if isinstance(key, tuple) else (key,)
 
 
 MOST_CLIENTS = 4096
@@ -206,7 +203,7 @@ class Shard(ShardReader):
         plan, envs = self._plan, self._plan.envs(self._number)
         first = np.zeros((1, len(envs)), np.int64)
         self._ids = ShardIds(envs, plan.num_envs, first, 0)
-        self._made: ReplayBuffer = plan.buffer(self._number)
+        self._replay: ReplayBuffer = plan.buffer(self._number)
         if plan.checkpoint is None:
             return
         with suppress(NoCheckpoint):
@@ -241,15 +238,15 @@ class Shard(ShardReader):
         rows = buffer.rows()
         before = self._saved_ids(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
-        self._made = buffer
+        self._replay = buffer
         self._ids = before.after_restart(rows.stop.numpy(), rows.first.numpy())
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
-        own = self._made.config()
-        found = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
+        own = self._replay.config()
+        saved = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
         free = ("device", "sampler", "listeners")
-        differs = [name for name in own if name not in free and found.get(name) != own[name]]
+        differs = [name for name in own if name not in free and saved.get(name) != own[name]]
         if differs:
             raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
 
@@ -259,9 +256,8 @@ class Shard(ShardReader):
         # Rows are below `ROWS`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
-            raise read.at("note.starts", starts.tolist()).error(
-                "the first rows of lives, in order, up to the newest row"
-            )
+            expected = "the first rows of lives, in order, up to the newest row"
+            raise read.at("note.starts", starts.tolist()).error(expected)
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
     def _describe(self) -> dict[str, Any]:
@@ -271,11 +267,7 @@ class Shard(ShardReader):
     def _buffer(self) -> ReplayBuffer:
         if self._failure is not None:
             raise self._failure
-        return self._made
-
-    @property
-    def _head(self) -> np.ndarray:
-        return self._buffer.storage.heads.numpy()
+        return self._replay
 
     # Description
 
@@ -313,9 +305,10 @@ class Shard(ShardReader):
         """Store a block; returns sentences about data that looks like a mistake, for the client to warn with."""
         buffer = self._buffer
         steps = push.rows // len(push.envs)
-        if int(self._head.max()) + 4 * steps >= ROWS:
-            expected, got = f"fewer than {ROWS} rows per environment", int(self._head.max()) + 4 * steps
-            raise OverflowError(explain("extend", expected, got, "Start a new service."))
+        rows = int(self._heads.max()) + 4 * steps
+        if rows >= ROWS:
+            expected = f"fewer than {ROWS} rows per environment"
+            raise OverflowError(explain("extend", expected, rows, "Start a new service."))
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
@@ -361,7 +354,10 @@ class Shard(ShardReader):
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
         """`ShardReader.draw` with leaves as arrays, which Ray passes on without a copy."""
         self._counts["sampled"] += sum(counts)
-        return [draw and draw._replace(leaves=to_arrays(draw.leaves)) for draw in super().draw(counts, view)]
+        return [
+            draw and draw._replace(leaves={path: to_array(leaf) for path, leaf in draw.leaves.items()})
+            for draw in super().draw(counts, view)
+        ]
 
     # Saving
 
@@ -369,9 +365,8 @@ class Shard(ShardReader):
         """Write a checkpoint of rows, priorities and each client's position; returns its number."""
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
-            raise SchemaError(
-                explain("save", "a service with a checkpoint", None, "Start the service with checkpoint=.")
-            )
+            remedy = "Start the service with checkpoint=."
+            raise SchemaError(explain("save", "a service with a checkpoint", None, remedy))
         note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_SECONDS = 540.0
-"""After which no further section is begun."""
+"""The time after which no further section begins."""
 
 
 def machine(place: Any) -> Iterator[dict[str, Any]]:
@@ -55,8 +55,8 @@ def _driver() -> str | None:
     )
     for command in commands:
         if shutil.which(command[0]) is not None:
-            told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.split()
-            return told[-1] if told else None
+            words = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.split()
+            return words[-1] if words else None
     return None
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 import relive as rl
-from relive.gpu_report.place import ACTION, OBS, NotHere, Place, Row, constant_step, episodes, seconds_of
+from relive.gpu_report.place import ACTION, OBS, NotHere, Place, Row, constant_step, episodes, fill, seconds_of
 
 VIEWS: dict[str, Any] = {
     "transitions": None, "3 steps": rl.NStep(3, 0.99), "sequences": rl.Sequence(6),
@@ -32,25 +31,33 @@ def require(condition: object, what: str) -> None:
         raise AssertionError(what)
 
 
+def _twins(
+    place: Place, envs: int, rows: int, after: Callable[[Any, Any], None] | None = None, **options: Any
+) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
+    """A buffer of the host and one of the device with the same steps; `after` is called with both after each step."""
+    host = place.replay(envs, rows, device="cpu", **options)
+    with place.kernels():
+        there = place.replay(envs, rows, **options)
+    for step in episodes(envs, place.sizes.steps, seed=envs):
+        host.add(**step)
+        with place.kernels():
+            there.add(**{name: value.to(place.device) for name, value in step.items()})
+        if after is not None:
+            after(host, there)
+    return host, there
+
+
 def correctness(place: Place) -> Iterator[Row]:
     """The same steps in a buffer of the device and in one of the host."""
     for envs in place.sizes.envs:
-        rows = place.sizes.steps - 2 if envs < 10_000 else 4
-        host = place.replay(envs, rows, device="cpu")
-        with place.kernels():
-            there = place.replay(envs, rows)
-        for step in episodes(envs, place.sizes.steps, seed=envs):
-            host.add(**step)
-            with place.kernels():
-                there.add(**place.there(step))
+        host, there = _twins(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
         with place.kernels():
             there.check()
             require(len(host) == len(there), f"expected {len(host)} rows, got {len(there)}")
             ids = host.ids()
             require(torch.equal(ids, there.ids().cpu()), "the ids of the stored rows differ")
             ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:20_000]]
-            there_ids = ids.to(place.device)
-            read = {name: there.read(there_ids, view) for name, view in VIEWS.items()}
+            read = {name: there.read(ids.to(place.device), view) for name, view in VIEWS.items()}
         wrong = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
         require(not any(wrong.values()), f"batches differ: {wrong}")
         yield {"environments": envs, "rows": len(host), "compared": ", ".join(VIEWS), "result": "equal"}
@@ -58,28 +65,24 @@ def correctness(place: Place) -> Iterator[Row]:
 
 def priorities(place: Place) -> Iterator[Row]:
     """The same priorities on the device and on the host, and draws in proportion to them."""
-    for envs in place.sizes.envs[:3]:
-        rows = place.sizes.steps - 2
-        host = place.replay(envs, rows, device="cpu", sampler=rl.Prioritized())
+
+    def update(host: rl.ReplayBuffer, there: rl.ReplayBuffer) -> None:
+        ids = host.ids()[::3]
+        errors = torch.rand(len(ids), generator=torch.Generator().manual_seed(len(ids)))
+        expected = host.update_priority(ids, errors)
         with place.kernels():
-            there = place.replay(envs, rows, sampler=rl.Prioritized())
-        for step in episodes(envs, place.sizes.steps, seed=envs):
-            host.add(**step)
-            with place.kernels():
-                there.add(**place.there(step))
-            ids = host.ids()[::3]
-            errors = torch.rand(len(ids), generator=torch.Generator().manual_seed(len(ids)))
-            stale = host.update_priority(ids, errors)
-            with place.kernels():
-                found = int(there.update_priority(ids.to(place.device), errors.to(place.device)))
-            require(stale == found, f"expected {stale} stale ids, got {found}")
+            stale = int(there.update_priority(ids.to(place.device), errors.to(place.device)))
+        require(stale == expected, f"expected {expected} stale ids, got {stale}")
+
+    for envs in place.sizes.envs[:3]:
+        host, there = _twins(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
         masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, there)]
         worst = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
         require(worst < 1e-12, f"masses differ by up to {worst:.1e} of them")
         with place.kernels():
             there.check()
-            drawn = there.sample(place.sizes.batch)["index"].cpu()
-        require(set(drawn.tolist()) <= set(host.ids().tolist()), "a row was drawn that is not stored")
+            index = there.sample(place.sizes.batch)["index"].cpu()
+        require(set(index.tolist()) <= set(host.ids().tolist()), "a row was drawn that is not stored")
         yield {
             "environments": envs,
             "rows": len(host),
@@ -113,7 +116,7 @@ def draws(place: Place) -> Iterator[Row]:
     with place.kernels():
         replay = place.replay(3, 20)
         for step in episodes(3, 25):
-            replay.add(**place.there(step))
+            replay.add(**{name: value.to(place.device) for name, value in step.items()})
         batches = [replay.sample(1000)["index"].cpu() for _ in range(20)]
     seen = torch.cat(batches).unique(return_counts=True)[1].double()
     expected = 20_000 / len(replay)
@@ -133,7 +136,7 @@ class _Learner:
         self.out = self.replay.sample(16)
         self.round()
 
-    def give(self, step: dict[str, torch.Tensor]) -> None:
+    def set_step(self, step: dict[str, torch.Tensor]) -> None:
         for name, value in step.items():
             self.step[name].copy_(value)
 
@@ -157,6 +160,14 @@ def _require_same(one: _Learner, other: _Learner, when: str) -> None:
     one.replay.check()
 
 
+def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
+    """Call on another stream, which waits for the current one before, and the current one for it afterwards."""
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
 def graphs(place: Place) -> Iterator[Row]:
     """A captured round beside the same rounds without a graph: after clear, beside eager calls, on another stream."""
     place.require_gpu()
@@ -168,16 +179,13 @@ def graphs(place: Place) -> Iterator[Row]:
         captured.round()
     for number, step in enumerate(episodes(8, 9, seed=1)):
         for learner in (captured, eager):
-            learner.give(step)
+            learner.set_step(step)
             if number == 4:
                 learner.replay.clear()
             if number in (2, 6):
                 learner.replay.add(**learner.step)
         if number == 7:
-            other.wait_stream(torch.cuda.current_stream(place.device))
-            with torch.cuda.stream(other):
-                graph.replay()
-            torch.cuda.current_stream(place.device).wait_stream(other)
+            _on_stream(other, place.device, graph.replay)
         else:
             graph.replay()
         eager.round()
@@ -192,12 +200,9 @@ def streams(place: Place) -> Iterator[Row]:
     beside = torch.cuda.Stream(place.device)
     for step in episodes(8, 20, seed=2):
         for learner in (one, other):
-            learner.give(step)
+            learner.set_step(step)
         one.round()
-        beside.wait_stream(torch.cuda.current_stream(place.device))
-        with torch.cuda.stream(beside):
-            other.round()
-        torch.cuda.current_stream(place.device).wait_stream(beside)
+        _on_stream(beside, place.device, other.round)
     _require_same(one, other, "on another stream")
     yield {"what": "20 rounds on two streams", "result": "equal"}
 
@@ -210,7 +215,7 @@ def devices(place: Place) -> Iterator[Row]:
     one, other = _Learner(place, torch.device("cuda:0")), _Learner(place, torch.device("cuda:1"))
     for step in episodes(8, 12, seed=3):
         for learner in (one, other):
-            learner.give(step)
+            learner.set_step(step)
             learner.round()
     _require_same(one, other, "on the second device")
     yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
@@ -227,14 +232,6 @@ def calls(place: Place) -> dict[str, Callable[[], object]]:
     index, errors = prioritized.sample(16)["index"], torch.ones(16, device=place.device)
     env_ids = torch.tensor([1, 3], device=place.device)
     some = {name: value[:2].clone() for name, value in step.items()}
-    rolled = {name: step[name] for name in ("obs", "action", "reward", "terminated", "truncated")}
-    rolled |= {"value": step["reward"], "log_prob": step["reward"]}
-
-    def roll() -> None:
-        rollout.clear()
-        for _ in range(4):
-            rollout.add(**rolled)
-
     return {
         "add": lambda: uniform.add(**step),
         "add(env_ids=)": lambda: uniform.add(**some, env_ids=env_ids),
@@ -245,32 +242,25 @@ def calls(place: Place) -> dict[str, Callable[[], object]]:
         "prioritized sample": lambda: prioritized.sample(16),
         "update_priority": lambda: prioritized.update_priority(index, errors),
         "clear": prioritized.clear,
-        "rollout add": roll,
+        "rollout add": lambda: fill(rollout, step),
     }
-
-
-@contextmanager
-def _waits_are_errors() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def waits(place: Place) -> Iterator[Row]:
     """Each call with torch's debug mode, in which a wait for the device is an error."""
     place.require_gpu()
+    before = torch.cuda.get_sync_debug_mode()
     for name, call in calls(place).items():
         call()
         call()
+        result = "does not wait"
+        torch.cuda.set_sync_debug_mode("error")
         try:
-            with _waits_are_errors():
-                call()
-            result = "does not wait"
+            call()
         except RuntimeError as error:
             result = f"WAITS: {str(error).splitlines()[0]}"
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
         yield {"call": name, "result": result}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is checked and measured."""
+    """The sizes of what is checked and measured."""
 
     envs: tuple[int, ...] = (3, 8, 4096, 65_536)
     steps: int = 12
@@ -33,6 +33,11 @@ class Sizes:
     tree_rows: int = 4_000_000
     rounds: int = 40
     image_envs: int = 64
+
+    @property
+    def many_envs(self) -> int:
+        """The most environments, up to 4096."""
+        return max(count for count in self.envs if count <= 4096)
 
 
 SMALL = Sizes((3, 8), 7, 16, 40, 5000, 2, 2)
@@ -46,7 +51,7 @@ class Place:
     device: torch.device
     sizes: Sizes
     fasttd3: str | None = None
-    copy_speed: float = field(default=0.0)
+    copy_speed: float = 0.0
     """Bytes per second that the device copies within its own memory; 0 is unknown."""
 
     @property
@@ -75,9 +80,6 @@ class Place:
         where = self.device if device is None else device
         return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=where, seed=0, **options)
 
-    def there(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: value.to(self.device) for name, value in step.items()}
-
 
 def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[dict[str, torch.Tensor]]:
     """Steps of environments of which one in five ends, and one in ten is reset without a word."""
@@ -104,8 +106,16 @@ def constant_step(envs: int, device: torch.device, obs: int = OBS) -> dict[str, 
     return {name: value.to(device) for name, value in (step | flags).items()}
 
 
+def fill(rollout: rl.RolloutBuffer, step: dict[str, torch.Tensor]) -> None:
+    """Fill a rollout with one step again and again."""
+    rollout.clear()
+    rest = {name: value for name, value in step.items() if name != "next_obs"}
+    for _ in range(rollout.num_steps):
+        rollout.add(**rest, value=step["reward"], log_prob=step["reward"])
+
+
 def seconds_of(call: Callable[[], object], place: Place) -> float:
-    """How long a call takes until the device is done."""
+    """The seconds that a call takes until the device is done."""
     place.wait()
     start = time.perf_counter()
     call()

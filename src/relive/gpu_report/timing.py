@@ -13,7 +13,7 @@ import torch
 
 import relive as rl
 from relive import kernels
-from relive.gpu_report.place import ACTION, OBS, Place, Row, constant_step, seconds_of
+from relive.gpu_report.place import ACTION, OBS, Place, Row, constant_step, fill, seconds_of
 
 Call = Callable[[], object]
 
@@ -61,7 +61,7 @@ def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
 def replay_calls(place: Place) -> Iterator[Row]:
     """A simulation of many environments, with Triton's kernels and with torch ops."""
     sizes, step_bytes = place.sizes, 4 * (2 * OBS + ACTION + 1) + 2
-    envs = max(count for count in sizes.envs if count <= 4096)
+    envs = sizes.many_envs
     step = constant_step(envs, place.device)
     for kind in ("", ", torch ops"):
         with kernels.force("torch") if kind else place.kernels():
@@ -100,16 +100,13 @@ def images(place: Place) -> Iterator[Row]:
     }
     for name, obs in fields.items():
         with place.kernels():
-            replay = rl.ReplayBuffer(
-                40 * envs, obs, rl.Field((), torch.int64), num_envs=envs, device=place.device, seed=0
-            )
-            add = partial(replay.add, obs=first, next_obs=following, **rest)
+            action = rl.Field((), torch.int64)
+            replay = rl.ReplayBuffer(40 * envs, obs, action, num_envs=envs, device=place.device, seed=0)
+            add, count = partial(replay.add, obs=first, next_obs=following, **rest), place.sizes.batch // 16
             add()
-            moved = envs * first[0].nbytes * 2
-            yield timed(place, f"add, {envs} images, {name}", add, moved)
-            count = place.sizes.batch // 16
-            moved = 4 * count * first[0].nbytes
-            yield timed(place, f"sample, {count}, {name}", partial(replay.sample, count), moved)
+            yield timed(place, f"add, {envs} images, {name}", add, 2 * envs * first[0].nbytes)
+            sample = partial(replay.sample, count)
+            yield timed(place, f"sample, {count}, {name}", sample, 4 * count * first[0].nbytes)
 
 
 def trees(place: Place) -> Iterator[Row]:
@@ -137,18 +134,10 @@ def trees(place: Place) -> Iterator[Row]:
 
 def rollouts(place: Place) -> Iterator[Row]:
     """A rollout of 24 steps."""
-    envs, device = max(count for count in place.sizes.envs if count <= 4096), place.device
-    step = {name: value for name, value in constant_step(envs, device).items() if name != "next_obs"}
-    step |= {"value": step["reward"], "log_prob": step["reward"]}
-    rollout = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0)
-
-    def fill() -> None:
-        rollout.clear()
-        for _ in range(24):
-            rollout.add(**step)
-
+    envs, device = place.sizes.many_envs, place.device
+    rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), constant_step(envs, device)
     with place.kernels():
-        yield timed(place, f"24 rollout adds, {envs} environments", fill)
+        yield timed(place, f"24 rollout adds, {envs} environments", partial(fill, rollout, step))
         numbers = [torch.zeros(24, envs, device=device) for _ in range(3)]
         flags = [torch.zeros(24, envs, dtype=torch.bool, device=device) for _ in range(2)]
         yield timed(place, "gae of 24 steps", lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95))
@@ -156,7 +145,7 @@ def rollouts(place: Place) -> Iterator[Row]:
 
 def others(place: Place) -> Iterator[Row]:
     """FastTD3's buffer (--fasttd3 PATH/fast_td3_utils.py) and TorchRL's, where they are here."""
-    envs = max(count for count in place.sizes.envs if count <= 4096)
+    envs = place.sizes.many_envs
     step = constant_step(envs, place.device)
     if place.fasttd3 is not None:
         yield from _fasttd3(place, envs, step)
@@ -176,13 +165,13 @@ def _fasttd3(place: Place, envs: int, step: dict[str, torch.Tensor]) -> Iterator
     spec.loader.exec_module(module)
     done = torch.zeros(envs, dtype=torch.int64, device=place.device)
     after = {"rewards": step["reward"], "dones": done, "truncations": done, "observations": step["next_obs"]}
-    given = TensorDict({"observations": step["obs"], "actions": step["action"], "next": after}, [envs])
+    batch = TensorDict({"observations": step["obs"], "actions": step["action"], "next": after}, [envs])
     for n_steps in (1, 3):
         buffer = module.SimpleReplayBuffer(envs, 64, OBS, ACTION, OBS, n_steps=n_steps, device=place.device)
         for _ in range(65):
-            buffer.extend(given)
+            buffer.extend(batch)
         if n_steps == 1:
-            yield timed(place, f"FastTD3 extend, {envs} environments", partial(buffer.extend, given))
+            yield timed(place, f"FastTD3 extend, {envs} environments", partial(buffer.extend, batch))
         per_env = max(place.sizes.batch // envs, 1)
         name = f"FastTD3 sample, {per_env * envs}, {n_steps} steps"
         yield timed(place, name, partial(buffer.sample, per_env))
@@ -197,9 +186,9 @@ def _torchrl(place: Place, envs: int, step: dict[str, torch.Tensor]) -> Iterator
 
     after = {"observation": step["next_obs"]}
     after |= {name: step[name].unsqueeze(-1) for name in ("reward", "terminated", "truncated")}
-    given = TensorDict({"observation": step["obs"], "action": step["action"], "next": after}, [envs])
+    batch = TensorDict({"observation": step["obs"], "action": step["action"], "next": after}, [envs])
     storage = LazyTensorStorage(64 * envs, device=place.device)
     buffer = TensorDictReplayBuffer(storage=storage, batch_size=place.sizes.batch)
-    buffer.extend(given)
-    yield timed(place, f"TorchRL extend, {envs} environments", partial(buffer.extend, given))
+    buffer.extend(batch)
+    yield timed(place, f"TorchRL extend, {envs} environments", partial(buffer.extend, batch))
     yield timed(place, f"TorchRL sample, {place.sizes.batch}", buffer.sample)

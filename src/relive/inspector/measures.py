@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from relive.inspector.source import ENDS, Episodes, RowSource
+from relive.inspector.source import ENDS, Episodes, ReportSource
 from relive.replay.chains import Chains
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path
+from relive.statistics.episodes import EpisodeStats
 
 READ_VALUES = 1 << 25
 """About the most numbers that are read; of larger sources, evenly spaced stretches of rows are read."""
@@ -26,8 +27,7 @@ _BINS, _DISTINCT, _FEW, _CURVE = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 
 
-@dataclass(frozen=True)
-class StepColumns:
+class StepColumns(NamedTuple):
     """The reward (summed over agents) and the flags of every row [length], also of large sources."""
 
     reward: np.ndarray
@@ -35,19 +35,17 @@ class StepColumns:
     truncated: np.ndarray
 
 
-@dataclass(frozen=True)
-class Measurements:
+class Measurements(NamedTuple):
     """The report, and the arrays that the page needs besides it."""
 
     report: dict[str, Any]
-    steps: StepColumns | None
     returns: np.ndarray
     """The return of every episode [E]."""
     ends: np.ndarray
     """The index in `ENDS` of how each episode stopped [E]."""
 
 
-def measure(source: RowSource) -> Measurements:
+def measure(source: ReportSource) -> Measurements:
     """Read the rows once, and measure them."""
     fields = {path: _Numbers(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
@@ -58,25 +56,29 @@ def measure(source: RowSource) -> Measurements:
         for path in always:
             collected[path].append(_matrix(leaves[path]))
         for path, leaf in leaves.items() if whole else ():
-            fields[path].take(_matrix(leaf), source.length)
-    steps = _steps(rewards, collected) if rewards and source.length else None
+            fields[path].update(_matrix(leaf), source.length)
+    steps = None
+    if rewards and source.length:
+        whole_columns = {path: np.concatenate(blocks) for path, blocks in collected.items()}
+        # Rewards of several agents are summed, as in EpisodeStats.
+        reward = sum((whole_columns[path].sum(1) for path in rewards), np.zeros(1))
+        steps = StepColumns(reward, *(whole_columns[path][:, 0] != 0 for path in _FLAGS))
     returns, ends = _outcomes(source.episodes, steps)
-    read = max((numbers.rows for numbers in fields.values()), default=0)
     report = {
         "source": source.about,
-        "read": {"rows": read, "of": source.length},
+        "read": {"rows": max((numbers.rows for numbers in fields.values()), default=0), "of": source.length},
         "episodes": _episodes(source, steps, returns, ends),
         "chains": asdict(source.chains),
-        "reward": None if steps is None else _reward(steps),
+        "reward": None if steps is None else _reward(steps.reward),
         "fields": [_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
         "fit": _fit(fields),
         "priorities": None if source.mass is None else _priorities(source.mass.double().numpy()),
         "reuse": _reuse(source),
     }
-    return Measurements(report, steps, returns, ends)
+    return Measurements(report, returns, ends)
 
 
-def _plan(source: RowSource) -> list[tuple[int, int, bool]]:
+def _plan(source: ReportSource) -> list[tuple[int, int, bool]]:
     """Stretches of rows (start, stop, whether all fields are read): all, or evenly spaced ones within the budget."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
@@ -107,13 +109,13 @@ class _Numbers:
         self.sum, self.squares = np.zeros(size), np.zeros(size)
         self.sample: list[np.ndarray] = []
 
-    def take(self, block: np.ndarray, rows: int) -> None:
+    def update(self, block: np.ndarray, rows: int) -> None:
         """Add a block [B, D]; the field has `rows` rows in all."""
         good = np.isfinite(block)
-        if not good.all():
+        clean = good.all()
+        if not clean:
             self.nan += np.isnan(block).sum(0)
             self.infinite += np.isinf(block).sum(0)
-        clean = good.all()
         if len(block):
             self.low = np.minimum(self.low, block.min(0) if clean else np.where(good, block, np.inf).min(0))
             self.high = np.maximum(self.high, block.max(0) if clean else np.where(good, block, -np.inf).max(0))
@@ -135,15 +137,16 @@ class _Numbers:
     def summary(self, at: slice) -> dict[str, Any]:
         """The figures of the dimensions `at` taken together."""
         finite = int(self.finite[at].sum())
-        found = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
+        broken = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
         if not finite or self.shift is None:
-            return {"min": None, "mean": None, "max": None, "std": None, **found}
+            return {"min": None, "mean": None, "max": None, "std": None, **broken}
         counts, shift = self.finite[at], self.shift[at]
         mean = float((self.sum[at] + shift * counts).sum() / finite)
         away = shift - mean  # Σ(x − mean)² = Σ(moved + away)²
         squares = self.squares[at] + 2 * away * self.sum[at] + counts * away * away
         std = math.sqrt(max(float(squares.sum()), 0.0) / finite)
-        return {"min": float(self.low[at].min()), "mean": mean, "max": float(self.high[at].max()), "std": std, **found}
+        low, high = float(self.low[at].min()), float(self.high[at].max())
+        return {"min": low, "mean": mean, "max": high, "std": std, **broken}
 
     @property
     def constant(self) -> np.ndarray:
@@ -152,31 +155,26 @@ class _Numbers:
 
 
 def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Numbers) -> dict[str, Any]:
-    constant = numbers.constant.nonzero()[0]
-    field: dict[str, Any] = {
-        "name": path_name(path),
+    name, values, size = path_name(path), numbers.values, len(numbers.low)
+    return {
+        "name": name,
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
         "rows": numbers.rows,
         **numbers.summary(slice(None)),
-        "constant": len(constant),
+        "constant": int(numbers.constant.sum()),
         "discrete": not (dtype.is_floating_point or dtype.is_complex),
-        "histogram": histogram(numbers.values),
-        "dimensions": [],
-    }
-    size = len(numbers.low)
-    if shape and size <= _MOST_DIMENSIONS:
-        values = numbers.values
-        field["dimensions"] = [
+        "histogram": histogram(values),
+        "dimensions": [
             {
-                "name": place(path_name(path), shape, i),
+                "name": place(name, shape, i),
                 **numbers.summary(slice(i, i + 1)),
                 "constant": bool(numbers.constant[i]),
                 "histogram": histogram(values[:, i]),
             }
-            for i in range(size)
-        ]
-    return field
+            for i in (range(size) if shape and size <= _MOST_DIMENSIONS else ())
+        ],
+    }
 
 
 def place(name: str, shape: tuple[int, ...], i: int) -> str:
@@ -206,13 +204,6 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
 # Episodes
 
 
-def _steps(rewards: list[Path], collected: dict[Path, list[np.ndarray]]) -> StepColumns:
-    whole = {path: np.concatenate(blocks) for path, blocks in collected.items()}
-    # Rewards of several agents are summed, as in EpisodeStats.
-    reward = sum((whole[path].sum(1) for path in rewards), np.zeros(1))
-    return StepColumns(reward, *(whole[path][:, 0] != 0 for path in _FLAGS))
-
-
 def _outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
     """The return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
     if episodes is None or steps is None or not len(episodes):
@@ -224,12 +215,12 @@ def _outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.
 
 
 def _episodes(
-    source: RowSource, steps: StepColumns | None, returns: np.ndarray, ends: np.ndarray
+    source: ReportSource, steps: StepColumns | None, returns: np.ndarray, ends: np.ndarray
 ) -> dict[str, Any] | None:
     episodes = source.episodes
-    stats = source.stats
+    stats = None if source.stats is None else _statistics(source.stats)
     if episodes is None or steps is None:
-        return None if stats is None else {"stats": _statistics(stats)}
+        return None if stats is None else {"stats": stats}
     whole = episodes.began & (ends <= 1)
     lengths = episodes.stop - episodes.start
     order = np.argsort(episodes.time[whole], kind="stable")
@@ -242,18 +233,19 @@ def _episodes(
         "returns": _moments(returns[whole]),
         "lengths": _moments(lengths[whole]),
         "curve": _curve(returns[whole][order]),
-        "stats": None if stats is None else _statistics(stats),
+        "stats": stats,
     }
 
 
 def _moments(values: np.ndarray) -> dict[str, Any] | None:
     if not len(values):
         return None
-    found = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
-    return {**{name: _number(x) for name, x in found.items()}, "histogram": histogram(values.astype(float))}
+    moments = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
+    return {**{name: finite(x) for name, x in moments.items()}, "histogram": histogram(values.astype(float))}
 
 
-def _number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """A number as a float; None if it is infinite or NaN, which JSON does not have."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -263,22 +255,16 @@ def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
     if not len(values):
         return None
     bins = np.array_split(values, min(len(values), _CURVE))
-    stops = np.cumsum([len(part) for part in bins])
-    return {
-        "at": stops.tolist(),
-        "mean": [_number(part.mean()) for part in bins],
-        "min": [_number(part.min()) for part in bins],
-        "max": [_number(part.max()) for part in bins],
-    }
+    figures = {name: [finite(getattr(part, name)()) for part in bins] for name in ("mean", "min", "max")}
+    return {"at": np.cumsum([len(part) for part in bins]).tolist(), **figures}
 
 
-def _statistics(stats: Any) -> dict[str, Any]:
+def _statistics(stats: EpisodeStats) -> dict[str, Any]:
     """The figures of an EpisodeStats, which include episodes that are no longer stored."""
     window = {name: column.cpu().numpy() for name, column in stats.episodes().items()}
-    count = len(window["return"])
-    found: dict[str, Any] = {
+    return {
         "episodes": stats.num_episodes,
-        "window": count,
+        "window": len(window["return"]),
         "steps": stats.num_steps,
         "returns": _moments(window["return"]),
         "lengths": _moments(window["length"]),
@@ -288,14 +274,12 @@ def _statistics(stats: Any) -> dict[str, Any]:
         "reasons": {name: int(window[name].sum()) for name in stats.reasons},
         "metrics": {name: _moments(window[name]) for name in stats.metrics},
     }
-    return found
 
 
 # Rewards, values, priorities, reuse
 
 
-def _reward(steps: StepColumns) -> dict[str, Any]:
-    reward = steps.reward
+def _reward(reward: np.ndarray) -> dict[str, Any]:
     return {
         "rows": len(reward),
         "zero": int((reward == 0).sum()),
@@ -319,14 +303,12 @@ def _priorities(mass: np.ndarray) -> dict[str, Any]:
     ordered = np.sort(mass)[::-1] / total if total > 0 else np.zeros(0)
     cumulative = np.cumsum(ordered)
     ranks = np.unique(np.geomspace(1, len(mass), 60).round().astype(int)) if len(ordered) else np.zeros(0, int)
-    shares = (0.1, 0.3, 0.6, 0.9)
+    shares = (0.1, 0.3, 0.6, 0.9) if len(ordered) else ()
     return {
         "rows": len(mass),
         "zero": int((mass == 0).sum()),
         "effective": float(1 / np.square(ordered).sum()) if len(ordered) else None,
-        "rows_with": {f"{share:.0%}": int(np.searchsorted(cumulative, share - 1e-12) + 1) for share in shares}
-        if len(ordered)
-        else {},
+        "rows_with": {f"{share:.0%}": int(np.searchsorted(cumulative, share - 1e-12) + 1) for share in shares},
         "largest": float(ordered[0]) if len(ordered) else None,
         "ranks": ranks.tolist(),
         "cumulative": cumulative[ranks - 1].tolist(),
@@ -334,40 +316,62 @@ def _priorities(mass: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _reuse(source: RowSource) -> dict[str, Any] | None:
+def _reuse(source: ReportSource) -> dict[str, Any] | None:
     if "sampler" not in source.about:
         return None
-    known = dict(source.reuse)
-    if source.drawn is not None and len(source.drawn):
-        drawn = source.drawn.double().numpy()
-        known["counted"] = {
-            "mean": float(drawn.mean()),
-            "max": int(drawn.max()),
-            "never": int((drawn == 0).sum()),
-            "rows": len(drawn),
-            "histogram": histogram(drawn),
-        }
-    return known
+    if source.draw_counts is None or not len(source.draw_counts):
+        return source.reuse
+    draws = source.draw_counts.double().numpy()
+    counted = {
+        "mean": float(draws.mean()),
+        "max": int(draws.max()),
+        "never": int((draws == 0).sum()),
+        "rows": len(draws),
+        "histogram": histogram(draws),
+    }
+    return {**source.reuse, "counted": counted}
 
 
 _FEW_EPISODES = 5
 """With fewer episodes, warnings about shares of episodes are left out."""
 
 
-def find_warnings(report: dict[str, Any]) -> list[str]:
+def find_warnings(report: dict[str, Any]) -> Iterator[str]:
     """The warnings for a report, the gravest first."""
-    return [
-        *_emptiness(report),
-        *_broken_numbers(report["fields"]),
-        *_chains(Chains(**report["chains"])),
-        *_constants(report["fields"], report["read"]),
-        *_endings(report["episodes"] or {}),
-        *_rewards(report["reward"]),
-        *_actions(report["fields"]),
-        *_values(report["fit"]),
-        *_priority_concentration(report["priorities"]),
-        *_reuse_warnings(report["reuse"] or {}),
-    ]
+    fields, reward, fit = report["fields"], report["reward"], report["fit"]
+    counted = (report["reuse"] or {}).get("counted")
+    if not report["source"]["rows"]:
+        rewarded = any(_is_part(field, "reward") for field in fields)
+        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
+    for part in (part for field in fields for part in _parts(field)):
+        for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
+            if part[kind]:
+                yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
+    yield from _chains(Chains(**report["chains"]))
+    yield from _constants(fields, report["read"])
+    if "count" in (report["episodes"] or {}):
+        yield from _endings(report["episodes"])
+    if reward is not None and reward["rows"] > 1:
+        if reward["constant"] is not None:
+            yield f"The reward is {number(reward['constant'])} in every row."
+        elif reward["zero"] >= 0.95 * reward["rows"]:
+            yield f"The reward is 0 in {percent(reward['zero'] / reward['rows'])} of rows."
+    yield from _actions([field for field in fields if _is_part(field, "action")])
+    if fit is not None and fit <= 0:
+        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
+    if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
+        yield from _priority_concentration(report["priorities"])
+    if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
+        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
+
+
+def _is_part(field: dict[str, Any], *names: str) -> bool:
+    """Whether a field is one of these, or a part of one."""
+    return field["name"].partition(".")[0] in names
+
+
+def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
+    return field["dimensions"] or [field]
 
 
 def percent(share: float) -> str:
@@ -389,16 +393,6 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def _emptiness(report: dict[str, Any]) -> Iterator[str]:
-    if not report["source"]["rows"]:
-        rewarded = any(field["name"].partition(".")[0] == "reward" for field in report["fields"])
-        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
-
-
-def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
-    return field["dimensions"] or [field]
-
-
 def _join_names(names: list[str], most: int = 4) -> str:
     rest = len(names) - most
     if rest > 1:
@@ -406,32 +400,22 @@ def _join_names(names: list[str], most: int = 4) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def _broken_numbers(fields: list[dict[str, Any]]) -> Iterator[str]:
-    for field in fields:
-        for part in _parts(field):
-            for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
-                if part[kind]:
-                    many = part[kind] > 1
-                    yield f"{part['name']}: {part[kind]:,} number{'s are' if many else ' is'} {word}."
-
-
 def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
-        if field["name"].partition(".")[0] in ("reward", "terminated", "truncated", "round") or not field["constant"]:
+        if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
             continue  # has a warning of its own, or needs none
-        size = math.prod(field["shape"])
-        still = [part["name"] for part in field["dimensions"] if part["constant"]] or [field["name"]]
+        name, size = field["name"], math.prod(field["shape"])
+        still = [part for part in field["dimensions"] if part["constant"]]
         if field["constant"] == size:
-            value = f" it is {number(field['min'])} in {rows}." if field["min"] == field["max"] else f" in {rows}."
-            yield f"{field['name']} never changes" + (":" if field["min"] == field["max"] else "") + value
-        elif not field["dimensions"]:
-            yield f"{field['constant']:,} of the {size:,} numbers of {field['name']} never change in {rows}."
+            value = f": it is {number(field['min'])}" if field["min"] == field["max"] else ""
+            yield f"{name} never changes{value} in {rows}."
+        elif not still:
+            yield f"{field['constant']:,} of the {size:,} numbers of {name} never change in {rows}."
         elif len(still) == 1:
-            only = next(part for part in field["dimensions"] if part["constant"])
-            yield f"{only['name']} never changes: it is {number(only['min'])} in {rows}."
+            yield f"{still[0]['name']} never changes: it is {number(still[0]['min'])} in {rows}."
         else:
-            yield f"{_join_names(still)} never change in {rows}."
+            yield f"{_join_names([part['name'] for part in still])} never change in {rows}."
 
 
 def _chains(chains: Chains) -> Iterator[str]:
@@ -449,8 +433,6 @@ def _chains(chains: Chains) -> Iterator[str]:
 
 
 def _endings(episodes: dict[str, Any]) -> Iterator[str]:
-    if "count" not in episodes:
-        return
     ends, stopped = episodes["ends"], episodes["stopped"]
     if stopped >= _FEW_EPISODES and ends["truncated"] >= 0.9 * stopped:
         yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
@@ -462,60 +444,31 @@ def _endings(episodes: dict[str, Any]) -> Iterator[str]:
             "where the last one led. Are observations changed between steps?"
         )
     if episodes["both_flags"]:
-        yield f"{_rows(episodes['both_flags'])} both terminated and truncated; they count as terminated."
+        rows = "1 row is" if episodes["both_flags"] == 1 else f"{episodes['both_flags']:,} rows are"
+        yield f"{rows} both terminated and truncated; they count as terminated."
     lengths = (episodes["lengths"] or {}).get("histogram") or {}
-    single = dict(zip(lengths.get("values", ()), lengths["counts"], strict=False)).get(1.0, 0) if lengths else 0
+    single = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
     if episodes["whole"] >= _FEW_EPISODES and single >= 0.1 * episodes["whole"]:
         yield f"{percent(single / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
 
 
-def _rows(count: int) -> str:
-    return "1 row is" if count == 1 else f"{count:,} rows are"
+def _actions(actions: list[dict[str, Any]]) -> Iterator[str]:
+    for field in actions:
+        for part in _parts(field):
+            bars = part["histogram"]
+            if bars is None or part["constant"]:
+                continue
+            total, most = sum(bars["counts"]), max(bars["counts"])
+            if "values" in bars and most >= 0.95 * total and total >= 20:
+                value = bars["values"][bars["counts"].index(most)]
+                yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
+            outer = (bars["counts"][0] + bars["counts"][-1]) / total
+            if "edges" in bars and not field["discrete"] and outer >= 0.5:
+                low, high = number(part["min"]), number(part["max"])
+                yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer)} of rows."
 
 
-def _rewards(reward: dict[str, Any] | None) -> Iterator[str]:
-    if reward is None or reward["rows"] < 2:
-        return
-    if reward["constant"] is not None:
-        yield f"The reward is {number(reward['constant'])} in every row."
-    elif reward["zero"] >= 0.95 * reward["rows"]:
-        yield f"The reward is 0 in {percent(reward['zero'] / reward['rows'])} of rows."
-
-
-def _actions(fields: list[dict[str, Any]]) -> Iterator[str]:
-    for part in (part for field in fields if field["name"].partition(".")[0] == "action" for part in _parts(field)):
-        bars = part["histogram"]
-        if bars is None or "values" not in bars or part["constant"]:
-            continue
-        total, most = sum(bars["counts"]), max(bars["counts"])
-        if most >= 0.95 * total and total >= 20:
-            value = bars["values"][bars["counts"].index(most)]
-            yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
-    for field in fields:
-        if field["name"].partition(".")[0] == "action" and not field["discrete"]:
-            yield from _saturation(field)
-
-
-def _saturation(field: dict[str, Any]) -> Iterator[str]:
-    for part in _parts(field):
-        bars = part["histogram"]
-        if bars is None or "edges" not in bars:
-            continue
-        total = sum(bars["counts"])
-        outer = (bars["counts"][0] + bars["counts"][-1]) / total
-        if outer >= 0.5:
-            low, high = number(part["min"]), number(part["max"])
-            yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer)} of rows."
-
-
-def _values(fit: float | None) -> Iterator[str]:
-    if fit is not None and fit <= 0:
-        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
-
-
-def _priority_concentration(priorities: dict[str, Any] | None) -> Iterator[str]:
-    if priorities is None or priorities["rows"] < 20:
-        return
+def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
     if priorities["effective"] is None:
         yield "Every priority is 0: nothing can be drawn."
         return
@@ -526,11 +479,3 @@ def _priority_concentration(priorities: dict[str, Any] | None) -> Iterator[str]:
         yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
     if priorities["zero"] >= 0.5 * rows:
         yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."
-
-
-def _reuse_warnings(reuse: dict[str, Any]) -> Iterator[str]:
-    counted = reuse.get("counted")
-    if counted is None or not counted["max"]:
-        return
-    if counted["never"] >= 0.5 * counted["rows"]:
-        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relive.datasets.minari import dataset_folder, open_dataset
 from relive.inspector.measures import find_warnings, measure, number
 from relive.inspector.saved import look
-from relive.inspector.source import RowSource, buffer_source, dataset_source
+from relive.inspector.source import buffer_source, dataset_source
 from relive.inspector.text import episode_texts, fact_texts, form_text, html_card, text_card
 from relive.statistics.episodes import EpisodeStats
 
@@ -65,15 +65,16 @@ class Report:
 
     def _summary(self, card: Callable[..., str]) -> str:
         """Facts, warnings and a table of the fields, without histograms."""
-        found = self._contents
-        facts = [*fact_texts(found["source"])]
-        if (found["episodes"] or {}).get("count"):
-            facts += ((f"episodes: {name}", text) for name, text in episode_texts(found["episodes"]))
+        contents, episodes = self._contents, self._contents["episodes"] or {}
+        facts = [*fact_texts(contents["source"])]
+        if episodes.get("count"):
+            facts += ((f"episodes: {name}", text) for name, text in episode_texts(episodes))
+        figures = ("min", "mean", "max", "std")
         rows = [
-            (field["name"], form_text(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
-            for field in found["fields"]
+            (field["name"], form_text(field), *(number(field[name]) for name in figures))
+            for field in contents["fields"]
         ]
-        return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
+        return card("Report", facts, ("field", "form", *figures), rows, contents["warnings"])
 
 
 def inspect(
@@ -99,32 +100,21 @@ def inspect(
     obs[1] never changes: it is 0.5 in all 10 rows.
     The reward is 1 in every row.
     """
+    from relive import __version__  # noqa: PLC0415 (the package imports this module)
     from relive.inspector.page import choose_episodes, write_page  # noqa: PLC0415
 
     thing, facts = _open(buffer_or_path)
     with getattr(thing, "_lock", contextlib.nullcontext()):
-        source = _source(thing)
+        source = dataset_source(thing) if type(thing).__name__ == "MinariDataset" else buffer_source(thing)
         source.stats = stats or source.stats
         source.about |= facts
-        found = measure(source)
-        contents = {"relive": _version(), **found.report}
-        contents["warnings"] = find_warnings(contents)
-        episodes = choose_episodes(source, found) if html is not None else None
+        measurements = measure(source)
+        episodes = None if html is None else choose_episodes(source, measurements)
+    contents = {"relive": __version__, **measurements.report}
+    contents["warnings"] = list(find_warnings(contents))
     if html is not None:
         write_page(Path(html), contents, episodes)
     return Report(contents)
-
-
-def _version() -> str:
-    from relive import __version__  # noqa: PLC0415 (the package imports this module)
-
-    return __version__
-
-
-def _source(thing: Any) -> RowSource:
-    if type(thing).__name__ == "MinariDataset":
-        return dataset_source(thing)
-    return buffer_source(thing)
 
 
 def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
@@ -135,10 +125,6 @@ def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
     folder = dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
-    return look(path), {"path": str(path), "saved": _save_time(path)}
-
-
-def _save_time(path: Path) -> str | None:
-    """The time of the newest checkpoint's file."""
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
-    return datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None
+    saved = datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None
+    return look(path), {"path": str(path), "saved": saved}

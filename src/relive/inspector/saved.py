@@ -24,50 +24,26 @@ from relive.storage.commits import newest
 
 
 def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
-    """The buffer that is saved below `path`, to be looked at: files stay as they are, also those of disk memory.
+    """Load the buffer that is saved below `path`, also from disk memory, without changing any file.
 
-    For a sampler that only its maker can make again, one of ours stands in that its state fits.
+    A sampler that only its maker can make again is replaced by one of ours whose state fits.
     """
     root = Path(path).absolute()
     if is_disk_memory(root):
         return peek(root)
-    refused: list[IncompatibleCheckpoint] = []
+    errors: list[IncompatibleCheckpoint] = []
     for sampler in (None, *STAND_INS):
         try:
             return load(root, number=number, sampler=sampler)
         except IncompatibleCheckpoint as error:
-            refused.append(error)
-    raise refused[0]
-
-
-def check(path: str | PathLike[str]) -> list[str]:
-    """A sentence for each checkpoint below `path` that cannot be loaded; empty if all is well."""
-    return [f"{number}: {wrong}" for number, wrong in examined(path) if wrong is not None]
-
-
-def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
-    """The checkpoints below `path`, oldest first, each read to its last byte, with what is wrong with it."""
-    root = Path(path).absolute()
-    if is_disk_memory(root):
-        yield examined_disk(root)
-        return
-    archive = Archive(root)
-    with archive.reading():
-        if not archive.numbers():
-            raise NoCheckpoint(explain(str(path), "at least 1 checkpoint", 0, "Save a buffer there first."))
-        for number in archive.numbers():
-            try:
-                look(path, number=number)
-            except CheckpointError as error:
-                yield number, error
-            else:
-                yield number, None
+            errors.append(error)
+    raise errors[0]
 
 
 def peek(path: str | PathLike[str]) -> ReplayBuffer:
-    """The buffer in a folder that nobody has open, to be looked at: the files stay as they are.
+    """Open the disk memory in a folder that nobody has open, without changing any file.
 
-    For a sampler that only its maker can make again, one of ours stands in that its files fit.
+    A sampler that only its maker can make again is replaced by one of ours whose files fit.
     """
     root = Path(path).absolute()
     try:
@@ -78,15 +54,37 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
         return ReplayBuffer.from_disk(root, sampler=Counted(sampler) if counted else sampler, only_reads=True)
 
 
-def examined_disk(root: Path) -> tuple[int, CheckpointError | None]:
-    """The number of the last commit, and what is wrong with the memory, every row of it read."""
-    number = 0
-    try:
-        number = newest(root).number
-        with peek(root) as replay:
-            replay.check()
-    except InvariantError as error:
-        return number, CorruptCheckpoint(str(error))
-    except CheckpointError as error:
-        return number, error
-    return number, None
+def check(path: str | PathLike[str]) -> list[str]:
+    """A sentence for each checkpoint below `path` that cannot be loaded; empty if all is well."""
+    return [f"{number}: {error}" for number, error in examine(path) if error is not None]
+
+
+def examine(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
+    """Read each checkpoint below `path`, or disk memory, to its last byte; yields its number and its error.
+
+    Checkpoints come oldest first; the number of disk memory is that of its last commit.
+    """
+    root = Path(path).absolute()
+    if is_disk_memory(root):
+        number, error = 0, None
+        try:
+            number = newest(root).number
+            with peek(root) as replay:
+                replay.check()
+        except InvariantError as broken:
+            error = CorruptCheckpoint(str(broken))
+        except CheckpointError as broken:
+            error = broken
+        yield number, error
+        return
+    archive = Archive(root)
+    with archive.reading():
+        if not archive.numbers():
+            raise NoCheckpoint(explain(str(path), "at least 1 checkpoint", 0, "Save a buffer there first."))
+        for number in archive.numbers():
+            error = None
+            try:
+                look(path, number=number)
+            except CheckpointError as broken:
+                error = broken
+            yield number, error

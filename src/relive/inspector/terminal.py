@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,15 +12,7 @@ from rich.text import Text
 
 from relive.errors import escaped
 from relive.inspector.measures import number, percent
-from relive.inspector.text import (
-    ends_text,
-    episode_texts,
-    fact_texts,
-    form_text,
-    reuse_texts,
-    share_text,
-    spread_text,
-)
+from relive.inspector.text import ends_text, episode_texts, fact_texts, form_text, reuse_texts, share_text, spread_text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PARTS = 16
@@ -32,7 +24,7 @@ _NARROW = 12
 def render(report: dict[str, Any]) -> RenderableType:
     """The whole report, the warnings first."""
     report = _escape(report)
-    parts: list[RenderableType] = [_facts(report["source"])]
+    parts: list[RenderableType] = [_pairs((title, Text(text)) for title, text in fact_texts(report["source"]))]
     for title, body in _sections(report):
         parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), body]
     return Group(*parts)
@@ -52,9 +44,9 @@ def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         yield "Look at this", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
     episodes = report["episodes"] or {}
     if episodes.get("count"):
-        yield "Episodes", _episodes(episodes)
+        yield "Episodes", _pairs(_episodes(episodes))
     if episodes.get("stats"):
-        yield "Statistics of finished episodes", _statistics(episodes["stats"])
+        yield "Statistics of finished episodes", _pairs(_statistics(episodes["stats"]))
     if report["reward"] is not None:
         yield "Reward", _pairs(_reward(report))
     if report["fields"]:
@@ -67,15 +59,11 @@ def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         yield "Reuse", _pairs(_reuse(report["reuse"]))
 
 
-def _pairs(rows: Iterator[tuple[str, RenderableType]]) -> Table:
+def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
         table.add_row(Text(name, "dim"), value)
     return table
-
-
-def _facts(source: dict[str, Any]) -> Table:
-    return _pairs((title, Text(text)) for title, text in fact_texts(source))
 
 
 def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
@@ -94,28 +82,23 @@ def _spread(moments: dict[str, Any]) -> Text:
     return Text.assemble(f"{spread_text(moments)}  ", (bars(moments["histogram"]), "cyan"))
 
 
-def _episodes(episodes: dict[str, Any]) -> Table:
+def _episodes(episodes: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     plots = {name: bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
-    return _pairs(
-        (name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan")))
-        for name, text in episode_texts(episodes)
-    )
+    for name, text in episode_texts(episodes):
+        yield name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan"))
 
 
-def _statistics(stats: dict[str, Any]) -> Table:
-    def rows() -> Iterator[tuple[str, RenderableType]]:
-        yield "finished", Text(f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {stats['window']:,} below")
-        for name in ("returns", "lengths"):
-            if stats[name] is not None:
-                yield name, _spread(stats[name])
-        yield "ends", Text(ends_text({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
-        for name, count in stats["reasons"].items():
-            yield f"reason: {name}", Text(share_text(count, stats["window"]))
-        for name, moments in stats["metrics"].items():
-            if moments is not None:
-                yield f"metric: {name}", _spread(moments)
-
-    return _pairs(rows())
+def _statistics(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    yield "finished", Text(f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {stats['window']:,} below")
+    for name in ("returns", "lengths"):
+        if stats[name] is not None:
+            yield name, _spread(stats[name])
+    yield "ends", Text(ends_text({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
+    for name, count in stats["reasons"].items():
+        yield f"reason: {name}", Text(share_text(count, stats["window"]))
+    for name, moments in stats["metrics"].items():
+        if moments is not None:
+            yield f"metric: {name}", _spread(moments)
 
 
 def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
@@ -128,8 +111,8 @@ def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
 
 def _fields(fields: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("field")
-    table.add_column("form")
+    for name in ("field", "form"):
+        table.add_column(name)
     for name in ("min", "mean", "max", "std"):
         table.add_column(name, justify="right")
     table.add_column("values", no_wrap=True)

@@ -74,8 +74,9 @@ def share_text(count: int, of: int) -> str:
 
 def end_texts(ends: dict[str, int], stopped: int) -> dict[str, str]:
     """The number of episodes that stopped in each way, and their share of all stopped episodes."""
-    known = {name: count for name, count in ends.items() if count}
-    return {name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in known.items()}
+    return {
+        name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in ends.items() if count
+    }
 
 
 def ends_text(ends: dict[str, int], stopped: int) -> str:
@@ -162,9 +163,9 @@ def text_card(
     field  min
     obs    0.5
     """
+    pairs = [(name, value) for name, value in facts if value is not None]
     table = [head, *rows] if rows else []
-    known = [(name, value) for name, value in facts if value is not None]
-    return escaped("\n".join([title, *(f"! {note}" for note in notes), *_columns(known), *_columns(table)]))
+    return escaped("\n".join([title, *(f"! {note}" for note in notes), *_columns(pairs), *_columns(table)]))
 
 
 def _columns(rows: Iterable[Sequence[object]]) -> list[str]:
@@ -180,8 +181,5 @@ def _table(rows: Iterable[str]) -> str:
 
 def _row(first: object, *others: object, style: str = _CELL) -> str:
     cells = ((_FAINT, first), *((style, other) for other in others))
-    return '<tr style="background:none">' + "".join(_cell(style, value) for style, value in cells) + "</tr>"
-
-
-def _cell(style: str, value: object) -> str:
-    return f'<td style="{style}">{escape(str(value))}</td>'
+    body = "".join(f'<td style="{style}">{escape(str(value))}</td>' for style, value in cells)
+    return f'<tr style="background:none">{body}</tr>'

@@ -175,13 +175,13 @@
     if (episodes.returns) add("mean return", num(episodes.returns.mean), `${num(episodes.returns.min)} to ${num(episodes.returns.max)}`);
     if (episodes.lengths) add("mean length", num(episodes.lengths.mean), `${num(episodes.lengths.min)} to ${num(episodes.lengths.max)}`);
     if (DATA.fit !== null) add("explained variance", num(DATA.fit), "of returns, by values");
-    if (DATA.priorities && DATA.priorities.effective !== null) add("effective sample", num(Math.round(DATA.priorities.effective)), `${DATA.told.effective} of rows`);
-    if (DATA.reward) add("reward is 0", DATA.told.zero, "of rows");
-    const memory = DATA.told.facts.find(([name]) => name === "memory");
+    if (DATA.priorities && DATA.priorities.effective !== null) add("effective sample", num(Math.round(DATA.priorities.effective)), `${DATA.texts.effective} of rows`);
+    if (DATA.reward) add("reward is 0", DATA.texts.zero, "of rows");
+    const memory = DATA.texts.facts.find(([name]) => name === "memory");
     if (memory) add("memory", memory[1], null);
     main.append(el("dl", { class: "figures" }, figures));
     main.append(el("details", { class: "more" }, el("summary", {}, "All facts"),
-      el("dl", {}, DATA.told.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]))));
+      el("dl", {}, DATA.texts.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]))));
     main.append(DATA.warnings.length
       ? el("ul", { class: "warnings", "aria-label": "Warnings" }, DATA.warnings.map((line) => el("li", {}, line)))
       : el("p", { class: "fine" }, "Nothing looks odd."));
@@ -189,7 +189,7 @@
 
   const grid = (cards) => el("div", { class: cards.length % 3 === 1 || cards.length === 2 ? "grid two" : "grid" }, cards);
 
-  function endsCard(counts, told, reasons) {
+  function endsCard(counts, texts, reasons) {
     const running = counts.running || 0, stopped = ENDS.reduce((sum, name) => sum + (counts[name] || 0), 0) - running;
     let x = 0;
     const bar = svg("svg", { viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img", "aria-label": "How episodes stopped, as shares" },
@@ -205,7 +205,7 @@
       el("p", { class: "readout" }, running ? `${num(stopped)} of ${plural(stopped + running, "episode")} stopped` : plural(stopped, "episode")),
       stopped ? [el("div", { class: "ends" }, bar), el("div", { class: "ticks", "aria-hidden": "true" }, shares),
         el("span", { class: "name x" }, "share of the episodes that stopped")] : null,
-      el("ul", { class: "key" }, ENDS.filter((name) => counts[name]).map((name) => line(name, MEANING[name], told[name])),
+      el("ul", { class: "key" }, ENDS.filter((name) => counts[name]).map((name) => line(name, MEANING[name], texts[name])),
         (reasons || []).map(([name, text]) => line("reason", name, text))));
   }
 
@@ -221,7 +221,7 @@
         cards.push(barPlot("Lengths", spread(found.lengths), found.lengths.histogram, "length in steps", "episode"));
         if (found.curve && found.curve.at.length > 1) cards.push(curvePlot("Return by episode", spread(found.returns), found.curve, "whole episode, oldest first"));
       }
-      cards.push(endsCard(found.ends, DATA.told.ends, counted && !apart ? DATA.told.reasons : null));
+      cards.push(endsCard(found.ends, DATA.texts.ends, counted && !apart ? DATA.texts.reasons : null));
       section("episodes", "Episodes", found.whole === found.count ? null : found.whole
         ? `${num(found.whole)} of ${num(found.count)} are stored from their first step to their end; returns and lengths are of these.`
         : "None is stored from its first step to its end, so that no return is known.",
@@ -232,7 +232,7 @@
       if (stats.curve && stats.curve.at.length > 1) cards.push(curvePlot("Return by episode", spread(stats.returns), stats.curve, "episode", stats.episodes - stats.window));
       cards.push(barPlot("Returns", spread(stats.returns), stats.returns.histogram, "return", "episode"),
         barPlot("Lengths", spread(stats.lengths), stats.lengths.histogram, "length in steps", "episode"),
-        endsCard({ terminated: stats.terminated, truncated: stats.truncated }, DATA.told.stats_ends, DATA.told.reasons));
+        endsCard({ terminated: stats.terminated, truncated: stats.truncated }, DATA.texts.stats_ends, DATA.texts.reasons));
       for (const [name, moments] of Object.entries(stats.metrics))
         if (moments && moments.histogram) cards.push(barPlot(name, spread(moments), moments.histogram, `${name}, summed over the episode`, "episode"));
       section("statistics", "Statistics", `What was counted while it ran: ${plural(stats.episodes, "episode")} in ${plural(stats.steps, "step")}, stored or not.${stats.window < stats.episodes ? ` Shown are the last ${num(stats.window)}.` : ""}`, grid(cards));
@@ -248,7 +248,7 @@
         if (part.histogram) cards.push(barPlot(part.name, `${num(part.min)} to ${num(part.max)}`, part.histogram, part.name, "row"));
     }
     if (DATA.reward && DATA.reward.histogram)
-      cards.unshift(barPlot("reward", `0 in ${DATA.told.zero} of rows`, DATA.reward.histogram, "reward of a step", "row"));
+      cards.unshift(barPlot("reward", `0 in ${DATA.texts.zero} of rows`, DATA.reward.histogram, "reward of a step", "row"));
     if (cards.length) section("actions", DATA.reward ? "Rewards and actions" : "Actions", null, grid(cards));
   }
 
@@ -300,7 +300,7 @@
     const most = Math.log10(found.rows) || 1, place = (rank) => Math.log10(rank) / most;
     const items = found.ranks.map((rank, i) => ({
       x: 1000 * place(rank), y: 97 - 94 * found.cumulative[i],
-      text: `The ${rank === 1 ? "first row has" : `${num(rank)} highest rows have`} ${DATA.told.cumulative[i]} of the mass`,
+      text: `The ${rank === 1 ? "first row has" : `${num(rank)} highest rows have`} ${DATA.texts.cumulative[i]} of the mass`,
     }));
     const line = items.map((item) => `${item.x} ${item.y}`).join("L");
     const drawing = [svg("path", { class: "band", d: `M0 97L${line}L1000 97Z` }), svg("path", { class: "line", d: `M${line}` })];
@@ -316,7 +316,7 @@
   function reuse() {
     if (!DATA.reuse) return;
     const counted = DATA.reuse.counted;
-    const cards = [el("div", { class: "card" }, el("dl", { class: "words" }, DATA.told.reuse.map(([name, line]) => [el("dt", {}, name), el("dd", {}, line)])))];
+    const cards = [el("div", { class: "card" }, el("dl", { class: "words" }, DATA.texts.reuse.map(([name, line]) => [el("dt", {}, name), el("dd", {}, line)])))];
     if (counted && counted.histogram) cards.push(barPlot("Draws of a row", `mean ${num(counted.mean)}`, counted.histogram, "draws of a row", "row"));
     section("reuse", "Reuse", null, grid(cards));
   }
