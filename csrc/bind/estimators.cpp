@@ -8,8 +8,8 @@
 #include <new>
 
 #include "../core/reverse_scan.hpp"
-#include "gil.hpp"
-#include "tensor_pool.hpp"
+#include "arguments.hpp"
+#include "tensors.hpp"
 
 namespace relive::bind {
 namespace {

@@ -7,10 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/gather.hpp"
-#include "../core/priorities.hpp"
-#include "gil.hpp"
-#include "tensor_pool.hpp"
+#include "arguments.hpp"
+#include "tensors.hpp"
 
 namespace relive::bind {
 namespace {

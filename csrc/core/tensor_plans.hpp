@@ -4,17 +4,41 @@
 // which lives as long as any of them. A large tensor has a block of its own, so that keeping the rewards of a batch does
 // not keep its images.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "array_view.hpp"
-#include "host_memory.hpp"
+#include "arrays.hpp"
 
 namespace relive {
+
+struct OutOfMemory : std::bad_alloc {
+    const char* what() const noexcept override {
+        return "memory: expected room for the whole result, got less. Ask for fewer rows or shorter sequences.";
+    }
+};
+
+// Throws OutOfMemory if the system says that so many bytes cannot be had. It grants pages that it does not have, and
+// ends a process when they are touched. Only requests for very much are looked at.
+inline void require_memory(int64_t bytes) {
+    if (bytes <= int64_t{1} << 30) return;
+#ifdef __linux__
+    std::FILE* file = std::fopen("/proc/meminfo", "r");
+    if (!file) return;
+    char line[128];
+    long long kilobytes = -1;
+    while (kilobytes < 0 && std::fgets(line, sizeof line, file))
+        if (std::sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) kilobytes = -1;
+    std::fclose(file);
+    if (kilobytes >= 0 && bytes / 1024 > kilobytes) throw OutOfMemory();
+#endif
+}
 
 struct TensorPlan {
     DataType dtype;
@@ -73,6 +97,60 @@ private:
     std::vector<TensorPlan> plans_;
     size_t shared_ = 0;  // how many tensors share a block
     int64_t shared_bytes_ = 0, total_ = 0;
+};
+
+// A block that was just freed is still in the processor's cache, and its pages exist. An allocator would hand out another
+// block first, or give the pages back.
+class BlockCache {
+public:
+    // `bytes` is a multiple of 64. Null if there is no memory.
+    void* take(size_t bytes) {
+        void* memory = keeps(bytes) ? find(bytes) : nullptr;
+        return memory ? memory : std::aligned_alloc(64, bytes);
+    }
+
+    void give_back(void* memory, size_t bytes) {
+        if (!keeps(bytes)) return std::free(memory);
+        // Never wait for the mutex: in a forked child its holder may not exist.
+        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
+        if (!held) return std::free(memory);
+        if (kept_ == kMostKept) {
+            std::free(blocks_[0].memory);
+            std::copy(blocks_ + 1, blocks_ + kept_--, blocks_);
+        }
+        blocks_[kept_++] = {memory, bytes};
+    }
+
+    static BlockCache& instance() {
+        static BlockCache* instance = new BlockCache;  // never destroyed: tensors may outlive the module
+        return *instance;
+    }
+
+private:
+    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMostKept = 4;
+
+    static bool keeps(size_t bytes) { return bytes >= kSmallest && bytes <= kLargest; }
+
+    void* find(size_t bytes) {
+        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
+        if (!held) return nullptr;
+        for (size_t i = kept_; i-- > 0;)
+            if (blocks_[i].bytes == bytes) {
+                void* memory = blocks_[i].memory;
+                std::copy(blocks_ + i + 1, blocks_ + kept_--, blocks_ + i);
+                return memory;
+            }
+        return nullptr;
+    }
+
+    struct Block {
+        void* memory;
+        size_t bytes;
+    };
+
+    std::mutex mutex_;
+    Block blocks_[kMostKept];
+    size_t kept_ = 0;
 };
 
 }  // namespace relive

@@ -6,7 +6,6 @@
 #include <memory>
 #include <new>
 
-#include "../core/block_cache.hpp"
 #include "../core/tensor_plans.hpp"
 #include "arguments.hpp"
 
