@@ -135,10 +135,8 @@ public:
     // The smallest positive leaf. The minima are built at the first call and kept up to date from then on: they double the
     // cost of an update, and most trees never need them.
     double smallest() {
-        if (summary_.has_least == 0) {
-            summary_.has_least = 1;
-            for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
-        }
+        if (summary_.has_least == 0) renew_all_least();
+        summary_.has_least = 1;
         return smallest_of(least_of(top_));
     }
 
@@ -174,8 +172,7 @@ public:
     // Compute everything again from the leaves, after they were written directly.
     void rebuild() noexcept {
         sum_all(TreeScale::kUsual);
-        if (summary_.has_least != 0)
-            for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
+        if (summary_.has_least != 0) renew_all_least();
         summary_.tiny = summary_.root < TreeScale::kTooSmall;  // as far as is known
         rescale();
     }
@@ -213,24 +210,26 @@ private:
     double* least_of(int level) const { return level == 0 ? leaves_ : least_[level]; }
     double scale_of(int level) const { return level == 0 ? summary_.scale : 1; }
 
-    // Renew the sums of the groups `which` of a level, or of its first `count` groups if `which` is null.
-    void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
-        const double* entries = sums_of(level);
-        double* out = sums_[level + 1];
-        const double scale = scale_of(level);
+    // Renew the numbers of the groups `which` of a level, or of its first `count` groups if `which` is null.
+    template <class Reduce>
+    static void renew(double* out, const double* entries, const int64_t* which, int64_t count, Reduce reduce) noexcept {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t group = which ? which[i] : i;
-            out[group] = sum_of(entries + group * kFan, scale);
+            out[group] = reduce(entries + group * kFan);
         }
     }
 
+    void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
+        const double scale = scale_of(level);
+        renew(sums_[level + 1], sums_of(level), which, count, [scale](const double* group) { return sum_of(group, scale); });
+    }
+
     void renew_least(int level, const int64_t* which, int64_t count) noexcept {
-        const double* entries = least_of(level);
-        double* out = least_[level + 1];
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t group = which ? which[i] : i;
-            out[group] = smallest_of(entries + group * kFan);
-        }
+        renew(least_[level + 1], least_of(level), which, count, [](const double* group) { return smallest_of(group); });
+    }
+
+    void renew_all_least() noexcept {
+        for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
     }
 
     void set_chunk(const int64_t* index, const double* values, int64_t stride, int count) noexcept {
@@ -317,10 +316,6 @@ inline double mass_of(double x, double alpha) {
 inline float weight_of(double ratio, double beta) {
     const double exact = ratio > 1e-30 ? std::pow(static_cast<float>(ratio), static_cast<float>(beta)) : std::pow(ratio, beta);
     return std::max(static_cast<float>(exact), std::numeric_limits<float>::min());
-}
-
-inline void weigh(float* weights, const std::vector<double>& priorities, double smallest, double beta) {
-    for (size_t i = 0; i < priorities.size(); ++i) weights[i] = weight_of(smallest / priorities[i], beta);
 }
 
 // New masses of some leaves, computed and checked before the tree is changed.

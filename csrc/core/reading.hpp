@@ -140,23 +140,19 @@ inline void find_runs(const Ring& ring, const int64_t* slots, int64_t count, std
 
 // Read the items of a column [slots, envs] for the steps of all runs; zeros for steps that are not stored.
 inline void read_runs(char* out, const char* column, const std::vector<SlotRun>& runs, int64_t bytes, int64_t envs) noexcept {
-    with_size(bytes, [=, &runs](auto size) mutable {
-        const int64_t each = size ? size : bytes, stride = envs * each;
-        for (const SlotRun& run : runs) {
-            const char* in = column + run.slot * each;
-            if (run.slot < 0) {
-                std::memset(out, 0, static_cast<size_t>(run.count * each));
-            } else if (envs == 1) {
-                std::memcpy(out, in, static_cast<size_t>(run.count * each));
-            } else {
-                for (int64_t i = 0; i < run.count; ++i) {
-                    RELIVE_PREFETCH(in + (i + kAhead) * stride);
-                    std::memcpy(out + i * each, in + i * stride, static_cast<size_t>(each));
-                }
+    for (const SlotRun& run : runs) {
+        const char* in = column + run.slot * bytes;
+        if (run.slot < 0) std::memset(out, 0, static_cast<size_t>(run.count * bytes));
+        else if (envs == 1) std::memcpy(out, in, static_cast<size_t>(run.count * bytes));
+        else with_size(bytes, [=](auto size) {
+            const int64_t each = size ? size : bytes;
+            for (int64_t i = 0; i < run.count; ++i) {
+                RELIVE_PREFETCH(in + (i + kAhead) * envs * each);
+                std::memcpy(out + i * each, in + i * envs * each, static_cast<size_t>(each));
             }
-            out += run.count * each;
-        }
-    });
+        });
+        out += run.count * bytes;
+    }
 }
 
 // Read a leaf at many slots. -1 gives zeros for stacked leaves; other leaves need slots of the ring.

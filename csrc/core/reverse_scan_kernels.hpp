@@ -375,11 +375,9 @@ void run(const Job<T>& job) noexcept {
     job.mask.data ? scan_all<Rule, T, true>(job) : scan_all<Rule, T, false>(job);
 }
 
-template <class T>
-Kernels<T> kernels() {
-    return {run<Gae, T>, run<LambdaReturn, T>, run<NStepReturn, T>, run<Vtrace, T>};
-}
+template <template <class> class Rule>
+constexpr Kernels kKernels{run<Rule, float>, run<Rule, double>};
 
-inline Table table() { return {kernels<float>(), kernels<double>()}; }
+inline Table table() { return {kKernels<Gae>, kKernels<LambdaReturn>, kKernels<NStepReturn>, kKernels<Vtrace>}; }
 
 }  // namespace relive::scan::RELIVE_SCAN_ISA
