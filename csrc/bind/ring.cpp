@@ -309,13 +309,10 @@ private:
 
 // A batch with its tensors. Nothing that comes after its reservation can fail for want of memory.
 struct ReservedBatch {
-    TensorPlans plans;
     PlannedBatch batch;
     nb::list out;
 
-    ReservedBatch(const ReadPlan& plan, int64_t count) : batch(plan, count, plans), out(make_tensors(plans)) {
-        batch.connect(plans);
-    }
+    ReservedBatch(const ReadPlan& plan, int64_t count) : batch(plan, count), out(make_tensors(batch.plans)) {}
     ReservedBatch(const ReservedBatch&) = delete;
     ReservedBatch(ReservedBatch&&) = default;
 };
@@ -377,7 +374,7 @@ private:
 
     nb::list read_rows(ReservedBatch& reserved) {
         const bool requests = plan_.memory.ring.checksums && requests_.expects_waits();
-        MaybeReleased released(requests ? kReleaseBytes : reserved.plans.bytes());
+        MaybeReleased released(requests ? kReleaseBytes : reserved.batch.plans.bytes());
         reserved.batch.find();
         if (requests) reserved.batch.for_slots([&](const int64_t* slots, int64_t count) { requests_.request(slots, count); });
         reserved.batch.read();

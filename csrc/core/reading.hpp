@@ -177,8 +177,10 @@ class PlannedBatch {
     using Anchor = ReadGroup::Anchor;
 
 public:
-    // Plan the tensors. Call `connect` once they are made, fill `rows`, then `find` and `read`.
-    PlannedBatch(const ReadPlan& plan, int64_t count, TensorPlans& plans) : plan_(&plan), count_(count) {
+    TensorPlans plans;
+
+    // Plan the tensors. Once they are made, fill `rows`, then `find` and `read`.
+    PlannedBatch(const ReadPlan& plan, int64_t count) : plan_(&plan), count_(count) {
         if (count > kMostSteps * 2) throw OutOfMemory();
         int64_t slots = count * 8;  // of all places, at most
         for (const ReadGroup& group : plan.groups) {
@@ -192,23 +194,23 @@ public:
             const int64_t lead[] = {count, plan.width(group)};
             plans.add(read.leaf->dtype, group.has_offsets ? 2 : 1, lead, read.leaf->ndim, read.leaf->shape, "leaf");
         }
-        plans.add(kInt64, 1, &count);
-        if (plan.n > 0) plans.add(kFloat32, 1, &count);
-        for (const ReadGroup& group : plan.groups) {
-            const int64_t shape[] = {count, plan.width(group)};
-            if (group.is_masked) plans.add(kBool, 2, shape);
+        ids_ = plans.add(kInt64, 1, &count);
+        if (plan.n > 0) discount_ = plans.add(kFloat32, 1, &count);
+        places_.resize(plan.groups.size());
+        for (size_t g = 0; g < places_.size(); ++g) {
+            const int64_t shape[] = {count, plan.width(plan.groups[g])};
+            if (plan.groups[g].is_masked) places_[g].mask = plans.add(kBool, 2, shape);
         }
         const int64_t steps[] = {count, plan.length()};
         if (plan.is_packed()) {
-            for (int mark = 0; mark < 2; ++mark) plans.add(kBool, 2, steps);
-            if (plan.step_ids) plans.add(kInt64, 2, steps);
+            train_ = plans.add(kBool, 2, steps);
+            is_first_ = plans.add(kBool, 2, steps);
+            if (plan.step_ids) step_ids_ = plans.add(kInt64, 2, steps);
             steps_.resize(static_cast<size_t>(steps[0] * steps[1]));
         }
         require_memory(plans.bytes() + slots * 8);
         rows_.resize(static_cast<size_t>(count));
         extents_.resize(plan.needs_extents || plan.is_packed() ? rows_.size() : 0);
-        outs_.resize(plan.reads.size());
-        places_.resize(plan.groups.size());
         for (size_t g = 0; g < places_.size(); ++g) {
             const ReadGroup& group = plan.groups[g];
             const bool is_shared = group.has_offsets ? plan.is_packed() && group.anchor == Anchor::kRow
@@ -219,19 +221,6 @@ public:
     }
     PlannedBatch(const PlannedBatch&) = delete;
     PlannedBatch(PlannedBatch&&) = default;
-
-    void connect(const TensorPlans& plans) {
-        size_t made = 0;
-        for (char*& out : outs_) out = plans.data(made++);
-        ids_ = reinterpret_cast<int64_t*>(plans.data(made++));
-        if (plan().n > 0) discount_ = reinterpret_cast<float*>(plans.data(made++));
-        for (size_t g = 0; g < places_.size(); ++g)
-            if (plan().groups[g].is_masked) places_[g].mask = plans.data(made++);
-        if (!plan().is_packed()) return;
-        train_ = plans.data(made++);
-        is_first_ = plans.data(made++);
-        if (plan().step_ids) step_ids_ = reinterpret_cast<int64_t*>(plans.data(made));
-    }
 
     bool is_of(const ReadPlan& plan) const { return plan_ == &plan; }
     int64_t count() const { return count_; }
@@ -253,21 +242,21 @@ public:
     // Read every leaf; `find` was called.
     void read() const {
         const Ring& ring = plan().memory.ring;
-        ring.ids_of(rows_.data(), count_, ids_);
-        for (size_t i = 0; i < outs_.size(); ++i) {
+        ring.ids_of(rows_.data(), count_, plans.as<int64_t>(ids_));
+        for (size_t i = 0; i < plan().reads.size(); ++i) {
             const LeafRead& read = plan().reads[i];
+            char* out = plans.data(i);
             const ReadGroup& group = plan().groups[read.group];
             const Place& place = places_[read.group];
             const Leaf& leaf = *read.leaf;
             const int64_t items = count_ * plan().width(group);
-            if (group.anchor == Anchor::kSum) leaf.dtype == kFloat32 ? sum<float>(read, outs_[i]) : sum<double>(read, outs_[i]);
-            else if (!group.has_offsets || leaf.stacked()) read_leaf(ring, leaf, read.column, place.at, items, outs_[i]);
-            else if (plan().is_packed()) read_runs(outs_[i], read.column, place.runs, leaf.bytes, ring.envs);
-            else gather_padded(outs_[i], read.column, place.at, items, leaf.bytes, ring.num_flat());
+            if (group.anchor == Anchor::kSum) leaf.dtype == kFloat32 ? sum<float>(read, out) : sum<double>(read, out);
+            else if (!group.has_offsets || leaf.stacked()) read_leaf(ring, leaf, read.column, place.at, items, out);
+            else if (plan().is_packed()) read_runs(out, read.column, place.runs, leaf.bytes, ring.envs);
+            else gather_padded(out, read.column, place.at, items, leaf.bytes, ring.num_flat());
         }
-        if (discount_)
-            for (size_t i = 0; i < extents_.size(); ++i)
-                discount_[i] = static_cast<float>(plan().powers[static_cast<size_t>(extents_[i].last + 1)]);
+        for (size_t i = 0; i < extents_.size() && plan().n > 0; ++i)
+            plans.as<float>(discount_)[i] = static_cast<float>(plan().powers[static_cast<size_t>(extents_[i].last + 1)]);
         if (plan().is_packed()) mark_steps();
     }
 
@@ -291,7 +280,7 @@ private:
         const int64_t* at = nullptr;
         std::vector<int64_t> slots;  // unless they are those of others
         std::vector<SlotRun> runs;   // of packed sequences
-        char* mask = nullptr;
+        size_t mask = 0;             // the number of its tensor; 0: none
     };
 
     const ReadPlan& plan() const { return *plan_; }
@@ -360,7 +349,7 @@ private:
         const bool zeros = plan().layout == ReadPlan::Layout::kZeros;
         int64_t* slot = place.slots.data();
         place.at = slot;
-        char* real = place.mask;
+        char* real = place.mask ? plans.data(place.mask) : nullptr;
         for (int64_t i = 0; i < count_; ++i, slot += size, real += real ? size : 0) {
             const Extent extent = extents_[static_cast<size_t>(i)];
             const int64_t row = rows_[static_cast<size_t>(i)], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
@@ -382,14 +371,15 @@ private:
     void mark_steps() const {
         const Ring ring = plan().memory.ring;
         const int64_t length = plan().length();
-        for (size_t i = 0; i < steps_.size(); ++i) train_[i] = steps_[i] >= 0;
+        char *train = plans.data(train_), *is_first = plans.data(is_first_);
+        for (size_t i = 0; i < steps_.size(); ++i) train[i] = steps_[i] >= 0;
         for (const Place& place : places_)
-            if (place.mask) std::memcpy(place.mask, train_, steps_.size());
+            if (place.mask) std::memcpy(plans.data(place.mask), train, steps_.size());
         for (int64_t i = 0; i < count_; ++i)
-            std::memset(train_ + i * length, 0, static_cast<size_t>(extents_[static_cast<size_t>(i)].preceding));
-        for (size_t i = 0; i < steps_.size(); ++i) is_first_[i] = steps_[i] >= 0 && ring.first[steps_[i]];
-        if (step_ids_)
-            for (size_t i = 0; i < steps_.size(); ++i) step_ids_[i] = steps_[i] < 0 ? -1 : ring.id_of(steps_[i]);
+            std::memset(train + i * length, 0, static_cast<size_t>(extents_[static_cast<size_t>(i)].preceding));
+        for (size_t i = 0; i < steps_.size(); ++i) is_first[i] = steps_[i] >= 0 && ring.first[steps_[i]];
+        auto* step_ids = plans.as<int64_t>(step_ids_);
+        for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i) step_ids[i] = steps_[i] < 0 ? -1 : ring.id_of(steps_[i]);
     }
 
     // out[i] = Σ γ^j r of the steps from each row to its last one, in their order.
@@ -416,10 +406,7 @@ private:
     std::vector<Extent> extents_;  // of each row
     std::vector<int64_t> steps_;   // slots of packed sequences [B, before + 1 + after]
     std::vector<Place> places_;    // of each group
-    std::vector<char*> outs_;      // of each leaf that is read
-    int64_t *ids_ = nullptr, *step_ids_ = nullptr;
-    float* discount_ = nullptr;
-    char *train_ = nullptr, *is_first_ = nullptr;
+    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // numbers of tensors
 };
 
 #ifdef __linux__

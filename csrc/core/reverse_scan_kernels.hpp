@@ -65,18 +65,15 @@ RELIVE_INLINE LongWords16 widen(uint16_t flags) {
     return (LongWords16)_mm_unpacklo_epi32((__m128i)widen(uint32_t{flags}), _mm_setzero_si128());
 }
 #else
-RELIVE_INLINE Words16 widen(uint32_t flags) {
-    typedef uint8_t Bytes __attribute__((vector_size(4)));
+template <class Lanes, class Flags>
+RELIVE_INLINE Lanes widen_bytes(Flags flags) {
+    typedef uint8_t Bytes __attribute__((vector_size(sizeof(Flags))));
     Bytes bytes;
     std::memcpy(&bytes, &flags, sizeof(bytes));
-    return __builtin_convertvector(bytes, Words16);
+    return __builtin_convertvector(bytes, Lanes);
 }
-RELIVE_INLINE LongWords16 widen(uint16_t flags) {
-    typedef uint8_t Bytes __attribute__((vector_size(2)));
-    Bytes bytes;
-    std::memcpy(&bytes, &flags, sizeof(bytes));
-    return __builtin_convertvector(bytes, LongWords16);
-}
+RELIVE_INLINE Words16 widen(uint32_t flags) { return widen_bytes<Words16>(flags); }
+RELIVE_INLINE LongWords16 widen(uint16_t flags) { return widen_bytes<LongWords16>(flags); }
 #endif
 RELIVE_REGISTER(float, 16, Floats16, Words16, uint32_t) { return widen(flags) != 0; }
 RELIVE_REGISTER(double, 16, Doubles16, LongWords16, uint16_t) { return widen(flags) != 0; }
@@ -98,15 +95,14 @@ RELIVE_REGISTER(double, 32, Doubles32, LongWords32, uint32_t) {
 #undef RELIVE_REGISTER
 
 #if defined(__AVX2__) && defined(RELIVE_VECTORS)
-template <class T>
-using Widest = Register<T, 32>;
+constexpr int kRegisterBytes = 32;
 #elif defined(RELIVE_VECTORS)
-template <class T>
-using Widest = Register<T, 16>;
+constexpr int kRegisterBytes = 16;
 #else
-template <class T>
-using Widest = Register<T, sizeof(T)>;
+constexpr int kRegisterBytes = 0;
 #endif
+template <class T>
+using Widest = Register<T, kRegisterBytes ? kRegisterBytes : int{sizeof(T)}>;
 
 template <class R>
 RELIVE_INLINE typename R::Values fill(typename R::Number x) {

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "arrays.hpp"
@@ -53,8 +53,8 @@ class TensorPlans {
 public:
     static constexpr int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-    // Plan one more tensor. Its memory is `data(i)` once the tensors are made.
-    void add(DataType dtype, int ndim, const int64_t* shape) {
+    // Plan one more tensor and return its number i. Its memory is `data(i)` once the tensors are made.
+    size_t add(DataType dtype, int ndim, const int64_t* shape) {
         TensorPlan plan{dtype, ndim, {}, dtype.bytes(), false, nullptr};
         bool is_empty = false;  // then strides are counted all the same
         for (int d = 0; d < ndim; ++d) {
@@ -73,19 +73,23 @@ public:
             shared_bytes_ += round_up(plan.bytes);
         }
         plans_.push_back(plan);
+        return plans_.size() - 1;
     }
 
     // Plan a tensor [lead…, shape…]; `what` is named if it has too many axes.
-    void add(DataType dtype, int lead_ndim, const int64_t* lead, int ndim, const int64_t* shape, const char* what) {
+    size_t add(DataType dtype, int lead_ndim, const int64_t* lead, int ndim, const int64_t* shape, const char* what) {
         if (lead_ndim + ndim > kMaxDims) throw std::invalid_argument(std::string(what) + ": expected fewer axes");
         int64_t whole[kMaxDims];
-        std::memcpy(whole, lead, sizeof(int64_t) * static_cast<size_t>(lead_ndim));
-        std::memcpy(whole + lead_ndim, shape, sizeof(int64_t) * static_cast<size_t>(ndim));
-        add(dtype, lead_ndim + ndim, whole);
+        std::copy_n(shape, ndim, std::copy_n(lead, lead_ndim, whole));
+        return add(dtype, lead_ndim + ndim, whole);
     }
 
     std::vector<TensorPlan>& plans() { return plans_; }
     char* data(size_t i) const { return plans_[i].data; }
+    template <class T>
+    T* as(size_t i) const {
+        return reinterpret_cast<T*>(plans_[i].data);
+    }
     int64_t bytes() const { return total_; }
     size_t shared() const { return shared_; }
     int64_t shared_bytes() const { return shared_bytes_; }
