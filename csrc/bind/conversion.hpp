@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <utility>
 
 #include "../core/arrays.hpp"
@@ -257,17 +256,28 @@ private:
         const bool complex = format[0] == 'Z';
         if (complex) ++format;
         if (format[0] == 0 || format[1] != 0) return false;
-        constexpr struct {
-            char letter;
-            uint8_t code;
-            int64_t size;
-        } kFormats[] = {{'?', kBoolean, 1}, {'b', kInt, 1}, {'B', kUInt, 1}, {'h', kInt, 2}, {'H', kUInt, 2}, {'i', kInt, 4},
-                        {'I', kUInt, 4}, {'l', kInt, 0}, {'L', kUInt, 0}, {'q', kInt, 8}, {'Q', kUInt, 8}, {'e', kFloat, 2},
-                        {'f', kFloat, 4}, {'d', kFloat, 8}};
-        const auto* known = std::find_if(std::begin(kFormats), std::end(kFormats), [&](const auto& each) { return each.letter == *format; });
-        if (known == std::end(kFormats) || (complex && known->code != kFloat)) return false;
-        const int64_t size = known->size ? known->size * (complex ? 2 : 1) : itemsize == 4 ? 4 : 8;
-        out = {complex ? uint8_t{kComplex} : known->code, static_cast<uint8_t>(itemsize * 8), 1};
+        uint8_t code = kInt;
+        int64_t size = 0;
+        switch (format[0]) {
+            case '?': code = kBoolean, size = 1; break;
+            case 'B': code = kUInt; [[fallthrough]];
+            case 'b': size = 1; break;
+            case 'H': code = kUInt; [[fallthrough]];
+            case 'h': size = 2; break;
+            case 'I': code = kUInt; [[fallthrough]];
+            case 'i': size = 4; break;
+            case 'L': code = kUInt; [[fallthrough]];
+            case 'l': size = itemsize == 4 ? 4 : 8; break;
+            case 'Q': code = kUInt; [[fallthrough]];
+            case 'q': size = 8; break;
+            case 'e': code = kFloat, size = 2; break;
+            case 'f': code = kFloat, size = 4; break;
+            case 'd': code = kFloat, size = 8; break;
+            default: return false;
+        }
+        if (complex && code != kFloat) return false;
+        if (complex) code = kComplex, size *= 2;
+        out = {code, static_cast<uint8_t>(itemsize * 8), 1};
         return itemsize == size;
     }
 

@@ -12,8 +12,10 @@
 
 #ifdef __GNUC__
 #define RELIVE_PREFETCH(address) __builtin_prefetch(address)
+#define RELIVE_NOINLINE __attribute__((noinline))
 #else
 #define RELIVE_PREFETCH(address) static_cast<void>(address)
+#define RELIVE_NOINLINE
 #endif
 
 namespace relive {

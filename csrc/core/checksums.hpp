@@ -77,13 +77,17 @@ inline void store_rewritable_checksum(const RingMemory& memory, int64_t flat, in
     if (memory.rewritable.checksums) memory.rewritable.checksums[flat] = checksum_of_rewritable(memory, flat, row);
 }
 
-// Store the checksums of a written row, if the ring keeps any. A pending row has that of its observation already.
-inline void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+// Out of line: most memories keep no checksums, and a small row is written in a microsecond.
+RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
     uint64_t* checksums = memory.ring.checksums;
-    if (!checksums) return;
     if (of_observation) checksums[2 * flat] = checksum_of_observation(memory, flat, row);
     if (of_rest) checksums[2 * flat + 1] = checksum_of_rest(memory, flat, row);
     if (of_rest) store_rewritable_checksum(memory, flat, row);
+}
+
+// Store the checksums of a written row, if the ring keeps any. A pending row has that of its observation already.
+inline void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+    if (memory.ring.checksums) compute_checksums(memory, flat, row, of_observation, of_rest);
 }
 
 // Store the checksums of every row as it is, after rows were written directly.
