@@ -105,7 +105,7 @@ Array read_slots(nb::handle slots, const RingMemory& memory, int64_t lowest = 0)
 bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
     int64_t shape[kMaxDims + 2];
     const int ndim = lead.put(shape);
-    std::copy_n(leaf.shape, leaf.ndim, shape + ndim);
+    for (int d = 0; d < leaf.ndim; ++d) shape[ndim + d] = leaf.shape[d];
     if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.given_bytes * lead.steps * lead.envs, given.scratch))
         return conversion().read(object, array) && accept(array, leaf, lead, given);
     given.data = given.source = given.scratch.data();

@@ -71,9 +71,11 @@ struct ArrayView {
         return true;
     }
 
-    // Whether the axes are `lead` axes of any length and then these.
+    // Whether the axes are `lead` axes of any length and then these. Axes are few: a call of memcmp would cost more.
     bool ends_with(int lead, int count, const int64_t* sizes) const {
-        return ndim == lead + count && std::memcmp(shape + lead, sizes, sizeof(int64_t) * static_cast<size_t>(count)) == 0;
+        bool same = ndim == lead + count;
+        for (int d = 0; same && d < count; ++d) same = shape[lead + d] == sizes[d];
+        return same;
     }
 };
 

@@ -36,8 +36,9 @@ struct LeadingAxes {
 inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, GivenLeaf& given) {
     int64_t leading[2];
     const int lead = axes.put(leading);
-    if (!array.ends_with(lead, leaf.ndim, leaf.shape) || !std::equal(leading, leading + lead, array.shape)) return false;
-    if (!array.contiguous()) return false;
+    if (!array.ends_with(lead, leaf.ndim, leaf.shape) || !array.contiguous()) return false;
+    for (int d = 0; d < lead; ++d)
+        if (array.shape[d] != leading[d]) return false;
     given.data = given.source = array.data;
     given.source_bytes = array.elements() * array.itemsize();
     if (array.dtype == leaf.dtype) {
