@@ -26,12 +26,12 @@ def tensors_of(buffer: Any) -> tuple[torch.Tensor, ...]:
     """One tensor a leaf."""
     if isinstance(buffer, rl.DistillationBuffer):
         return buffer._columns
-    return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer.storage.memory.leaves
+    return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer.storage.rows.leaves
 
 
 def everything(buffer: Any) -> list[bytes]:
     """All that a buffer keeps, and its generator."""
-    state = buffer.storage.memory.ring.state.values() if isinstance(buffer, rl.ReplayBuffer) else ()
+    state = buffer.storage.rows.ring.state.values() if isinstance(buffer, rl.ReplayBuffer) else ()
     tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*tensors_of(buffer), *state)]
     return [*tensors, repr(buffer._random.bits.state).encode(), repr(buffer).encode()]
 
@@ -69,7 +69,7 @@ def _stacks(now: list[int], start: list[int], frames: int) -> np.ndarray:
 
 def ring(name: str, place: Any, value: Any) -> Break:
     def plant(replay: rl.ReplayBuffer) -> None:
-        getattr(replay.storage.memory.ring, name)[place] = value
+        getattr(replay.storage.rows.ring, name)[place] = value
 
     return plant
 
@@ -98,7 +98,7 @@ def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
     def plant(buffer: Any) -> None:
         first, *rest = tensors_of(buffer)
         where, name = (
-            (buffer.storage.memory, "leaves") if isinstance(buffer, rl.ReplayBuffer) else (buffer._storage, "tensors")
+            (buffer.storage.rows, "leaves") if isinstance(buffer, rl.ReplayBuffer) else (buffer._storage, "tensors")
         )
         setattr(where, name, (change(first), *rest))
 
@@ -106,7 +106,7 @@ def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
 
 
 def of_memory(path: str, value: Any) -> Break:
-    return attribute(f"storage.memory.{path}", value)
+    return attribute(f"storage.rows.{path}", value)
 
 
 def attribute(path: str, value: Any) -> Break:
@@ -216,7 +216,7 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "an open row of stored ones": (STORED, ring("open", 1, True), r"^open\[1\]: expected False without a step before"),
     "a closed row that is pending": ({}, ring("open", 0, False), r"^kind\[5, 0\]: expected 0 \(empty\) .*, got 3"),
     "a flag that is none": (
-        {}, lambda r: r.storage.memory.ring.open.view(torch.uint8).fill_(3),
+        {}, lambda r: r.storage.rows.ring.open.view(torch.uint8).fill_(3),
         r"^open\[0\]: expected a flag of 0 or 1, got 3"
     ),
     "a head too far": ({}, ring("head", 0, 6), "^kind of row 6, environment 0: expected a row that was written"),
@@ -227,7 +227,7 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "a wrong count": ({}, ring("count", 1, 5), r"^count\[1\]: expected the number of transitions, got 5"),
     "an end of nothing": ({}, kind(3, 1, FINAL), "^first of row 4, environment 1: expected a start after a final row"),
     "stacks that could not be refused": (
-        {"frames": 3}, lambda r: r.storage.memory.broken.add_(2),
+        {"frames": 3}, lambda r: r.storage.rows.broken.add_(2),
         "^obs: expected stacks of the stored frames, got 2 steps w"
     ),
     "another window": ({}, of_memory("ring.alive", 6), r"^ring: expected .* \(2, 7, 7\), got \(2, 6, 7\)"),
@@ -236,17 +236,18 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
         STORED, of_memory("next_leaves", lambda c: (c[0].clone(),)), "^memory of next_obs: expected the addr"
     ),
     "an unknown staged field": (
-        {}, attribute("_given.staged", {"hont": ()}), r"^staged fields: expected declared fields \(obs"
+        {}, attribute("_input.staged", {"hont": ()}), r"^staged fields: expected declared fields \(obs"
     ),
     "a staged field of another shape": (
-        {}, attribute("_given.staged", {"obs": (torch.zeros(2, 3),)}), r"^staged obs: expected .* \(2, 1\) on cpu, got"
+        {}, attribute("_input.staged", {"obs": (torch.zeros(2, 3),)}), r"^staged obs: expected .* \(2, 1\) on cpu, got"
     ),
 }  # fmt: skip
 
 
 TABLES: dict[str, tuple[Break, str]] = {
     "ids of another time": (
-        attribute("storage._rows", torch.full((3, 14), 5)), r"^ids of slots\[0\]: expected the ids of the rows, got"
+        attribute("storage._row_table", torch.full((3, 14), 5)),
+        r"^ids of slots\[0\]: expected the ids of the rows, got",
     ),
     "queues of another time": (
         attribute("storage._queues._entries", torch.Tensor.zero_),

@@ -60,7 +60,7 @@ def test_what_is_handed_out_may_be_moved_and_the_buffer_stays(
 ) -> None:
     replay, calm = (lived(made(SAMPLERS[sampler])) for _ in range(2))
     handed = replay.columns if part == "columns" else replay.state_dict()
-    assert next(tensors_of(handed)).data_ptr() == replay.storage.memory.leaves[0].data_ptr()
+    assert next(tensors_of(handed)).data_ptr() == replay.storage.rows.leaves[0].data_ptr()
     moved = move(handed)
     litter = [torch.full_like(tensor, 1) for tensor in tensors_of(handed) for _ in range(20)]
     for one in (replay, calm):

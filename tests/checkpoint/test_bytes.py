@@ -56,7 +56,7 @@ def step(made: rl.ReplayBuffer, t: int) -> None:
     nexts = {name: leaf.copy() for name, leaf in obs.items()} | {"x": x + 1}
     ends, tag = np.array([t == 3, t == 5]), np.full(N, t, np.int32)
     hidden = {"a": np.full((N, 2), t, np.float32)}
-    action = {} if "action" in made._given.staged else {"action": np.full((N, 1), t, np.float32)}
+    action = {} if "action" in made._input.staged else {"action": np.full((N, 1), t, np.float32)}
     made.add(obs, reward=np.full(N, 0.5), terminated=ends, truncated=~ends & False, next_obs=nexts, tag=tag,
              hidden=hidden, **action)  # fmt: skip
 

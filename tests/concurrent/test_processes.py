@@ -20,7 +20,7 @@ import torch
 
 import relive as rl
 from relive.concurrent import Handle
-from relive.replay.native_store import NativeReader
+from relive.replay.native_backend import NativeReader
 from relive.storage.shared import SharedAddress
 from tests.tiers import select
 
@@ -373,9 +373,9 @@ class TestRefusals:
 
 
 def arrays(replay: rl.ReplayBuffer) -> list[torch.Tensor]:
-    ring = replay.storage.memory.ring
+    ring = replay.storage.rows.ring
     assert ring.journal is not None
-    return [*replay.storage.memory.tensors, ring.journal]
+    return [*replay.storage.rows.tensors, ring.journal]
 
 
 LAYOUTS = {
@@ -406,7 +406,7 @@ def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(
             # Numbers of eight bytes are written at once.
             kept = kept.reshape(-1, old.element_size())[:, :1].repeat(old.element_size(), 1).reshape(-1)
             bytes_new[~kept] = bytes_old[~kept]
-        ring = replay.storage.memory.ring
+        ring = replay.storage.rows.ring
         assert ring.journal is not None
         ring.journal[torn] = 1 + 2 * before[-6][torn] + before[-5][torn].long()
         replay._mend()
@@ -434,7 +434,7 @@ def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
 
         for t in range(count):
             add(t)
-        ring = replay.storage.memory.ring
+        ring = replay.storage.rows.ring
         journal = 1 + 2 * int(ring.head[0]) + int(ring.open[0])
         add(count)
         assert ring.journal is not None
@@ -450,7 +450,7 @@ def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
 def test_a_clear_that_was_stopped_half_way_leaves_whole_rows() -> None:
     replay = shared(40)
     steps(replay, 0, 15, end=4)
-    kind = replay.storage.memory.ring.kind
+    kind = replay.storage.rows.ring.kind
     kind[:9] = 0
     replay._mend()
     assert_exact(replay)
@@ -465,10 +465,10 @@ def test_without_a_journal_a_half_written_step_would_be_served() -> None:
     """A canary: the journal is what the tests above are about."""
     replay = shared()
     steps(replay, 0, 9)
-    head, column = replay.storage.memory.ring.head.clone(), replay.storage.memory.leaves[0]
+    head, column = replay.storage.rows.ring.head.clone(), replay.storage.rows.leaves[0]
     steps(replay, 9, 1)
     column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of it never came
     replay._mend()
     with pytest.raises(AssertionError):
         assert_exact(replay)
-    assert (replay.storage.memory.ring.head > head).all()
+    assert (replay.storage.rows.ring.head > head).all()

@@ -161,13 +161,13 @@ def test_t7_shared_next_observations_are_the_stored_ones_over_ten_thousand_layou
             stored.add(**step)
         # A row that nobody else has is found by its reward.
         known = dict(zip(*(stored.sample(1).get(k).tolist() for k in ("reward", "index")), strict=True))
-        slots = (stored.storage.memory.ring.kind.view(-1) == 1).nonzero().squeeze(1)
+        slots = (stored.storage.rows.ring.kind.view(-1) == 1).nonzero().squeeze(1)
         everything = stored[stored.storage.ids(slots)]
         known = {
             r: (o, n)
             for r, o, n in zip(*(everything[k].flatten().tolist() for k in ("reward", "obs", "next_obs")), strict=True)
         }
-        slots = (shared.storage.memory.ring.kind.view(-1) == 1).nonzero().squeeze(1)
+        slots = (shared.storage.rows.ring.kind.view(-1) == 1).nonzero().squeeze(1)
         mine = shared[shared.storage.ids(slots)]
         for r, o, n in zip(*(mine[k].flatten().tolist() for k in ("reward", "obs", "next_obs")), strict=True):
             assert known[r] == (o, n)
@@ -616,7 +616,7 @@ def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) 
         "next_obs": np.full((8, 3), 2.0),
     }
     replay.add(**good)
-    state = [tensor.clone() for tensor in (*replay.storage.memory.leaves, *replay.storage.memory.ring.state.values())]
+    state = [tensor.clone() for tensor in (*replay.storage.rows.leaves, *replay.storage.rows.ring.state.values())]
     wrong: dict[str, list[Any]] = {
         "obs": [np.zeros(3), np.zeros((1, 3)), np.zeros((3, 8)), None],
         "next_obs": [np.zeros(3), np.zeros((8, 3, 1)), None],
@@ -639,6 +639,6 @@ def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) 
     ):
         with pytest.raises(error, match="env_ids"):
             replay.add(**good, env_ids=env_ids)
-    now = [*replay.storage.memory.leaves, *replay.storage.memory.ring.state.values()]
+    now = [*replay.storage.rows.leaves, *replay.storage.rows.ring.state.values()]
     assert all(torch.equal(a, b) for a, b in zip(state, now, strict=True))
     assert len(replay) == 8

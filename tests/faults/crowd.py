@@ -64,13 +64,13 @@ class _Worker:
     def __init__(self, handle: Handle, place: tuple[int, int], who: int) -> None:
         torch.set_num_threads(1)
         self.board, self.who = Board(*place), who
-        mend = Ring.mend
+        mend = Ring.recover
 
         def counted(ring: Any) -> None:
             self.board[who, "mended"] += int((ring.journal > 0).sum())
             mend(ring)
 
-        setattr(Ring, "mend", counted)  # noqa: B010 (only in this process)
+        setattr(Ring, "recover", counted)  # noqa: B010 (only in this process)
         self.replay = rl.connect(handle, seed=who)
         self._last = time.monotonic()
 

@@ -22,7 +22,7 @@ CACHES = {
     "_few",
     "_running",
     "_slice_starts",
-    "_rows",
+    "_row_table",
     "_rows_left",
     "_queues",
     "_drawn",

@@ -11,7 +11,7 @@ import torch
 import relive as rl
 from relive import kernels
 from relive.concurrent import Handle
-from relive.replay import native_store
+from relive.replay import native_backend
 
 WIDTH, ROWS = 1 << 15, 12
 FALSE = np.zeros(1, bool)
@@ -38,7 +38,7 @@ def torn_rows(rows: Any) -> list[int]:
 
 
 def write_without_journal(ring: Any, memory: Any) -> Any:
-    """For a canary: what `native_store._write_back_of` gives, but for the journal."""
+    """For a canary: what `native_backend._write_back_of` gives, but for the journal."""
     return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, None)
 
 
@@ -46,7 +46,7 @@ def rewrite_for_ever(where: Handle | Path, counts: Path, careless: bool) -> None
     """Write rows back, pass after pass; `counts` [2] says which pass was begun and which is done."""
     torch.set_num_threads(1)
     if careless:
-        native_store._write_back_of = write_without_journal
+        native_backend._write_back_of = write_without_journal
     replay = made(rl.Memory.disk(where)) if isinstance(where, Path) else rl.connect(where, seed=1)
     ids, told = replay.ids(), np.memmap(counts, np.int64, "r+", shape=(2,))
     wide, mark = torch.zeros(len(ids), WIDTH, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.int64)

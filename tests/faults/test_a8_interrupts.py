@@ -19,8 +19,8 @@ import torch
 
 import relive as rl
 from relive import locking
-from relive.replay import torch_store
-from relive.replay.native_store import NativeStore
+from relive.replay import torch_backend
+from relive.replay.native_backend import NativeBackend
 from tests.faults.interrupts import Interrupt, handler, interrupted, is_free, points
 from tests.totals import SEED, tell, trials
 
@@ -581,19 +581,19 @@ def found_wrong(folder: Path, place: str = "heap") -> str:
 
 
 def test_a_write_whose_rest_is_not_completed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(store: NativeStore, leaves: Any, nexts: Any, envs: Any, steps: Any = None, then: Any = None) -> Any:
+    def careless(store: NativeBackend, leaves: Any, nexts: Any, envs: Any, steps: Any = None, then: Any = None) -> Any:
         doubt = _write(store, leaves, nexts, envs, steps, None)
         if doubt is None and then is not None:
             then()
         return doubt
 
-    _write = NativeStore.write
-    monkeypatch.setattr(NativeStore, "write", careless)
+    _write = NativeBackend.write
+    monkeypatch.setattr(NativeBackend, "write", careless)
     assert "add at" in found_wrong(tmp_path)
 
 
 def test_torch_ops_that_are_not_completed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_store, "complete", lambda change: change())
+    monkeypatch.setattr(torch_backend, "complete", lambda change: change())
     assert "add at" in found_wrong(tmp_path, "torch")
 
 

@@ -21,7 +21,7 @@ from relive import kernels
 from relive.checkpoint.rows import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.replay.native_store import NativeStore
+from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import Ring
 from relive.rollout.storage import Storage as RolloutStorage
 from relive.statistics import norm as moments
@@ -163,7 +163,7 @@ def draws_first(buffer: rl.ReplayBuffer, **fields: Any) -> None:
 
 
 def writes_first(buffer: rl.ReplayBuffer, **fields: Any) -> None:
-    buffer.storage.memory.leaves[0][0, 0] += 1
+    buffer.storage.rows.leaves[0][0, 0] += 1
     rl.ReplayBuffer.add(buffer, **fields)
 
 
@@ -197,15 +197,15 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
 
 # Histories beside a model
 
-_write, _locate, _restore = NativeStore.write, NativeStore.locate, rl.ReplayBuffer.load_state
+_write, _locate, _restore = NativeBackend.write, NativeBackend.locate, rl.ReplayBuffer.load_state
 _draw = rl.WithoutReplacement.sample
 
 
-def forgets_cuts(storage: NativeStore, env: torch.Tensor, then: Any) -> None:
+def forgets_cuts(storage: NativeBackend, env: torch.Tensor, then: Any) -> None:
     then()
 
 
-def finds_what_is_gone(storage: NativeStore, ids: torch.Tensor) -> torch.Tensor:
+def finds_what_is_gone(storage: NativeBackend, ids: torch.Tensor) -> torch.Tensor:
     return _locate(storage, ids).clamp(min=0)
 
 
@@ -216,14 +216,14 @@ def begins_epochs_anew(draws: Any, count: int) -> Any:
 
 def restores_no_flags(replay: rl.ReplayBuffer, saved: Any) -> None:
     _restore(replay, saved)
-    replay.storage.memory.ring.resetting.zero_()
+    replay.storage.rows.ring.resetting.zero_()
 
 
-def writes_and_then_fails(storage: NativeStore, *arguments: Any) -> None:
+def writes_and_then_fails(storage: NativeBackend, *arguments: Any) -> None:
     try:
         _write(storage, *arguments)
     except rl.SchemaError:
-        storage.memory.ring.count[0] += 1
+        storage.rows.ring.count[0] += 1
         raise
 
 
@@ -249,11 +249,11 @@ def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:
 _commit = RolloutStorage.commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "cuts that are forgotten": ("shared uniform", NativeStore, "cut", forgets_cuts),
-    "ids of rows that are gone": ("shared prioritized", NativeStore, "locate", finds_what_is_gone),
+    "cuts that are forgotten": ("shared uniform", NativeBackend, "cut", forgets_cuts),
+    "ids of rows that are gone": ("shared prioritized", NativeBackend, "locate", finds_what_is_gone),
     "an epoch for every batch": ("shared epochs", rl.WithoutReplacement, "sample", begins_epochs_anew),
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
-    "a refused call that counts": ("stored uniform", NativeStore, "write", writes_and_then_fails),
+    "a refused call that counts": ("stored uniform", NativeBackend, "write", writes_and_then_fails),
     "priorities that are not taken": ("stored prioritized", rl.Prioritized, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),

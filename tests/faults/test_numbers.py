@@ -142,10 +142,10 @@ def play(replay: rl.ReplayBuffer) -> Iterator[None]:
 
 def begin_at(replay: rl.ReplayBuffer, row: int) -> None:
     """Let the rows of an empty buffer be numbered from `row` on."""
-    ring = replay.storage.memory.ring
+    ring = replay.storage.rows.ring
     ring.head.fill_(row)
     ring.floor.fill_(row)
-    replay.storage.found()
+    replay.storage.refresh()
 
 
 def make(**options: Any) -> rl.ReplayBuffer:
@@ -166,7 +166,7 @@ def assert_twins(replay: rl.ReplayBuffer, twin: rl.ReplayBuffer, shift: int) -> 
     assert_equal_batches(mine, theirs, shift)
     for a, b in zip(replay.episodes(), twin.episodes(), strict=True):
         assert_equal_batches(a, b, shift)
-    for never in (int(replay.storage.memory.ring.head.max()) * ENVS + ENVS, shift - 1 if not shift else -1):
+    for never in (int(replay.storage.rows.ring.head.max()) * ENVS + ENVS, shift - 1 if not shift else -1):
         with pytest.raises(IndexError):
             replay[[never]]
 
@@ -197,7 +197,7 @@ def first_row(border: int, unit: int, slots: int) -> int:
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations on through ends
 def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
-    start = first_row(border, unit, replay.storage.memory.ring.slots)
+    start = first_row(border, unit, replay.storage.rows.ring.slots)
     begin_at(replay, start)
     list(live_together(replay, twin, start * ENVS))
     assert int(replay.ids().max()) // ENVS * unit > border
@@ -206,7 +206,7 @@ def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations on through ends
 def test_a_replay_buffer_ends_before_its_ids_do(backend: str) -> None:
     replay, twin = make(), make()
-    start = first_row(2**63, ENVS, replay.storage.memory.ring.slots)
+    start = first_row(2**63, ENVS, replay.storage.rows.ring.slots)
     begin_at(replay, start)
     steps = live_together(replay, twin, start * ENVS)
     with pytest.raises(OverflowError, match="add: expected ids below 2\\^63, got room for . rows per environment"):

@@ -118,7 +118,7 @@ def test_a_copy_beside_the_lock_is_noticed(tmp_path: Path, monkeypatch: pytest.M
         target=rewriter.rewrite_for_ever, args=(replay.handle(), tmp_path / "counts", False), daemon=True
     )
     process.start()
-    monkeypatch.setattr(replay.storage.memory, "mutable", ())
+    monkeypatch.setattr(replay.storage.rows, "mutable", ())
     until = time.monotonic() + 20
     torn: list[int] = []
     while not torn and time.monotonic() < until:

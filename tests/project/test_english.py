@@ -30,7 +30,7 @@ ALLOWED = {
     ("storage.allocator", "a machine without one"),
     ("storage.files", "it held by {} all the time"),
     ("storage.shared", "others"),
-    ("replay.row_memory", "a stack of other frames"),
+    ("replay.row_storage", "a stack of other frames"),
     ("rollout.advantages", "none"),
     ("rollout.batching", "a cleared one"),
     ("rollout.storage", "none"),

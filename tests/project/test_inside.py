@@ -96,7 +96,7 @@ for t in range(60):
 batch = replay.sample(200, Delta())
 assert set(batch["reward"].tolist()) == set(range(50, 60))
 assert torch.equal(batch["delta"].squeeze(1), 2 * batch["reward"] + 1)
-assert replay.storage.memory.allocator.nbytes >= replay.nbytes
+assert replay.storage.rows.allocator.nbytes >= replay.nbytes
 replay.check()
 replay.save(folder)
 again = rl.load(folder, device=metered())

@@ -36,10 +36,14 @@ class Recorder:
     def __init__(self, replay: rl.ReplayBuffer, seed: int, follow: float = 0.8, end: float = 0.2) -> None:
         self._schema, self._random = replay._schema, torch.Generator().manual_seed(seed)
         self._num_envs, self._follow, self._end = replay.num_envs or 1, follow, end
-        self._next_step = replay.storage.memory.next_step
+        self._next_step = replay.storage.rows.next_step
         self._obs = {i: self._first(i) for i in self._schema.leaf_indices["obs"]}
         """Where each environment is [N, …], of stacks [N, k, …]."""
         self._resetting = torch.zeros(self._num_envs, dtype=torch.bool)
+
+    def clear(self) -> None:
+        """The coming observations start episodes, but for those of environments that are about to reset."""
+        self.restart((~self._resetting).nonzero().squeeze(1).tolist())
 
     def restart(self, envs: list[int] | None) -> None:
         """The coming observations of these environments start episodes."""
@@ -138,8 +142,10 @@ def play(buffers: list[rl.ReplayBuffer], seed: int, length: int, *, calls: str =
                 replay.cut(envs)
             else:
                 replay.clear()
-        if call in "cx":
-            recorder.restart(envs if call == "c" else None)
+        if call == "c":
+            recorder.restart(envs)
+        elif call == "x":
+            recorder.clear()
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -160,7 +166,7 @@ def assert_same_batch(a: TensorDictBase, b: TensorDictBase, what: object = "") -
 
 def assert_same_rows(a: rl.ReplayBuffer, b: rl.ReplayBuffer) -> None:
     """Both rings say the same of every slot, and every row that is stored has the same bytes."""
-    one, other = a.storage.memory, b.storage.memory
+    one, other = a.storage.rows, b.storage.rows
     for name, state in one.ring.state.items():
         assert torch.equal(state, other.ring.state[name]), (name, state, other.ring.state[name])
     for x, y in zip((*one.leaves, *one.next_leaves), (*other.leaves, *other.next_leaves), strict=True):

@@ -86,7 +86,7 @@ class TestMaking:
 
     def test_pinned_memory_needs_an_accelerator(self) -> None:
         if torch.accelerator.is_available():
-            assert fill(3, device=rl.Memory.pinned()).storage.memory.leaves[0].is_pinned()
+            assert fill(3, device=rl.Memory.pinned()).storage.rows.leaves[0].is_pinned()
         else:
             with pytest.raises(
                 rl.SchemaError, match="Memory.pinned: expected an accelerator, got a machine without one"
@@ -651,7 +651,7 @@ class TestUpdating:
             both = Both(5, 2, np.random.default_rng(seed), sampler=rl.Prioritized())
             both.play(10)
             storage, tree = both.replay.storage, both.replay.sampler.tree  # type: ignore[attr-defined]
-            positive = (tree.leaves_view()[: storage.memory.ring.kind.numel()] > 0).nonzero().squeeze(1)
+            positive = (tree.leaves_view()[: storage.rows.ring.kind.numel()] > 0).nonzero().squeeze(1)
             assert set(storage.ids(positive).tolist()) == set(both.expected)
 
 

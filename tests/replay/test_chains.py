@@ -440,7 +440,7 @@ def test_what_is_stored_shows_what_was_counted(backend: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
             add_all(buffer, stream(100))
-        assert of_stored(buffer.storage.memory) == chains_of(buffer), stream
+        assert of_stored(buffer.storage.rows) == chains_of(buffer), stream
 
 
 def test_inspect_tells_the_figures(backend: str) -> None:

@@ -46,7 +46,7 @@ def lived(**options: Any) -> rl.ReplayBuffer:
 def test_steps_that_nobody_changed_are_reduced_to_what_the_plan_reads(view: Any, backend: str) -> None:
     replay = lived()
     store: Any = replay.storage
-    plan = view.plan(store.schema).within(store.memory.ring.slots)
+    plan = view.plan(store.schema).within(store.rows.ring.slots)
     slots = store.stored()
     read = store.reader(plan).read(slots)
     reduced = reduce(store.reader(plan.unreduced(store.schema)).read(slots), plan)

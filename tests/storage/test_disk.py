@@ -59,7 +59,7 @@ def test_a_closed_buffer_goes_on_where_it_was(kind: str, steps: int, tmp_path: P
     assert equal(digest(again), before)
     again.check()
     for buffer in (twin, again):
-        buffer._given.staged.clear()
+        buffer._input.staged.clear()
     if clock is not None:
         again._tests_clock = clock  # type: ignore[attr-defined]
     for n in range(steps, steps + 40):

@@ -36,7 +36,7 @@ class Handle:
 
 def handle_of(replay: ReplayBuffer) -> Handle:
     """See `ReplayBuffer.handle`."""
-    allocator = replay.storage.memory.allocator
+    allocator = replay.storage.allocator
     if not isinstance(allocator, SharedAllocator):
         remedy = "Make the buffer with device=rl.Memory.shared()."
         raise SchemaError(explain("handle", "a buffer in shared memory", f"a buffer on {replay.device}", remedy))

@@ -18,9 +18,9 @@ from relive.distributed.protocol import Checkpoint, ServicePlan, concatenate_par
 from relive.distributed.shard import Draw, ShardTotals
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.priority import weights
+from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
-from relive.replay.write_back import NO_ROW, flat_ids, mutable_leaves
 from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
 from relive.schema.autoreset import parse_autoreset, true_next_obs
 from relive.schema.checks import nonempty, positive, same_keys

@@ -17,9 +17,9 @@ from relive.concurrent.processes import Handle
 from relive.distributed.protocol import ROWS, ServicePlan, ShardIds, StepBlock, difference, to_arrays, to_tensor, unpack
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
+from relive.replay.ids import flat_ids, write_back
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
-from relive.replay.write_back import flat_ids, write_back
 from relive.schema.fields import Path
 from relive.storage.codec import Node
 from relive.storage.shared import shares_memory

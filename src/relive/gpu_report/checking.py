@@ -144,7 +144,7 @@ class _Learner:
 
     def state(self) -> list[torch.Tensor]:
         tensors = [
-            *self.replay.storage.memory.tensors,
+            *self.replay.storage.rows.tensors,
             self.replay.sampler.state()["mass"],
             *self.out.values(True, True),
         ]

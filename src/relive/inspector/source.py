@@ -14,7 +14,7 @@ from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.chains import Chains, of_stored
-from relive.replay.episodes import ordered
+from relive.replay.ids import sort_rows
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.conversion import as_tensor
@@ -110,8 +110,8 @@ def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
 
 def _replay_source(replay: ReplayBuffer) -> RowSource:
     storage = replay.storage
-    ring = storage.memory.ring
-    ids, slots, starts = ordered(storage)
+    ring = storage.ring
+    ids, slots, starts = sort_rows(storage)
     columns = _columns_of(replay._schema)
     places = {path: i for i, path in enumerate(columns)}
 
@@ -141,19 +141,19 @@ def _replay_source(replay: ReplayBuffer) -> RowSource:
         mass=saved["mass"][place] if "mass" in saved else None,
         drawn=saved["drawn"][place] if "drawn" in saved else None,
         reuse=_sampler_figures(saved, written),
-        chains=of_stored(storage.memory),
+        chains=of_stored(storage.rows),
         stacks={path: leaf.axis for path, leaf in _leaves_of(replay._schema) if isinstance(leaf, Stacked)},
     )
 
 
 def _replay_episodes(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> Episodes:
-    ring = replay.storage.memory.ring
+    ring = replay.storage.ring
     begin = starts.nonzero().squeeze(1)
     stop = torch.cat([begin[1:], begin.new_tensor([len(ids)])]) if len(begin) else begin
     last, env = stop - 1, ids[begin] % ring.num_envs
     # How long ago it was, if the environments are stepped together. Rows that only reset take time, others do not.
     ago = ring.newest()[env] - ids[last] // ring.num_envs
-    if not replay.storage.memory.next_step:
+    if not replay.storage.rows.next_step:
         ago = (ids % ring.num_envs).bincount(minlength=ring.num_envs).cumsum(0)[env] - stop
     is_open = ring.kind_at(ring.after(slots[last])) != FINAL
     began = ring.first.view(-1)[slots[begin]]

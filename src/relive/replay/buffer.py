@@ -19,18 +19,16 @@ from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, SchemaError, explain, warn_user
 from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, mend_callback
-from relive.replay.backends import store_over
+from relive.replay.backend import Backend
 from relive.replay.drawing import Drawing
-from relive.replay.episodes import read_episodes
-from relive.replay.given_steps import GivenSteps, plan_counts
+from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, updated_priority, write_back
 from relive.replay.invariants import faults_of
-from relive.replay.parts import ReplayParts
 from relive.replay.recovery import RecoverableBuffer, commit_of
 from relive.replay.samplers import Sampler
+from relive.replay.samplers.registry import resume
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
-from relive.replay.store import ReplayStore, durable
+from relive.replay.step_input import StepInput, plan_counts
 from relive.replay.views import View
-from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
 from relive.schema.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
 from relive.schema.buffer_schemas import replay_nbytes, replay_schema
@@ -109,21 +107,18 @@ class ReplayBuffer(StateDictMixin):
         self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
         self._is_plain = settings.is_plain
         allocator = settings.memory.open(self)
-        rows = settings.rows_in(allocator)
-        self.storage: ReplayStore = store_over(rows)
-        """Where the rows are: what samplers and views are given."""
+        self.storage: Backend = settings.backend_in(allocator)
+        """The rows and the kernels that write, draw and read them."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
         """The core counts what it writes, in the same call."""
         self._plans_counts = bool(self._observers.columns) and not self._counts_natively
         self._random = self.storage.random(seed)
-        self._given = GivenSteps(rows)
+        self._input = StepInput(self.storage.rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
         """The sampler of this buffer: a copy of the one that was passed."""
         if self.sampler.follows_writes:
             self.storage.keep_touched()
         self.drawing = Drawing(self.storage, self.sampler, self._random)
-        self.parts = ReplayParts(self.storage, self.sampler, self._random, self._observers, self._given)
-        """Everything that is saved."""
         self._follows_writes = self.sampler.follows_writes
         shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
@@ -171,7 +166,7 @@ class ReplayBuffer(StateDictMixin):
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes (without the sampler's own)."""
-        return self.storage.memory.nbytes
+        return self.storage.rows.nbytes
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -185,7 +180,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _mend(self) -> None:
         """A process died that had the lock: make a buffer again of what it left."""
-        durable(self.storage).mend()
+        self.storage.recover()
         self.sampler.on_recover()
 
     # Writing
@@ -199,11 +194,11 @@ class ReplayBuffer(StateDictMixin):
             self._issue_warning()
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
-            if self._is_plain and not (extra or self._given.staged):  # a call costs more than the copy of a small step
-                self._write(values, (next_obs,), None if env_ids is None else self._given.envs(env_ids))
+            if self._is_plain and not (extra or self._input.staged):  # a call costs more than the copy of a small step
+                self._write(values, (next_obs,), None if env_ids is None else self._input.envs(env_ids))
             else:
-                leaves, nexts = self._given.leaves(values, extra), self._given.next_leaves(next_obs)
-                self._write(leaves, nexts, self._given.envs(env_ids))
+                leaves, nexts = self._input.leaves(values, extra), self._input.next_leaves(next_obs)
+                self._write(leaves, nexts, self._input.envs(env_ids))
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
@@ -217,31 +212,31 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
-            envs, mode = self._given.envs(env_ids), self.autoreset
-            leaves, nexts, info = self._given.gymnasium_step(obs, action, step, extra, mode, envs)
+            envs, mode = self._input.envs(env_ids), self.autoreset
+            leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
-            measured = self._observers.measured(info, self.storage.memory.lead_of(envs), mode)
+            measured = self._observers.measured(info, self.storage.rows.lead_of(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
-            self._given.stage(fields)
+            self._input.stage(fields)
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Store a block: `[T, N]` (or `[T]`) steps in time order, or `[B]` unordered ones with next_obs="stored"."""
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
-            envs = self._given.envs(env_ids)
-            leaves, nexts, steps = self._given.block(batch)
+            envs = self._input.envs(env_ids)
+            leaves, nexts, steps = self._input.block(batch)
             self._write(leaves, nexts, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
         with self._lock:
-            envs = self._given.envs(env_ids)
+            envs = self._input.envs(env_ids)
             self.storage.cut(envs, partial(self._observers.restarted, envs))
 
     def clear(self) -> None:
@@ -255,7 +250,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _forget(self) -> None:
         self.storage.clear()
-        self._given.staged.clear()
+        self._input.staged.clear()
         self.sampler.on_clear()
 
     def commit(self) -> None:
@@ -294,7 +289,7 @@ class ReplayBuffer(StateDictMixin):
         self._issue_warning()
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = [*faults_of(self.storage.memory), *self.sampler.faults()]
+            faults = [*faults_of(self.storage.rows), *self.sampler.faults()]
         for fault in faults:
             warn_user(f"save: {fault}")
         return number
@@ -316,13 +311,13 @@ class ReplayBuffer(StateDictMixin):
         """Write a step or a block; `count` is the change of observers that torch ops count."""
         if self._plans_counts and count is None:
             with counting.lock:
-                count = plan_counts(self.storage.memory, self._observers, leaves, envs, steps, measured)
+                count = plan_counts(self.storage.rows, self._observers, leaves, envs, steps, measured)
                 self._write(leaves, nexts, envs, steps, measured, count)
             return
         if self._counts_natively:
             self._observers.measure(measured)
         then = self.sampler.after_write if self._follows_writes else None
-        if count is not None or self._given.staged or self._inserted is not None:
+        if count is not None or self._input.staged or self._inserted is not None:
             then = partial(self._follow, then, count, self._inserted)
         if self._before_write is not None:
             self._before_write(steps or 1)
@@ -330,7 +325,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _follow(self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None) -> None:
         """The rest of a write; doing it twice leads to the same."""
-        self._given.staged.clear()
+        self._input.staged.clear()
         if inserted is not None:
             self._traffic.numpy()[0] = inserted
         if mark is not None:
@@ -394,7 +389,7 @@ class ReplayBuffer(StateDictMixin):
     def is_open(self) -> torch.Tensor:
         """Which environments are inside an episode [N]: the next step may go on from where the last one led."""
         with self._lock:
-            return self.storage.memory.ring.open.clone()
+            return self.storage.ring.open.clone()
 
     def __getitem__(self, index: Any) -> lazy.TensorDict:
         """The transitions of the rows `index` [B], as `sample` would give them; of one number, its transition."""
@@ -420,7 +415,16 @@ class ReplayBuffer(StateDictMixin):
 
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
-        return read_episodes(self.storage, self.drawing, self._lock)
+        import_tensordict()
+        with self._lock:
+            episodes = sort_rows(self.storage).episodes()
+
+        def read(ids: torch.Tensor) -> lazy.TensorDict:
+            with self._lock:
+                slots = self.storage.locate(ids)
+                return self.drawing.read_slots(slots[slots >= 0])
+
+        return filter(len, map(read, episodes))
 
     @property
     def columns(self) -> lazy.TensorDict:
@@ -431,7 +435,7 @@ class ReplayBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return assemble(self.storage.memory.shared_leaves(), self.storage.memory.ring.kind.shape)
+            return assemble(self.storage.rows.shared_leaves(), self.storage.ring.kind.shape)
 
     # Saving
 
@@ -465,15 +469,29 @@ class ReplayBuffer(StateDictMixin):
 
     def state(self) -> State:
         """Everything that changes, but for the rows; the tensors share memory."""
-        return self.parts.state()
+        parts = {name: part.state() for name, part in self._parts.items()}
+        memory = {"name": self._allocator.name}, {}
+        rest = State.of_parts({"sampler": ({}, self.sampler.state()), **parts, "memory": memory})
+        ring = self.storage.rows.state()
+        return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What has a state beside the rows and the sampler, by its name in files."""
+        return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
         """The rows that will never change."""
-        return self.storage.memory.complete_rows()
+        return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
-        self.parts.load_state(saved)
+        self.storage.rows.load_state(saved)
+        self.storage.refresh()
+        resume(self.sampler, saved.part("sampler"), saved.config)
+        self._random.load_state(saved.part("random"))
+        self._observers.load_state(saved.part_without_values("listeners"))
+        self._input.load_state(saved.part("staged"))
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Context manager held while the contents are replaced."""
@@ -491,11 +509,20 @@ class ReplayBuffer(StateDictMixin):
         """
         self._issue_warning()
         with self._lock, self._in_order():
-            self.parts.check()
+            self._check_state()
             self.storage.check_bytes()
             messages = list(self.storage.doubts())
         for message in messages:
             warn_user(message)
+
+    def _check_state(self) -> None:
+        """Verify every invariant but the bytes of rows. The caller holds the lock."""
+        self.storage.check()
+        self._input.check()
+        self._observers.check()
+        self._random.check()
+        if self.storage.rows.has_values:
+            self.sampler.check()
 
     def __len__(self) -> int:
         """The number of stored transitions."""

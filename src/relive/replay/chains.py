@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 from relive.errors import explain, infinite_rewards
-from relive.replay.frames import leaf_at
 from relive.replay.ring import FINAL, HISTORY, TRANSITION
 
 if TYPE_CHECKING:
-    from relive.replay.row_memory import RowMemory
+    from relive.replay.row_storage import RowStorage
 
 FEWEST_STEPS, FEWEST_ENDS = 64, 8
 
@@ -116,33 +115,33 @@ class Counter:
 
 
 def of_step(
-    memory: RowMemory, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
+    rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
 ) -> Chains:  # fmt: skip
     """The counts that a step of the environments `env` [K] adds, before it is written; on the host.
 
     `head`, `is_open` and `resetting` [K] are the state of these environments' rings.
     """
-    ring = memory.ring
-    if memory.keeps_next:
+    ring = rows.ring
+    if rows.keeps_next:
         return Chains()
     envs, heads, opened = env.numpy(), head.numpy(), is_open.numpy()
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
-    joined = _hold(memory, np.where(opened, pending, final), obs)
-    follows = opened & ~(resetting.numpy() & memory.next_step)
-    watched = opened if memory.has_stats else opened & ~follows
+    joined = _hold(rows, np.where(opened, pending, final), obs)
+    follows = opened & ~(resetting.numpy() & rows.next_step)
+    watched = opened if rows.has_stats else opened & ~follows
     restarted = int((watched & ~joined).sum())
     counted = Chains(int(follows.sum()), int((follows & ~joined).sum()), restarted=restarted)
-    if memory.next_step:
+    if rows.next_step:
         return counted
-    is_end, is_over, leads_away = _ends(memory, final)
-    return counted + _of_ends(is_end & ~opened, is_over | memory.same_step, joined & leads_away)
+    is_end, is_over, leads_away = _ends(rows, final)
+    return counted + _of_ends(is_end & ~opened, is_over | rows.same_step, joined & leads_away)
 
 
-def of_stored(memory: RowMemory) -> Chains:
+def of_stored(rows: RowStorage) -> Chains:
     """What the stored steps show; `cut()` is told from a cut by nothing."""
-    ring = memory.ring
-    if memory.keeps_next:
+    ring = rows.ring
+    if rows.keeps_next:
         return Chains()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
     oldest = ring.rows() <= torch.maximum(ring.floor, ring.newest() - ring.slots + 1)
@@ -150,14 +149,14 @@ def of_stored(memory: RowMemory) -> Chains:
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.before(final)]]
     own, start = ring.before(final), ring.after(final)
-    flags = [flag.view(-1)[own] for flag in memory.flags()]
+    flags = [flag.view(-1)[own] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
     counted = Chains(int(goes_on.sum()) + cut, cut)
-    if memory.next_step or not len(final):
+    if rows.next_step or not len(final):
         return counted
-    is_end, is_over, leads_away = _ends(memory, final.cpu().numpy())
-    obs = [leaf_at(memory, i, start) for i in memory.observed]
-    return counted + _of_ends(is_end, is_over | memory.same_step, leads_away & _hold(memory, final.cpu().numpy(), obs))
+    is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
+    obs = [rows.bits_at(i, start) for i in rows.observed]
+    return counted + _of_ends(is_end, is_over | rows.same_step, leads_away & _hold(rows, final.cpu().numpy(), obs))
 
 
 def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> Chains:
@@ -165,33 +164,33 @@ def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray
     return Chains(ended=int(told.sum()), reset=int((told & leads_to_start).sum()))
 
 
-def _ends(memory: RowMemory, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of flat slots: the end of an episode of several steps is there, it is a terminated one, and it leads away."""
-    ring = memory.ring
+    ring = rows.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
-    terminated, truncated = (flag.view(-1).cpu().numpy()[own] for flag in memory.flags())
+    terminated, truncated = (flag.view(-1).cpu().numpy()[own] for flag in rows.flags())
     is_step = (kind[own] == TRANSITION) | (kind[own] == HISTORY)
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
     stays = np.ones(len(final), bool)
-    for i in memory.observed:
-        stays &= (_held(memory, own, i) == _held(memory, final, i)).all(1)
+    for i in rows.observed:
+        stays &= (_held(rows, own, i) == _held(rows, final, i)).all(1)
     return is_end, terminated, ~stays
 
 
-def _hold(memory: RowMemory, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
+def _hold(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Which flat slots hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
-    for i, given in zip(memory.observed, obs, strict=True):
-        same &= (_held(memory, slots, i) == _raw(given, len(slots))).all(1)
+    for i, given in zip(rows.observed, obs, strict=True):
+        same &= (_held(rows, slots, i) == _raw(given, len(slots))).all(1)
     return same
 
 
-def _held(memory: RowMemory, slots: np.ndarray, leaf: int) -> np.ndarray:
+def _held(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
     """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
-    if leaf in memory.stacked:
-        return _raw(leaf_at(memory, leaf, torch.from_numpy(slots).to(memory.device)), len(slots))
-    return _raw(memory.leaves[leaf], memory.ring.kind.numel())[slots]
+    if leaf in rows.stacked:
+        return _raw(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
+    return _raw(rows.leaves[leaf], rows.ring.kind.numel())[slots]
 
 
 def _raw(tensor: torch.Tensor, items: int) -> np.ndarray:

@@ -10,9 +10,9 @@ import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.replay.read_plan import INDEX, WEIGHT, Layout, ReadPlan
+from relive.replay.backend import Backend
+from relive.replay.read_plan import INDEX, WEIGHT, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.store import Leaves, PlanReader, ReplayStore
 from relive.replay.views.protocol import ReadContext, View, require_order
 from relive.replay.views.transition import Transition
 from relive.rng import Randomness
@@ -30,7 +30,7 @@ _MOST_VIEWS = 64
 class Drawing:
     """A bound sampler and the rows it draws from. The caller holds the lock, but for `sample`."""
 
-    def __init__(self, store: ReplayStore, sampler: Sampler, random: Randomness) -> None:
+    def __init__(self, store: Backend, sampler: Sampler, random: Randomness) -> None:
         self._store, self._sampler, self._random = store, sampler, random
         self._is_uniform = isinstance(sampler, Uniform)
         self._views: dict[View | None, tuple[PlanReader, Finish | None]] = {}
@@ -100,7 +100,7 @@ class Drawing:
     def _require_memory(self, count: int, plan: ReadPlan) -> None:
         steps = plan.length if plan.layout is Layout.PACKED else 1
         if count * steps > _MANY:
-            memory = self._store.memory
+            memory = self._store.rows
             row = memory.nbytes // memory.ring.kind.numel()
             require_memory(count * steps * (2 * row + 64), "sample", "Pass a smaller batch_size or shorter sequences.")
 
@@ -149,7 +149,7 @@ class Drawing:
 
     def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
         chosen: Any = _TRANSITION if view is None else _checked(view)
-        plan: ReadPlan = chosen.plan(self._store.schema).within(self._store.memory.ring.slots)
+        plan: ReadPlan = chosen.plan(self._store.schema).within(self._store.ring.slots)
         if not plan.is_transition or plan.reduced is not None:  # goals come from other steps
             require_order(self._store, view)
         if len(self._views) >= _MOST_VIEWS:

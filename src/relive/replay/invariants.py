@@ -1,4 +1,4 @@
-"""What is true of the memory of a replay buffer."""
+"""The invariants of stored rows."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ from relive.schema.invariants import (
 )
 
 if TYPE_CHECKING:
-    from relive.replay.row_memory import RowMemory
-    from relive.replay.store import ReplayStore
+    from relive.replay.backend import Backend
+    from relive.replay.row_storage import RowStorage
 
 _MOST_ASKED = 4096
 """Slots whose ids are compared, or those of one row of all environments."""
 _KINDS = ("empty", "transition", "final", "pending", "history")
 
 
-def check_memory(memory: RowMemory) -> None:
+def check_rows(rows: RowStorage) -> None:
     """The leaves are as they were declared, and the rings in them hold whole transitions of whole episodes."""
-    _check_form(memory)
-    if not memory.has_values:
+    _check_form(rows)
+    if not rows.has_values:
         return
-    for fault in faults_of(memory):
+    for fault in faults_of(rows):
         raise InvariantError(fault)
-    host = _Host(memory)
-    _check_heads(memory, host)
-    rows = _Rows(memory.ring, host)
+    host = _Host(rows)
+    _check_heads(rows, host)
+    ages = _Ages(rows.ring, host)
     for check in (_check_kinds, _check_episodes, _check_ends):
-        check(memory, host, rows)
+        check(rows, host, ages)
     _check_counts(host)
 
 
-def faults_of(memory: RowMemory) -> Iterator[str]:
+def faults_of(rows: RowStorage) -> Iterator[str]:
     """Faults that a device has counted instead of raising, which would have been a wait."""
-    broken = int(memory.broken) if memory.has_values else 0
+    broken = int(rows.broken) if rows.has_values else 0
     if broken:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
-    yield from overflows_of(memory.overflowed)
-    unknown = int(memory.unknown_envs) if memory.has_values else 0
+    yield from overflows_of(rows.overflowed)
+    unknown = int(rows.unknown_envs) if rows.has_values else 0
     if unknown:
         remedy = "Number them from 0."
-        yield explain("env_ids", f"environments 0 to {memory.ring.num_envs - 1}", f"{unknown} others, skipped", remedy)
+        yield explain("env_ids", f"environments 0 to {rows.ring.num_envs - 1}", f"{unknown} others, skipped", remedy)
 
 
-def _check_form(memory: RowMemory) -> None:
-    ring, schema = memory.ring, memory.schema
-    num_envs = memory.lead[0] if memory.lead else 1
-    alive = memory.rows + (not memory.keeps_next)
+def _check_form(rows: RowStorage) -> None:
+    ring, schema = rows.ring, rows.schema
+    num_envs = rows.lead[0] if rows.lead else 1
+    alive = rows.rows_per_env + (not rows.keeps_next)
     expected = (num_envs, alive, alive + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.alive, ring.slots)
     require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
-    lead, copied = (ring.slots, ring.num_envs), memory.observed if memory.keeps_next else ()
+    lead, copied = (ring.slots, ring.num_envs), rows.observed if rows.keeps_next else ()
     fields = [*schema.fields, *(schema.fields[i] for i in copied)]
     of_ring = Ring.forms(ring.slots, ring.num_envs)
-    paths = [*schema.paths, *(memory.next_paths if copied else ()), *((name,) for name in of_ring)]
+    paths = [*schema.paths, *(rows.next_paths if copied else ()), *((name,) for name in of_ring)]
     forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *of_ring.values()]
-    for path, tensor, (shape, dtype) in zip(paths, memory.tensors, forms, strict=True):
-        require_form(path_name(path), tensor, shape, dtype, memory.device)
-    require_addresses(paths, memory.tensors, memory.addresses)
+    for path, tensor, (shape, dtype) in zip(paths, rows.tensors, forms, strict=True):
+        require_form(path_name(path), tensor, shape, dtype, rows.device)
+    require_addresses(paths, rows.tensors, rows.addresses)
 
 
-def _check_heads(memory: RowMemory, host: _Host) -> None:
-    terminated, truncated = memory.flags()
-    ring = memory.ring
+def _check_heads(rows: RowStorage, host: _Host) -> None:
+    terminated, truncated = rows.flags()
+    ring = rows.ring
     for name, tensor in (
         ("terminated", terminated), ("truncated", truncated), ("first", ring.first), ("open", ring.open),
         ("resetting", ring.resetting),
@@ -86,9 +86,9 @@ def _check_heads(memory: RowMemory, host: _Host) -> None:
     require_all(host.head >= host.floor, "head", "a row of at least the floor", host.head)
     most = np.iinfo(np.int64).max // ring.num_envs - 1
     require_all(host.head <= most, "head", f"a row of at most {most}, for ids of int64", host.head)
-    may_open = (host.head > host.floor) & (not memory.keeps_next)
+    may_open = (host.head > host.floor) & (not rows.keeps_next)
     require_all(may_open | ~host.open, "open", "False without a step before the row", host.open)
-    may_reset = (host.open | memory.keeps_next | (host.head == host.floor)) & memory.next_step
+    may_reset = (host.open | rows.keeps_next | (host.head == host.floor)) & rows.next_step
     expected = "False, except after an end under autoreset=NEXT_STEP"
     require_all(may_reset | ~host.resetting, "resetting", expected, host.resetting)
 
@@ -104,12 +104,12 @@ class _Host:
     count: np.ndarray
     floor: np.ndarray
 
-    def __init__(self, memory: RowMemory) -> None:
-        vars(self).update((name, on_host(tensor)) for name, tensor in memory.ring.state.items())
-        self.terminated, self.truncated = map(on_host, memory.flags())
+    def __init__(self, rows: RowStorage) -> None:
+        vars(self).update((name, on_host(tensor)) for name, tensor in rows.ring.state.items())
+        self.terminated, self.truncated = map(on_host, rows.flags())
 
 
-class _Rows:
+class _Ages:
     """The rows that the slots of a ring are for, and what is known of each by its age [S, N].
 
     The newest row of an environment has the age 0. Ages are small numbers, which a processor compares quickly.
@@ -146,53 +146,53 @@ class _Rows:
         raise InvariantError(explain(where, expected, found, remedy))
 
 
-def _check_kinds(memory: RowMemory, host: _Host, rows: _Rows) -> None:
+def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     """What each slot may hold, by its distance to the head."""
-    ring, kind = memory.ring, rows.kind
+    ring, kind = rows.ring, ages.kind
     require_all(kind < len(_KINDS), "kind", f"one of 0 to {len(_KINDS) - 1}", kind)
-    rows.require((kind != EMPTY) | ~rows.is_stored, "kind", "a row that was written", kind)
-    require_all((kind == EMPTY) | rows.is_stored, "kind", "0 (empty) where no row was written", kind)
-    is_open = rows.is_newest & host.open
-    rows.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
-    rows.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
-    rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
+    ages.require((kind != EMPTY) | ~ages.is_stored, "kind", "a row that was written", kind)
+    require_all((kind == EMPTY) | ages.is_stored, "kind", "0 (empty) where no row was written", kind)
+    is_open = ages.is_newest & host.open
+    ages.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
+    ages.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
+    ages.require(ages.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
-    may_be_history = ~rows.is_alive | rows.is_early
-    may_be_history |= bool(memory.mutable)  # what was written again when the power failed is withheld
-    rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
-    if not memory.keeps_next:
-        rows.require(~(rows.is_step & rows.is_newest), "kind", "no transition as the newest row", kind)
+    may_be_history = ~ages.is_alive | ages.is_early
+    may_be_history |= bool(rows.mutable)  # what was written again when the power failed is withheld
+    ages.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
+    if not rows.keeps_next:
+        ages.require(~(ages.is_step & ages.is_newest), "kind", "no transition as the newest row", kind)
 
 
-def _check_episodes(memory: RowMemory, host: _Host, rows: _Rows) -> None:
+def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     """What separates episodes, and which rows start one."""
-    kind, first, final = rows.kind, host.first, rows.kind == FINAL
-    after_final = rows.after(final)
-    if not memory.next_step:
-        rows.require(~(final & (after_final | rows.is_first)), "kind", "a transition before a final row", kind)
+    kind, first, final = ages.kind, host.first, ages.kind == FINAL
+    after_final = ages.after(final)
+    if not rows.next_step:
+        ages.require(~(final & (after_final | ages.is_first)), "kind", "a transition before a final row", kind)
     else:
         # A reset and, after it, an observation that nobody acted on.
         twice = final & after_final
-        rows.require(~(final & rows.after(twice)), "kind", "at most two final rows in a row", kind)
-    if memory.keeps_next:
-        rows.require(first | ~rows.is_stored, "first", "a start in every unordered row", first)
+        ages.require(~(final & ages.after(twice)), "kind", "at most two final rows in a row", kind)
+    if rows.keeps_next:
+        ages.require(first | ~ages.is_stored, "first", "a start in every unordered row", first)
     else:
-        rows.require(first | ~after_final, "first", "a start after a final row", first)
-        rows.require(~first | ~(rows.follows & ~after_final), "first", "a start only after a final row", first)
+        ages.require(first | ~after_final, "first", "a start after a final row", first)
+        ages.require(~first | ~(ages.follows & ~after_final), "first", "a start only after a final row", first)
 
 
-def _check_ends(memory: RowMemory, host: _Host, rows: _Rows) -> None:
+def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     """Flags are where episodes end, and environments reset where the flags say so."""
-    ring, kind = memory.ring, rows.kind
-    ended = rows.is_step & (host.terminated | host.truncated)
-    after_end = rows.after(ended)
-    if memory.keeps_next:
-        is_reset = rows.follows & (kind == FINAL)
-        rows.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
+    ring, kind = rows.ring, ages.kind
+    ended = ages.is_step & (host.terminated | host.truncated)
+    after_end = ages.after(ended)
+    if rows.keeps_next:
+        is_reset = ages.follows & (kind == FINAL)
+        ages.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
-        closed = (kind == FINAL) | ((kind == PENDING) & memory.next_step)
-        rows.require(closed | ~after_end, "kind", "final after an end", kind)
-    if not memory.next_step:
+        closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
+        ages.require(closed | ~after_end, "kind", "final after an end", kind)
+    if not rows.next_step:
         return
     # After an end the coming row resets; what is stored beside its rows shows no cut that has undone that.
     stored = host.head > host.floor
@@ -208,14 +208,14 @@ def _check_counts(host: _Host) -> None:
     require_all(host.count == found, "count", "the number of transitions", host.count)
 
 
-def check_kernels(store: ReplayStore) -> None:
-    """What the kernels of a store say of the rows is what their memory says."""
-    ring = store.memory.ring
+def check_kernels(backend: Backend) -> None:
+    """The kernels of a backend say of its rows what their tensors say."""
+    ring = backend.ring
     count = int(ring.count.sum())
-    require(len(store) == count, "len", f"{count}, the number of transitions", len(store))
+    require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
     # Of some slots of every environment: an id is computed from the environment's head, not stored.
     every = ring.kind.numel() // _MOST_ASKED + 1
     slot, env = (ring.kind[::every] == TRANSITION).nonzero(as_tuple=True)
     slots = slot * every * ring.num_envs + env
-    ids = store.ids(slots)
+    ids = backend.ids(slots)
     require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)

@@ -14,10 +14,10 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
+from relive.replay.ids import NO_ROW, conformed, flat_ids, mutable_leaves, padded_rows, write_back
+from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
-from relive.replay.store import Leaves
 from relive.replay.views import View
-from relive.replay.write_back import NO_ROW, conformed, flat_ids, mutable_leaves, padded_rows, write_back
 from relive.schema.assembly import assemble, check_batch_size, check_destination, copy_into, to_device
 from relive.schema.checks import as_float
 from relive.schema.conversion import as_tensor, numpy_view, row_ids

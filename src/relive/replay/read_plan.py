@@ -1,15 +1,25 @@
-"""Read plans: the leaves, offsets and sums that a view reads around each drawn row, and that backends execute."""
+"""Read plans: the leaves, offsets and sums that a view reads around each drawn row; a backend's reader executes one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from relive import lazy
 from relive.schema.fields import Path, Schema
 from relive.schema.mutable import is_carried
+
+if TYPE_CHECKING:
+    from relive.replay.samplers import Sampler
+
+Leaves = dict[Path, torch.Tensor]
+"""The leaves of a batch by path, in its order."""
 
 INDEX: Path = ("index",)
 WEIGHT: Path = ("weight",)
@@ -161,6 +171,35 @@ class ReadPlan:
         steps, nexts = _sequence(before, after + 1)
         reads = (read._replace(group=nexts if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
         return replace(self, reads=tuple(reads), reduced=reduced)
+
+
+class PlanReader:
+    """Reads batches of one plan of one backend. Only `read` is needed; other methods say None where they cannot."""
+
+    plan: ReadPlan
+    copies_unlocked = False
+    """It has `sample_unlocked`: other processes write here, and would wait while rows are copied."""
+
+    def read(self, slots: torch.Tensor) -> Leaves:
+        """The batch of the rows at these slots, in fresh tensors."""
+        raise NotImplementedError
+
+    def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
+        """A batch of rows that are drawn uniformly, in one call."""
+
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Any:
+        """Memory for a batch, that of `out` if it is given: what `fill` takes."""
+
+    def fill(
+        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
+    ) -> lazy.TensorDict:
+        """The batch of the rows at these slots in reserved memory; cannot fail."""
+        raise NotImplementedError
+
+    def sample_unlocked(
+        self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
+    ) -> lazy.TensorDict | None:
+        """A batch that `sampler` draws under the lock, copied without it; None if a row was overwritten meanwhile."""
 
 
 def row_plan(

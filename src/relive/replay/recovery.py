@@ -10,15 +10,15 @@ import zlib
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
+from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MOST_ROWS, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
-from relive.replay.store import DurableStore, durable
 from relive.storage import commits
 from relive.storage.codec import FileArrays, bytes_of
 from relive.storage.commits import Commit
@@ -39,15 +39,15 @@ class RecoverableBuffer:
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = weakref.ref(buffer)
-        self._ring = buffer.storage.memory.ring
+        self._ring = buffer.storage.ring
         self.slots, self.nbytes = self._ring.slots, buffer.nbytes
 
     @property
     def most_growth(self) -> int:
         """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
-        buffer, given = self._alive, self._alive.parts.given
+        buffer = self._alive
         drawn = 0 if buffer.sampler.keeps_state_in_memory or not buffer.sampler.state() else 8 * self._ring.kind.numel()
-        return given.most_bytes + _MOST_OF_NAME * len(buffer.storage.memory.schema.fields) + drawn
+        return buffer._parts["staged"].most_bytes + _MOST_OF_NAME * len(buffer.storage.schema.fields) + drawn
 
     @property
     def is_alive(self) -> bool:
@@ -59,6 +59,11 @@ class RecoverableBuffer:
         buffer = self._buffer()
         assert buffer is not None
         return buffer
+
+    @property
+    def _backend(self) -> NativeBackend:
+        """The backend of disk memory, which no other can be."""
+        return cast("NativeBackend", self._alive.storage)
 
     @property
     def head(self) -> torch.Tensor:
@@ -74,7 +79,7 @@ class RecoverableBuffer:
         buffer, ring = self._alive, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         drawn = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
-        beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
+        beside = {name: part.state() for name, part in buffer._parts.items()}
         return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
 
     def slots_checksum(self) -> int:
@@ -83,26 +88,26 @@ class RecoverableBuffer:
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
         """Let the disk begin to write a piece of a file, without waiting for it."""
-        durable(self._alive.storage).write_behind(file, offset, nbytes)
+        self._backend.write_behind(file, offset, nbytes)
 
     def seal(self) -> None:
         """Take every row for what was written."""
-        durable(self._alive.storage).seal()
+        self._backend.seal()
 
     def recover(self, record: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
         buffer, ring, saved = self._alive, self._ring, _reader(record)
-        store = durable(buffer.storage)
+        backend = self._backend
         try:
             _check_flags(ring)
             if record.is_closed:
                 _require_closed(ring, saved, checksum() == record.checksum)
             else:
-                _recover(store, saved, record)
+                _recover(backend, saved, record)
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
-            store.found()
+            backend.refresh()
             _resume(buffer, saved, record, resumes)
-            buffer.parts.check()
+            buffer._check_state()
         except (SchemaError, InvariantError) as error:
             raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
@@ -122,9 +127,9 @@ def _reader(record: Commit) -> SnapshotReader:
 def _resume(buffer: ReplayBuffer, read: SnapshotReader, record: Commit, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
     if not buffer.sampler.keeps_state_in_memory:
-        resume(buffer.sampler, buffer.storage.memory, read.part("sampler"), read.config)
+        resume(buffer.sampler, read.part("sampler"), read.config)
     buffer.sampler.on_recover()
-    random, observers, staged = buffer.parts.beside_rows.values()
+    random, observers, staged = buffer._parts.values()
     if resumes:
         random.load_state(read.part("random"))
     if observers.config() == record.config.get("listeners"):
@@ -152,13 +157,13 @@ def _saved(ring: Ring, read: SnapshotReader, name: str) -> torch.Tensor:
     return read.array(f"ring.{name}", getattr(ring, name))
 
 
-def _recover(storage: DurableStore, read: SnapshotReader, record: Commit) -> None:
+def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> None:
     """After a kill all that was stored is there, but for the step that was being written.
 
     Where that is not what is found, as after a loss of power, the rings go back to the last commit. Doing it twice, or
     again after being killed in the middle of it, leads to the same.
     """
-    ring = storage.memory.ring
+    ring = backend.ring
     head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
     most = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.max_rows_since_commit > most:
@@ -168,23 +173,23 @@ def _recover(storage: DurableStore, read: SnapshotReader, record: Commit) -> Non
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
     if record.boot == commits.boot() and _is_left_by_a_kill(ring, head, floor, record.max_rows_since_commit):
-        storage.mend()
-        if not storage.broken_rows(head - record.max_rows_since_commit, ring.head + 1).any():
+        backend.recover()
+        if not backend.broken_rows(head - record.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
     ring.journal.fill_(-1)  # until all of this is done, it is not what a kill leaves
     for name in ("head", "open", "resetting", "floor"):
         getattr(ring, name).copy_(_saved(ring, read, name))
-    if _is_untouched(storage, record):
+    if _is_untouched(backend, record):
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
         ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.max_rows_since_commit)
-        broken = storage.broken_rows(head - record.max_rows_since_commit, ring.head + 1)
+        broken = backend.broken_rows(head - record.max_rows_since_commit, ring.head + 1)
         if broken.any():
             ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
     # What was written again since the commit may have come to the disk in part.
-    storage.forget_write_back()
-    ring.withhold(storage.torn_rows())
+    backend.forget_write_back()
+    ring.withhold(backend.torn_rows())
     ring.journal.zero_()
 
 
@@ -193,13 +198,13 @@ def _slots_checksum(ring: Ring) -> int:
     return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
 
 
-def _is_untouched(storage: DurableStore, record: Commit) -> bool:
+def _is_untouched(backend: NativeBackend, record: Commit) -> bool:
     """Whether no write after the commit has reached the disk: the rows that it would have overwritten are whole."""
-    ring, max_rows = storage.memory.ring, record.max_rows_since_commit
+    ring, max_rows = backend.ring, record.max_rows_since_commit
     if _slots_checksum(ring) != record.slots_checksum:
         return False
-    newest = storage.broken_rows(ring.head - max_rows, ring.head + 1)
-    oldest = storage.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
+    newest = backend.broken_rows(ring.head - max_rows, ring.head + 1)
+    oldest = backend.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
     return not bool((newest | oldest).any())
 
 

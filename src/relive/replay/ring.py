@@ -76,7 +76,7 @@ class Ring:
     floor: torch.Tensor = field(metadata=_of_envs(torch.int64))
     """The first row since the last clear, or since older ones were lost."""
     journal: torch.Tensor | None = None
-    """Where a step that is being written began, 1 + 2 · head + open, else 0; see `mend`. No part of the state."""
+    """Where a step that is being written began, 1 + 2 · head + open, else 0; see `recover`. No part of the state."""
 
     @staticmethod
     def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -230,7 +230,7 @@ class Ring:
         found = torch.full((len(ids), nowhere + 1), -1, device=ids.device)
         return found.scatter_(1, torch.where(is_step, place, nowhere), at)[:, :-1]
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Make a ring of what a process left that died while it had the lock.
 
         A step that it was writing has not been: the episode ends where it began, and the oldest rows, which it may have

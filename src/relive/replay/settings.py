@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.replay.row_memory import RowMemory
+from relive.replay.native_backend import BridgedBackend, NativeBackend
+from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import config_of, sampler_of
 from relive.replay.samplers.sampler import require_sampler
+from relive.replay.torch_backend import TorchBackend
 from relive.schema.autoreset import parse_autoreset
 from relive.schema.buffer_schemas import check_replay, replay_nbytes, replay_schema
 from relive.schema.checks import positive
@@ -67,16 +70,29 @@ class ReplaySettings:
             if is_given and self.memory.is_shared:
                 raise SchemaError(explain(name, *_UNCOUNTED))
 
-    def rows_in(self, allocator: Allocator) -> RowMemory:
-        """The memory of such a buffer."""
-        return RowMemory(
+    def backend_in(self, allocator: Allocator) -> Any:
+        """The backend of such a buffer, with rows from this allocator."""
+        rows = RowStorage(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
             keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
+        serving = kernels.serving(rows.tensors, rows.schema.deepest_stack)
+        if serving not in ("torch", "triton"):
+            return (NativeBackend if serving == "native" else BridgedBackend)(rows)
+        if allocator.persistent:
+            remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
+            got = f"{len(rows.leaves)} leaves that it cannot"
+            expected = "fields that the native core can write, as shared and disk memory need"
+            raise SchemaError(explain("device", expected, got, remedy))
+        if serving == "torch":
+            return TorchBackend(rows)
+        from relive.replay.triton_backend import TritonBackend  # noqa: PLC0415 (which needs Triton)
+
+        return TritonBackend(rows)
 
     def row_forms(self) -> dict[str, Form]:
-        """The dtype and shape of each column of rows that never change; see `RowMemory.complete_rows`."""
+        """The dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
         schema = self.schema
         columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
         if self.next_obs == "stored":
@@ -133,7 +149,7 @@ def require_backing(config: Node, saved: SnapshotReader) -> None:
 
 def require_empty(replay: ReplayBuffer) -> None:
     """Refuse disk memory that is to be filled and holds a buffer already."""
-    if replay.storage.memory.allocator.reopened:
+    if replay.storage.allocator.reopened:
         replay.close()
         remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
         expected, got = "an empty folder for disk memory", "a folder that holds a buffer"

@@ -19,15 +19,16 @@ from relive.replay.read_plan import (
     Anchor,
     Group,
     Layout,
+    Leaves,
+    PlanReader,
     ReadPlan,
     next_path,
 )
-from relive.replay.store import Leaves, PlanReader
 from relive.schema.conversion import bits_of
 from relive.schema.fields import Path
 
 if TYPE_CHECKING:
-    from relive.replay.row_store import RowStore
+    from relive.replay.backend import Backend
 
 
 class EpisodeExtent(NamedTuple):
@@ -52,7 +53,7 @@ _PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
 class TorchReader(PlanReader):
     """Reads batches of one plan with a few launches, however many offsets there are."""
 
-    def __init__(self, store: RowStore, plan: ReadPlan) -> None:
+    def __init__(self, store: Backend, plan: ReadPlan) -> None:
         self.plan, self._store = plan, store
         self._summed = {read.leaf: read.path for read in plan.reads if read.group.anchor is Anchor.SUM}
         self._windows = {group: _paths_of(plan, group) for group in plan.groups if group.offsets is not None}
@@ -93,14 +94,14 @@ class TorchReader(PlanReader):
                 found |= zip(leaves.values(), store.take(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
             last = None if missing is None else plan.n - 1 - missing
-            found |= self._offsets(slots, EpisodeExtent(*store.memory.ring.reach(slots, *plan.reach), last))
+            found |= self._offsets(slots, EpisodeExtent(*store.ring.reach(slots, *plan.reach), last))
         return found
 
     def _sum(self, slots: torch.Tensor, found: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ids, sums and discounts to `found`; the slots of `_PLACES` [3, B], and how many of n steps are not."""
         store, n = self._store, self.plan.n
         found[INDEX] = ids = store.ids(slots)
-        run, is_no_step = store.memory.ring.run(ids, n)
+        run, is_no_step = store.ring.run(ids, n)
         is_over, missing = until_last(is_no_step)
         rewards = store.take(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
@@ -112,7 +113,7 @@ class TorchReader(PlanReader):
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """The leaves of all groups with offsets, and their masks."""
         steps, inside = nearest(self.plan, extent)
-        at = self._store.later(slots.unsqueeze(1), steps)
+        at = self._store.ring.after(slots.unsqueeze(1), steps)
         zeros = self.plan.layout is Layout.ZEROS
         if zeros:
             at = torch.where(inside, at, -1)
@@ -131,7 +132,7 @@ class TorchReader(PlanReader):
 
     def _sequences(self, slots: torch.Tensor) -> Leaves:
         """Steps that are packed to the left."""
-        store, ring, plan = self._store, self._store.memory.ring, self.plan
+        store, ring, plan = self._store, self._store.ring, self.plan
         before, after = plan.reach
         ids = store.ids(slots)
         windows = ring.windows(ids, before, after + 1, plan.cross_episodes)

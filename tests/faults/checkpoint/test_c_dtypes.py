@@ -117,7 +117,7 @@ def go_on(buffer: Any, dtype: torch.dtype) -> None:
     if isinstance(buffer, rl.DistillationBuffer):
         buffer.add(**given(dtype, 2))
     elif isinstance(buffer, rl.ReplayBuffer):
-        buffer._given.staged.clear()
+        buffer._input.staged.clear()
         add_steps(buffer, dtype, first=11)
     else:
         buffer.clear()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay.native_store import NativeStore
+from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import Ring
 from relive.storage.disk import Folder
 from tests.faults.disk.test_kills import killed_after
@@ -22,9 +22,9 @@ from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 pytestmark = pytest.mark.thorough
 
 
-def no_seals(storage: NativeStore, *_: Any) -> torch.Tensor:
+def no_seals(storage: NativeBackend, *_: Any) -> torch.Tensor:
     """Whatever a row is, it is taken for what was written."""
-    return torch.zeros_like(storage.memory.ring.first)
+    return torch.zeros_like(storage.rows.ring.first)
 
 
 def cut_off(path: Path) -> tuple[Path, list[Any]]:
@@ -67,7 +67,7 @@ def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch
     reopened(root, lives)
     sealed = rl.load(tmp_path / "sealed")  # goes back to the commit, and has no row that is wrong
     sealed.check()
-    monkeypatch.setattr(NativeStore, "broken_rows", no_seals)
+    monkeypatch.setattr(NativeBackend, "broken_rows", no_seals)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint)):
         reopened(early, lives)
 
@@ -80,14 +80,14 @@ def test_rows_that_are_not_compared_with_their_seals_are_noticed(
     clock = np.zeros(layout.envs, np.int64)
     for turn in range(20):
         write(replay, story, clock, turn)
-    row = int(replay.storage.memory.ring.head[0]) - 2
+    row = int(replay.storage.rows.ring.head[0]) - 2
     obs = np.memmap(tmp_path / "memory" / "column0", np.uint8, "r+").reshape(-1, layout.envs, layout.width)
     obs[row % len(obs), 0, 40] ^= 4
     del replay
     lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
     shutil.copytree(tmp_path / "memory", tmp_path / "again")
     verify(rl.load(tmp_path / "again", rl.ReplayBuffer), story, lives)
-    monkeypatch.setattr(NativeStore, "broken_rows", no_seals)
+    monkeypatch.setattr(NativeBackend, "broken_rows", no_seals)
     with pytest.raises(AssertionError):
         verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 

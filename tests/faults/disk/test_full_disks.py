@@ -36,7 +36,7 @@ def obs_at(t: int) -> dict[str, np.ndarray]:
 
 def step(replay: rl.ReplayBuffer, t: int) -> None:
     """A step, part of it staged before; a draw, so that an epoch begins."""
-    if not replay._given.staged:
+    if not replay._input.staged:
         replay.stage(obs=obs_at(t))
     ends = np.array([t % 7 == 6, False, False])
     replay.add(

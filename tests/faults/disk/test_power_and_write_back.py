@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay.native_store import NativeStore
+from relive.replay.native_backend import NativeBackend
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.test_power import Machine, other_boot  # noqa: F401 (a fixture)
 from tests.totals import SEED, tell, trials
@@ -116,7 +116,7 @@ def test_a_loss_of_power_leaves_no_half_of_a_row(tmp_path: Path, monkeypatch: py
 def test_rows_that_are_not_compared_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary: without the checksums of mutable fields, half of a row is served."""
     machine, rng = Machine(monkeypatch), random.Random(SEED)
-    monkeypatch.setattr(NativeStore, "torn_rows", lambda store: torch.zeros_like(store.memory.ring.first))
+    monkeypatch.setattr(NativeBackend, "torn_rows", lambda store: torch.zeros_like(store.rows.ring.first))
     for trial in range(40):
         (tmp_path / str(trial)).mkdir()
         try:

@@ -100,4 +100,4 @@ def test_the_host_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replay = rl.ReplayBuffer(8, 2, 1, seed=0)
-    assert type(replay.storage).__name__ != "TritonStore"
+    assert type(replay.storage).__name__ != "TritonBackend"

@@ -86,7 +86,7 @@ def test_a_buffer_whose_only_row_resets_is_not_searched_for_ever() -> None:
         replay.clear()
         replay.extend(block(1, 1, False))
         assert len(replay) == 0
-        assert 0 <= int(replay.storage.draw(2, replay._random).max()) < replay.storage.memory.ring.kind.numel()
+        assert 0 <= int(replay.storage.draw(2, replay._random).max()) < replay.storage.rows.ring.kind.numel()
 
 
 @pytest.mark.thorough

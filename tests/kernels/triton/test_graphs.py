@@ -18,7 +18,7 @@ from tests.kernels.triton.interpreter import interpreted
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
 from relive.kernels.triton.launching import Launch
-from relive.replay import triton_store
+from relive.replay import triton_backend
 
 ENVS, BATCH = 3, 8
 
@@ -39,7 +39,7 @@ class Graph:
 
         with ExitStack() as patches:
             patches.enter_context(patch.object(Launch, "__call__", record))
-            for module in (triton_store, prioritized):
+            for module in (triton_backend, prioritized):
                 patches.enter_context(patch.object(module, "is_capturing", is_capturing))
             yield
 
@@ -76,7 +76,7 @@ class Learner:
 
 def assert_same(a: Learner, b: Learner) -> None:
     """Every tensor of both buffers, and the last batch, bit for bit."""
-    for one, other in zip(a.replay.storage.memory.tensors, b.replay.storage.memory.tensors, strict=True):
+    for one, other in zip(a.replay.storage.rows.tensors, b.replay.storage.rows.tensors, strict=True):
         assert torch.equal(one, other)
     for name in ("obs", "next_obs", "reward", "index", "weight"):
         assert torch.equal(a.out[name], b.out[name])

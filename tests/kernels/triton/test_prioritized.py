@@ -222,7 +222,7 @@ class TestCheckpoints:
         with interpreted():
             mine = rl.load(tmp_path / "native")
             assert isinstance(mine, rl.ReplayBuffer)
-            assert type(mine.storage).__name__ == "TritonStore"
+            assert type(mine.storage).__name__ == "TritonBackend"
             assert torch.equal(masses(mine), masses(native))
             mine.add(**step(9))
             mine.update_priority(mine.sample(8)["index"], torch.rand(8))
@@ -276,7 +276,7 @@ def test_any_story_gives_the_masses_of_the_native_core(story: list[tuple[str, An
             elif len(native):
                 newest = int(native.ids().max())
                 index = torch.tensor([max(newest - age, 0) for age, _ in how])
-                index = index[native.storage.memory.ring.locate(index)[1].logical_not()]
+                index = index[native.storage.rows.ring.locate(index)[1].logical_not()]
                 priority = torch.tensor([value for _, value in how], dtype=torch.float64)[: len(index)]
                 assert int(mine.update_priority(index, priority)) == native.update_priority(index, priority)
             assert_same_masses(mine, native)

@@ -107,7 +107,7 @@ def test_counts_lie_in_the_memory_that_processes_share() -> None:
 def test_a_row_that_a_dead_process_took_along_has_no_count() -> None:
     replay = fill(9, sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(9)
-    ring = replay.storage.memory.ring
+    ring = replay.storage.rows.ring
     ring.kind[0] = 0
     ring.count -= 1
     replay.sampler.on_recover()  # pyright: ignore[reportAttributeAccessIssue]

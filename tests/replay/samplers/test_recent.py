@@ -93,9 +93,9 @@ def test_where_the_newest_rows_are_withheld_older_ones_are_drawn() -> None:
     replay = rl.ReplayBuffer(40, 1, (), extra={"x": rl.Mutable(())}, sampler=rl.Recent(2), seed=0)
     for t in range(30):
         replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0], x=0.0)
-    ring = replay.storage.memory.ring
+    ring = replay.storage.rows.ring
     ring.withhold(ring.rows() >= 15)  # as after a loss of power
-    replay.storage.found()  # type: ignore[attr-defined]
+    replay.storage.refresh()  # type: ignore[attr-defined]
     replay.check()
     assert set(replay.sample(100)["index"].tolist()) == {13, 14}
 

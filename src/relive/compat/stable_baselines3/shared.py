@@ -57,7 +57,7 @@ class SharedRows:
 
     def size_at(self, pos: int, is_full: bool) -> int:
         """How many positions before `pos` have a step of every environment."""
-        stored, newer = int(self.core.storage.memory.ring.count.min()), (self.written - pos) % self.size
+        stored, newer = int(self.core.storage.ring.count.min()), (self.written - pos) % self.size
         return max(stored - newer, 0)
 
     def state(self) -> dict[str, Any]:

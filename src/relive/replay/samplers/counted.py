@@ -42,7 +42,7 @@ class Counted(Sampler):
 
     def on_bind(self) -> None:
         inner: Any = self.sampler.bind(self.storage, self.rng)
-        self._inner, memory = inner, self.storage.memory
+        self._inner = inner
         self.updates_by_id, self.faults = inner.updates_by_id, inner.faults
         self.rescale, self.optional_state = inner.rescale, inner.optional_state
         if inner.takes_priorities:
@@ -50,8 +50,8 @@ class Counted(Sampler):
         self._last = torch.empty(0, dtype=torch.int64, device=self.storage.device)
         """The slots of the last draw, in case it is taken back."""
         self._number = 0
-        self._kind = memory.ring.kind.view(-1)
-        self._counts = memory.allocator.allocate("sampler.drawn", self._kind.shape, torch.int64)
+        self._kind = self.storage.ring.kind.view(-1)
+        self._counts = self.storage.allocator.allocate("sampler.drawn", self._kind.shape, torch.int64)
 
     def sample(self, count: int) -> Chosen:
         slots, weight = self._inner.choose(count)

@@ -49,9 +49,9 @@ class NewFirst(Sampler):
         storage = self.storage
         if self.length > 1:
             require_order(storage, self)
-        self._ring = storage.memory.ring
+        self._ring = storage.ring
         self._envs = torch.arange(self._ring.num_envs, device=storage.device)
-        self._shown = storage.memory.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
+        self._shown = storage.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
         """The row [N] of each environment up to which all rows were shown, or will not be."""
 
     def sample(self, count: int) -> Chosen:

@@ -14,9 +14,9 @@ import torch
 from relive import kernels
 from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError, PriorityError, SchemaError, explain
 from relive.kernels.priority import RingTensors
+from relive.replay.backend import Backend
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
-from relive.replay.store import ReplayStore
 from relive.rng import Randomness
 from relive.schema.checks import finite, number, one_of, positive, share
 from relive.schema.conversion import as_numpy_if_cpu
@@ -96,14 +96,14 @@ class Prioritized(Sampler):
             raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
         one_of("Prioritized.normalize", self.normalize, ("batch", "global"))
 
-    def bind(self, storage: ReplayStore, rng: Randomness) -> Prioritized:
+    def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
         """A copy for these rows; where the tree itself accepts priorities, one that lets it."""
         if storage.tree().keeps_largest and not isinstance(self, _OnDevice):
             return _OnDevice(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
 
     def on_bind(self) -> None:
-        self._ring = self.storage.memory.ring
+        self._ring = self.storage.ring
         self.tree = self.storage.tree()
         """The masses of slots; the leaf after them is nowhere: writes to it need no synchronisation."""
         self._slots = self.tree.num_leaves - 1
@@ -111,7 +111,7 @@ class Prioritized(Sampler):
         """The priority of new rows, and its mass."""
         self._numbers: Any = [1.0, 0]
         """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
-        allocator = self.storage.memory.allocator
+        allocator = self.storage.allocator
         if allocator.persistent:
             self._numbers = allocator.allocate("sampler.numbers", (2,), torch.float64).numpy()
             if not allocator.reopened:

@@ -29,7 +29,7 @@ class Recent(Sampler):
         positive("Recent.window", self.window)
 
     def on_bind(self) -> None:
-        self._ring, device = self.storage.memory.ring, self.storage.device
+        self._ring, device = self.storage.ring, self.storage.device
         # Between two transitions lie at most two rows that hold only an observation.
         self._back = torch.arange(min(3 * self.window + 3, self._ring.slots), device=device).unsqueeze(1)
         self._envs = torch.arange(self._ring.num_envs, device=device)

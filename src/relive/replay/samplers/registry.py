@@ -10,7 +10,6 @@ import torch
 from relive.checkpoint.snapshot import SnapshotReader, nbytes_of
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay import samplers
-from relive.replay.row_memory import RowMemory
 from relive.replay.samplers.sampler import Sampler
 from relive.storage.codec import Node
 
@@ -87,9 +86,9 @@ STAND_INS: tuple[Sampler, ...] = (
 """Samplers of every state that ours can have, to look at the state of one that only its maker can make again."""
 
 
-def resume(sampler: Sampler, memory: RowMemory, saved: SnapshotReader, config: Node) -> None:
+def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
     """Load the saved state of a bound sampler, whose buffer `config` describes."""
-    expected, slots = sampler.state(), memory.ring.kind.numel()
+    expected, slots = sampler.state(), sampler.storage.num_slots
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     found = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
         name: array for name, array in found.items() if name in expected or name not in sampler.optional_state

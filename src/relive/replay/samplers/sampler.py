@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.replay.store import ReplayStore
+from relive.replay.backend import Backend
 from relive.rng import Randomness
 
 Self = TypeVar("Self", bound="Sampler")
@@ -32,11 +32,11 @@ class Sampler:
     may_return_fewer: bool = False
     """Whether a batch may have fewer rows than were asked for, such as the last one of an epoch."""
 
-    storage: ReplayStore
+    storage: Backend
     rng: Randomness
     _is_ours: bool
 
-    def bind(self: Self, storage: ReplayStore, rng: Randomness) -> Self:
+    def bind(self: Self, storage: Backend, rng: Randomness) -> Self:
         """A copy that chooses rows of this storage with these random numbers."""
         bound = copy.copy(self)
         bound.storage, bound.rng = storage, rng
@@ -172,7 +172,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
         expected = f"float32 weights of shape ({len(slots)},) on {device}"
         raise SchemaError(explain(where, expected, _brief(weight), "Return one weight for each slot."))
     if device.type == "cpu":
-        bad = ~sampler.storage.memory.ring.is_drawable(slots)
+        bad = ~sampler.storage.ring.is_drawable(slots)
         if bad.any():
             got, remedy = f"slot {int(slots[bad][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))

@@ -31,7 +31,7 @@ class WithoutReplacement(Sampler):
     may_return_fewer = True
 
     def on_bind(self) -> None:
-        self._ring = self.storage.memory.ring
+        self._ring = self.storage.ring
         self._ids = torch.empty(0, dtype=torch.int64, device=self.storage.device)
         """The rows of this epoch, in its order."""
         self._at = 0

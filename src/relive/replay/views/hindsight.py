@@ -11,8 +11,7 @@ import torch
 from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
-from relive.replay.read_plan import MASK, ReadPlan, next_path
-from relive.replay.store import Leaves
+from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
 from relive.replay.views.protocol import ReadContext, View
 from relive.replay.views.transition import Transition

@@ -13,7 +13,7 @@ from relive.rng import Randomness
 from relive.schema.fields import Path, Schema
 
 if TYPE_CHECKING:
-    from relive.replay.store import ReplayStore
+    from relive.replay.backend import Backend
 
 
 class View(Protocol):
@@ -37,7 +37,7 @@ class ReadContext:
     random: Randomness
     plan: ReadPlan
     """What was read."""
-    _store: ReplayStore
+    _store: Backend
 
     @property
     def schema(self) -> Schema:
@@ -54,14 +54,14 @@ class ReadContext:
 
     def later(self, steps: torch.Tensor) -> torch.Tensor:
         """The slots of the rows so many steps after the drawn ones."""
-        return self._store.later(self.slots, steps)
+        return self._store.ring.after(self.slots, steps)
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
         """One leaf at slots [B, …]."""
         return self._store.take(slots, (self.schema.paths.index(path),))[0]
 
 
-def require_order(store: ReplayStore, what: object) -> None:
+def require_order(store: Backend, what: object) -> None:
     """Views of more than one step, and samplers of episodes, need rows in time order."""
     if store.keeps_next:
         remedy = 'Use the default next_obs="shared".'

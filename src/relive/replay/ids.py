@@ -1,15 +1,16 @@
-"""Rows that a caller names, by the "index" [B] of a batch or the "step_index" [B, L] of its sequences."""
+"""Rows by their ids: those that a caller names by "index" [B] or "step_index" [B, L], and all in their order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.replay.store import ReplayStore
+from relive.replay.backend import Backend
 from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, path_name, row_ids
 from relive.schema.fields import Schema
 from relive.schema.mutable import mutable_schema
@@ -43,29 +44,29 @@ def _count(which: torch.Tensor) -> Any:
     return total if isinstance(total, torch.Tensor) else int(total)
 
 
-def named_rows(store: ReplayStore, index: Any) -> NamedRows:
+def named_rows(backend: Backend, index: Any) -> NamedRows:
     """The rows of ids [B], or of ids [B, L] and -1; an IndexError for ids that were never issued."""
-    return _located(store, *flat_ids(index, store.device))
+    return _located(backend, *flat_ids(index, backend.device))
 
 
-def _located(store: ReplayStore, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
-    return NamedRows(store.locate(flat), lead) if len(lead) == 1 else padded_rows(store, flat, lead)
+def _located(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
+    return NamedRows(backend.locate(flat), lead) if len(lead) == 1 else padded_rows(backend, flat, lead)
 
 
-def padded_rows(store: ReplayStore, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
+def padded_rows(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
     """The rows of a vector of ids and -1, which was of the shape `lead`."""
     is_padding = flat == NO_ROW
-    if store.device.type == "cpu":
+    if backend.device.type == "cpu":
         slots = torch.full_like(flat, -1)
-        slots[~is_padding] = store.locate(flat[~is_padding])
+        slots[~is_padding] = backend.locate(flat[~is_padding])
     else:  # elsewhere no ids are selected: how many they are would have to be waited for
-        slots = store.locate(flat).masked_fill(is_padding, -1)
+        slots = backend.locate(flat).masked_fill(is_padding, -1)
     return NamedRows(slots, lead, is_padding)
 
 
-def _by_id(store: ReplayStore, index: Any) -> NamedRows:
+def _by_id(backend: Backend, index: Any) -> NamedRows:
     """The ids themselves in place of slots, for a run that finds the rows while it updates them."""
-    flat, lead = flat_ids(index, store.device)
+    flat, lead = flat_ids(index, backend.device)
     return NamedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
 
 
@@ -77,28 +78,28 @@ def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int,
     return ids, tuple(index.shape)
 
 
-def conformed(store: ReplayStore, lead: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+def conformed(backend: Backend, lead: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
     """Values of leaves for rows that were named by ids of the shape `lead`, as tensors [K, …] that fit."""
     values = {}
     for i, value in leaves.items():
-        field, where = store.schema.fields[i], path_name(store.schema.paths[i])
-        given = convert(where, field, value, lead, store.device, unit="rows")
+        field, where = backend.schema.fields[i], path_name(backend.schema.paths[i])
+        given = convert(where, field, value, lead, backend.device, unit="rows")
         values[i] = given.reshape(math.prod(lead), *field.shape)
     return values
 
 
 def write_back(
-    store: ReplayStore, flat: torch.Tensor, lead: tuple[int, ...], leaves: Mapping[int, Any], *, padded: bool = False
+    backend: Backend, flat: torch.Tensor, lead: tuple[int, ...], leaves: Mapping[int, Any], *, padded: bool = False
 ) -> Any:
     """Write mutable leaves of the rows of ids [K]; returns how many rows were overwritten meanwhile, and skipped.
 
     `lead` is the shape that the ids had; where it is (B, L), and where they are `padded`, -1 names no row.
     """
-    values = conformed(store, lead, leaves)
+    values = conformed(backend, lead, leaves)
     # Only now: the conversion of a value may run code that adds rows.
-    rows = padded_rows(store, flat, lead) if padded else _located(store, flat, lead)
+    rows = padded_rows(backend, flat, lead) if padded else _located(backend, flat, lead)
     if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
-        store.put(rows.slots, values)
+        backend.rewrite(rows.slots, values)
     return rows.stale
 
 
@@ -120,9 +121,9 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     return found
 
 
-def updated_priority(store: ReplayStore, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
+def updated_priority(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
-    rows = _by_id(store, index) if sampler.updates_by_id else named_rows(store, index)
+    rows = _by_id(backend, index) if sampler.updates_by_id else named_rows(backend, index)
     if rows.is_padding is None:
         return sampler.update(rows.slots, priority)
     if tuple(priority.shape) != rows.lead:
@@ -130,3 +131,30 @@ def updated_priority(store: ReplayStore, sampler: Any, index: Any, priority: tor
         raise SchemaError(explain("priority", f"shape {rows.lead}", tuple(priority.shape), remedy))
     # What a network made of padding may be NaN.
     return rows.without_padding(sampler.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))
+
+
+class SortedRows(NamedTuple):
+    """All transitions, by environment and then by time."""
+
+    ids: torch.Tensor
+    slots: torch.Tensor
+    """Where they are, in the flat list of slots."""
+    starts: torch.Tensor
+    """Which of them start an episode, or what is left of it."""
+
+    def episodes(self) -> list[torch.Tensor]:
+        """The ids of each episode."""
+        edges = [*self.starts.nonzero().squeeze(1).tolist(), len(self.starts)]
+        return [self.ids[start:stop] for start, stop in pairwise(edges)]
+
+
+def sort_rows(backend: Backend) -> SortedRows:
+    """Sort the stored transitions by environment and time."""
+    ring, slots = backend.ring, backend.stored()
+    ids = backend.ids(slots)
+    env, row = ids % ring.num_envs, ids // ring.num_envs
+    order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
+    ids, slots = ids[order], slots[order]
+    follows = (ids[1:] == ids[:-1] + ring.num_envs).nonzero().squeeze(1) + 1
+    starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
+    return SortedRows(ids, slots, starts | ring.first.view(-1)[slots])

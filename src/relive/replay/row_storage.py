@@ -1,4 +1,4 @@
-"""The memory of a replay buffer: every leaf of its rows as a tensor, and the ring that says what each slot holds."""
+"""The stored rows of a replay buffer: a tensor for every leaf, and the ring that says what each slot holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from relive.checkpoint.rows import Rows
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
-from relive.replay.invariants import check_memory
+from relive.kernels.torch_ops import wide
+from relive.replay.invariants import check_rows
 from relive.replay.ring import Ring, load_ring
 from relive.schema.conversion import (
     bits_of,
@@ -28,18 +29,18 @@ from relive.schema.mutable import Mutable, is_carried
 from relive.storage import Allocator
 
 
-class RowMemory:
-    """Leaves `[slots, num_envs, …]`: observations once, or with a copy of the next ones. Every store works on one.
+class RowStorage:
+    """Leaves `[slots, num_envs, …]`: observations once, or with a copy of the next ones.
 
     It knows nothing of kernels: what is here is read and verified with torch ops, on any device.
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, allocator: Allocator, *, keeps_next: bool,
+        self, schema: Schema, rows_per_env: int, num_envs: int | None, allocator: Allocator, *, keeps_next: bool,
         next_step: bool, same_step: bool, has_stats: bool = False,
     ) -> None:  # fmt: skip
         self.schema = schema
-        self.rows = rows
+        self.rows_per_env = rows_per_env
         """How many rows of each environment may be drawn, at most."""
         self.allocator = allocator
         self.keeps_next = keeps_next
@@ -57,7 +58,7 @@ class RowMemory:
         self.carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
         """The leaves that a sequence has only at its start."""
         history = schema.deepest_stack - 1
-        self.ring = Ring.allocated(rows if keeps_next else rows + 1, num_envs or 1, history, allocator)
+        self.ring = Ring.allocated(rows_per_env if keeps_next else rows_per_env + 1, num_envs or 1, history, allocator)
         shape = (self.ring.slots, self.ring.num_envs)
         self.leaves = tuple(
             allocator.allocate(f"column{i}", (*shape, *field.shape), field.dtype)
@@ -117,7 +118,28 @@ class RowMemory:
         leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # none where they are shared
         return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
 
-    # What a caller gives for a step
+    def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
+        """A leaf at flat slots as bits, the stacks of frames rebuilt."""
+        if leaf in self.stacked:
+            return bits_of(self.rebuild_stacks(leaf, slots))
+        return bits_of(self.leaves[leaf].flatten(0, 1))[slots]
+
+    def rebuild_stacks(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
+        """The stacks at flat slots, of a leaf that is kept as single frames; -1 gives zeros."""
+        ring, field = self.ring, self.schema.fields[leaf]
+        assert isinstance(field, Stacked)
+        frames, first = bits_of(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
+        at, missing = slots.clamp(min=0), slots < 0
+        found, started = [frames[at]], torch.zeros_like(missing)
+        for _ in range(field.k - 1):
+            started = started | first[at]
+            at = torch.where(started, at, ring.before(at))
+            frame = frames[at]
+            found.append(frame if field.pad == "repeat" else frame.masked_fill(wide(started, frame), 0))
+        stack = torch.stack(found[::-1], 1 + field.axis)
+        return stack.masked_fill(wide(missing, stack), 0).view(field.dtype)
+
+    # Values of a step, as callers pass them
 
     def conform(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
@@ -209,7 +231,7 @@ class RowMemory:
 
     def check(self) -> None:
         """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""
-        check_memory(self)
+        check_rows(self)
 
 
 def _first_row(leaf: Any) -> Any:

@@ -140,7 +140,7 @@ class TestRows:
             with interpreted():
                 replay = shape.buffer(seed=0, sampler=rl.Prioritized())
                 play([replay], seed=3, length=5, calls="ae")
-                memory = replay.storage.memory
+                memory = replay.storage.rows
                 return [tensor.clone() for tensor in (*memory.tensors, memory.broken, *replay.storage.touched())]  # pyright: ignore[reportOptionalMemberAccess]
 
         in_every_order(written, 3)
@@ -194,9 +194,9 @@ class TestRewards:
 
     @pytest.mark.parametrize("view", [rl.NStep(5, 0.9), rl.Sequence(3, 2)])
     def test_steps_that_no_tile_holds_are_read_by_torch_ops(self, view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from relive.replay import triton_reader  # noqa: PLC0415 (which needs Triton)
+        from relive.replay import triton_backend  # noqa: PLC0415 (which needs Triton)
 
-        monkeypatch.setattr(triton_reader, "MOST_STEPS", 4)
+        monkeypatch.setattr(triton_backend, "MOST_STEPS", 4)
         native, triton = pair(Shape(1, 6, 2, {}))
         play([native, triton], seed=1, length=6, calls="e")
         assert_same_batches(native, triton, [view])
@@ -332,7 +332,7 @@ class TestForce:
             replay = SHAPES["floats"].buffer(seed=0)
             assert rl.kernels.backend() == "triton"
             play([replay], seed=0, length=4, calls="a")
-        assert type(replay.storage).__name__ == "TritonStore"
+        assert type(replay.storage).__name__ == "TritonBackend"
         assert rl.kernels.backend() != "triton"
         with interpreted(), Launches() as launches:
             replay.sample(3)
@@ -347,12 +347,12 @@ class TestCheckpoints:
         triton.save(tmp_path / "triton")
         with interpreted():
             moved = loaded(tmp_path / "native")
-            assert type(moved.storage).__name__ == "TritonStore"
+            assert type(moved.storage).__name__ == "TritonBackend"
             assert_same_batches(moved, triton)
             play([moved, triton], seed=9, length=3)
             assert_same_batches(moved, triton)
         back = loaded(tmp_path / "triton")
-        assert type(back.storage).__name__ == "NativeStore"
+        assert type(back.storage).__name__ == "NativeBackend"
         assert_same_batches(back, native)
         assert len(back.sample(5)) == 5
         with rl.kernels.force("torch"):

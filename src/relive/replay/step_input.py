@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.kernels.flattening import Flattening
-from relive.replay.row_memory import RowMemory
+from relive.replay.row_storage import RowStorage
 from relive.schema.autoreset import true_next_obs
 from relive.schema.conversion import EnvNumbers, as_tensor, path_name
 from relive.schema.fields import caller_shape
@@ -25,18 +25,18 @@ _NOTHING: dict[str, Any] = {}
 _SECOND = "one value per step", "a second value"
 
 
-class GivenSteps:
+class StepInput:
     """Steps as flat leaves in the schema's order, made of what callers pass and of what they staged."""
 
-    def __init__(self, memory: RowMemory) -> None:
-        self._memory, self._schema = memory, memory.schema
+    def __init__(self, rows: RowStorage) -> None:
+        self._rows, self._schema = rows, rows.schema
         self.staged: Staged = {}
         """The leaves of fields that wait for the rest of their step."""
         names = self._schema.names
         self._flatten = Flattening(self._schema, names[:5], names[5:])
         self._flatten_next = Flattening(self._schema, ("obs",))
         self._block_names = {*names, "next_obs"}
-        self._environments = EnvNumbers(memory.lead[0] if memory.lead else None, memory.device)
+        self._environments = EnvNumbers(rows.lead[0] if rows.lead else None, rows.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
         """The environments that are meant, different ints below `num_envs`; None: all."""
@@ -54,7 +54,7 @@ class GivenSteps:
 
     def _copied(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
         pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
-        return tuple(self._memory.conform(i, leaf, self._memory.lead).clone() for i, leaf in pairs)
+        return tuple(self._rows.conform(i, leaf, self._rows.lead).clone() for i, leaf in pairs)
 
     def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """The leaves of a step, of the values of its first five fields and of the others by name."""
@@ -82,9 +82,9 @@ class GivenSteps:
         envs: torch.Tensor | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
         """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
-        memory = self._memory
-        lead = memory.lead_of(envs)
-        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device, obs)
+        rows = self._rows
+        lead = rows.lead_of(envs)
+        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
         return leaves, nexts, step[4]
 
@@ -98,7 +98,7 @@ class GivenSteps:
             raise SchemaError(explain("extend", "no staged fields", sorted(self.staged), "Complete the step with add."))
         leaves = self._flatten(tuple(batch[name] for name in names[:5]), {name: batch[name] for name in names[5:]})
         ended = batch["terminated"]
-        shape = (ended if type(ended) is torch.Tensor else as_tensor("terminated", ended, self._memory.device)).shape
+        shape = (ended if type(ended) is torch.Tensor else as_tensor("terminated", ended, self._rows.device)).shape
         if not shape or not shape[0]:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
         return leaves, self.next_leaves(batch["next_obs"]), shape[0]
@@ -119,41 +119,41 @@ class GivenSteps:
     def most_bytes(self) -> int:
         """Bytes that all fields of one step take."""
         given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
-        return self._memory.ring.num_envs * sum(given)
+        return self._rows.ring.num_envs * sum(given)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
-        memory, columns = self._memory, self._schema.leaf_indices
+        rows, columns = self._rows, self._schema.leaf_indices
         arrays, staged = saved.tensors(self.most_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:
                 raise node.error("a declared field")
             leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
-            staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+            staged[name] = tuple(rows.conform(i, leaf, rows.lead) for i, leaf in leaves)
         if arrays:
             raise saved.at(min(arrays)).error("no other array than those of staged fields")
         self.staged = staged
 
     def check(self) -> None:
         """Verify that what waits for the rest of its step is what the schema declares."""
-        schema, memory = self._schema, self._memory
+        schema, rows = self._schema, self._rows
         for name, leaves in self.staged.items():
             require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
-                shape = (*memory.lead, *caller_shape(schema.fields[i]))
-                require_form(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
+                shape = (*rows.lead, *caller_shape(schema.fields[i]))
+                require_form(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)
 
 
 def plan_counts(
-    memory: RowMemory, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
+    rows: RowStorage, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
     measured: Mapping[str, torch.Tensor],
 ) -> Callable[[], None]:  # fmt: skip
     """The change of observers by a write that torch ops count, checked before it: see `Observers.plan`."""
-    lead = memory.lead_of(envs, steps)
+    lead = rows.lead_of(envs, steps)
     block = {
-        i: memory.conform(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(memory.schema.fields[i]))
+        i: rows.conform(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))
         for i in observers.columns
     }
-    resetting = memory.ring.resetting if envs is None else memory.ring.resetting[envs]
-    return observers.plan(block, resetting.clone() if memory.next_step else None, measured, envs)[0]
+    resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
+    return observers.plan(block, resetting.clone() if rows.next_step else None, measured, envs)[0]

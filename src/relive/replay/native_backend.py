@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,12 @@ import torch
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain
 from relive.kernels.priority import NativeTree
+from relive.replay.backend import Backend, Touched, never_issued
 from relive.replay.chains import Chains
-from relive.replay.invariants import check_kernels
-from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, ReadPlan
+from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MOST_ROWS
-from relive.replay.row_memory import RowMemory
-from relive.replay.row_store import RowStore, never_issued
-from relive.replay.store import Leaves, PlanReader, Touched
+from relive.replay.row_storage import RowStorage
+from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 from relive.schema.assembly import assemble, assembler
 from relive.schema.fields import Stacked, caller_shape
@@ -27,25 +26,27 @@ if TYPE_CHECKING:
     from relive.replay.samplers import Sampler
 
 
-class NativeStore(RowStore):
-    """A `DurableStore` of the C++ core. Whatever it does not take as it is, is conformed once and given again."""
+class NativeBackend(Backend):
+    """The C++ core, which also serves memory that outlives this process or that other processes write.
 
-    def __init__(self, memory: RowMemory) -> None:
-        super().__init__(memory)
-        self._core = _ring_of(memory)
+    Values that it does not take as they are, are conformed once and given again.
+    """
+
+    def __init__(self, rows: RowStorage) -> None:
+        super().__init__(rows)
+        self._core = _ring_of(rows)
         self.native = kernels.native()
         """The native module, whatever `kernels.force` says later."""
-        self._core.watch_cuts(memory.has_stats)
-        self._write_back = _write_back_of(self._core, memory)
-        self._reads_files = memory.seals is not None
-        self._is_alone = not memory.allocator.persistent
-        """Nobody else writes this memory, and none of its pages are asked for."""
-        self.is_shared = memory.allocator.persistent and not self._reads_files
-        self.warning: str | None = None
+        self._core.watch_cuts(rows.has_stats)
+        self._write_back = _write_back_of(self._core, rows)
+        self._reads_files = rows.seals is not None
+        self._is_alone = not rows.allocator.persistent
+        """Nobody else writes these rows, and none of its pages are asked for."""
+        self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few: torch.Tensor | None = None
         """The slots of all transitions, where they are few; kept until something is written."""
         self._tree: NativeTree | None = None
-        self._rows_left = memory.ring.rows_left()
+        self._rows_left = rows.ring.rows_left()
 
     # Writing
 
@@ -55,26 +56,26 @@ class NativeStore(RowStore):
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
-            self._rows_left = self.memory.ring.require_rows_left(count)
+            self._rows_left = self.ring.require_rows_left(count)
         self._few = None
         self._rows_left -= MOST_ROWS * count
         status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
         if status >= 0:
-            leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
+            leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
             status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
             if status >= 0:
-                raise self.memory.misplaced(status)
+                raise self.rows.misplaced(status)
         if status < -1:
             if status not in _DOUBTS:
-                raise self.memory.unstackable(-2 - status)
+                raise self.rows.unstackable(-2 - status)
             self.warning = _DOUBTS[status](self.chains())
 
     def observe(self, counters: Any) -> bool:
         self._core.observe(counters)
         return True
 
-    def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        self._write_back.write(slots, tuple(leaves.get(i) for i in self.memory.mutable))
+    def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
+        self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def chains(self) -> Chains:
         """How the steps that were written here are joined."""
@@ -88,18 +89,15 @@ class NativeStore(RowStore):
 
     def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
         self._few = None
-        self.memory.ring.cut(envs, then)
+        super().cut(envs, then)
 
     def clear(self) -> None:
         self._few = None
-        self.memory.ring.clear()
+        super().clear()
 
-    def found(self) -> None:
+    def refresh(self) -> None:
         self._few = None
-        self._rows_left = self.memory.ring.rows_left()
-
-    def doubts(self) -> Iterator[str]:
-        return iter(())  # they were told while rows were written
+        self._rows_left = self.ring.rows_left()
 
     # Drawing
 
@@ -127,7 +125,7 @@ class NativeStore(RowStore):
 
     def tree(self) -> NativeTree:
         if self._tree is None:
-            self._tree = NativeTree(self.memory.ring.kind.numel() + 1, self.memory.allocator)
+            self._tree = NativeTree(self.ring.kind.numel() + 1, self.allocator)
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:
@@ -137,7 +135,7 @@ class NativeStore(RowStore):
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         # The core sums single and double precision.
-        summed = (self.memory.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
+        summed = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed):
             return NativeReader(self, self._core.memory, plan)
         return super().reader(plan)
@@ -154,7 +152,7 @@ class NativeStore(RowStore):
             self._core.fetch(slots.contiguous())
 
     def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
-        out = self.memory.leaves[leaf].new_empty((len(slots), *caller_shape(self.schema.fields[leaf])))
+        out = self.rows.leaves[leaf].new_empty((len(slots), *caller_shape(self.schema.fields[leaf])))
         self._core.stack(slots, leaf, out)
         return out
 
@@ -178,37 +176,40 @@ class NativeStore(RowStore):
     # Verifying, and what outlives a process
 
     def check(self) -> None:
-        self.memory.check()
-        check_kernels(self)
+        super().check()
         if self._few is not None:
             require(torch.equal(self._few, self.stored()), "few transitions", "those of the ring", self._few)
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         if self._write_back is not None:
             self._write_back.finish()
-        self.memory.ring.mend()
+        super().recover()
 
     def torn_rows(self) -> torch.Tensor:
-        torn = torch.zeros_like(self.memory.ring.first)
+        """Mask [S, N] of slots whose mutable leaves are not what was written."""
+        torn = torch.zeros_like(self.ring.first)
         if self._write_back is not None:
             self._write_back.find_torn(torn)
         return torn
 
     def forget_write_back(self) -> None:
-        if self.memory.rewriting is not None:
-            self.memory.rewriting[0] = 0
+        """Do not complete what a process that died was writing again."""
+        if self.rows.rewriting is not None:
+            self.rows.rewriting[0] = 0
 
     def seal(self) -> None:
+        """Take every row for what was written."""
         self._core.seal_all()
 
     def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
-        broken = torch.zeros_like(self.memory.ring.first)
+        """Mask [S, N] of slots with rows, from `since` [N] on and before `until`, that are not what was written."""
+        broken = torch.zeros_like(self.ring.first)
         self._core.find_broken(since, until, broken)
         return broken
 
     def check_bytes(self) -> None:
         """Verify that every row on the disk is what was written there."""
-        ring = self.memory.ring
+        ring = self.ring
         if not self._reads_files:
             return
         broken = self.broken_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
@@ -220,13 +221,21 @@ class NativeStore(RowStore):
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
+        """Let the disk begin to write a piece of a file, without waiting for it."""
         self._core.write_behind(file, offset, nbytes)
+
+
+class BridgedBackend(NativeBackend):
+    """The C++ core under a torch that it cannot make tensors of: batches are put together leaf by leaf."""
+
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        return TorchReader(self, plan)
 
 
 class NativeReader(PlanReader):
     """Reads batches of one plan in one call of the C++ core."""
 
-    def __init__(self, store: NativeStore, core_memory: Any, plan: ReadPlan) -> None:
+    def __init__(self, store: NativeBackend, core_memory: Any, plan: ReadPlan) -> None:
         self.plan, self._store = plan, store
         self.copies_unlocked = store.is_shared and plan.is_transition
         is_packed = plan.layout is Layout.PACKED
@@ -280,7 +289,7 @@ class NativeReader(PlanReader):
             if not store.hold(slots, ids):
                 return None
             # Others may write these while they are copied.
-            mutable = store.memory.mutable
+            mutable = store.rows.mutable
             if mutable:
                 leaves |= zip((store.schema.paths[i] for i in mutable), store.take(slots, mutable), strict=True)
         leaves[INDEX] = ids
@@ -302,26 +311,26 @@ if kernels.native() is not None:
     }
 
 
-def _write_back_of(ring: Any, memory: RowMemory) -> Any:
+def _write_back_of(ring: Any, rows: RowStorage) -> Any:
     """The native writer of mutable leaves, if there are any."""
-    if not memory.mutable:
+    if not rows.mutable:
         return None
-    return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, memory.rewriting)
+    return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.rewritten, rows.rewriting)
 
 
-def _ring_of(memory: RowMemory) -> Any:
-    """The native ring over the same memory."""
-    schema, ring = memory.schema, memory.ring
+def _ring_of(rows: RowStorage) -> Any:
+    """The native ring over the same rows."""
+    schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
     return kernels.core().RingMemory(
-        list(memory.leaves),
+        list(rows.leaves),
         stacks,
-        list(memory.observed),
-        list(memory.next_leaves),
-        {**ring.state, "journal": ring.journal, "seals": memory.seals},
+        list(rows.observed),
+        list(rows.next_leaves),
+        {**ring.state, "journal": ring.journal, "seals": rows.seals},
         ring.alive,
-        memory.next_step,
-        memory.same_step,
-        not memory.lead,
+        rows.next_step,
+        rows.same_step,
+        not rows.lead,
         *(schema.leaf_indices[name][0] for name in ("reward", "terminated", "truncated")),
     )

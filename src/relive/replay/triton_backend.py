@@ -1,0 +1,269 @@
+"""Rows on CUDA and ROCm devices, written, drawn and read by Triton's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from relive import lazy
+from relive.kernels import complete
+from relive.kernels.priority import PriorityTree
+from relive.kernels.triton.draw import RowDrawer, group_totals
+from relive.kernels.triton.priority_tree import TritonTree
+from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
+from relive.kernels.triton.stream import DeviceStream
+from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
+from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings
+from relive.kernels.triton.write import GROUPS, StepWriter
+from relive.replay.backend import Touched
+from relive.replay.read_plan import (
+    DISCOUNT,
+    INDEX,
+    IS_FIRST,
+    MASK,
+    STEP_INDEX,
+    TRAIN,
+    WEIGHT,
+    Anchor,
+    Layout,
+    Leaves,
+    PlanReader,
+    ReadPlan,
+)
+from relive.replay.ring import MOST_ROWS
+from relive.replay.row_storage import RowStorage
+from relive.replay.samplers.prioritized import is_capturing
+from relive.replay.torch_backend import TorchBackend
+from relive.schema.assembly import assemble, checked_targets
+from relive.schema.fields import Field, Path, Stacked, caller_shape
+from relive.schema.invariants import require_all
+
+
+class TritonBackend(TorchBackend):
+    """Triton's kernels, in few launches: one for a write of any number of steps, two for a uniform sample.
+
+    Writes, uniform and prioritized draws, and reads of slots do not wait for the device. What Triton has no kernel for
+    runs on torch ops. Under Triton's interpreter host memory is treated as a device's. Draws differ from those of other
+    stores with the same seed; among Triton's they are the same on every device.
+    """
+
+    def __init__(self, rows: RowStorage) -> None:
+        super().__init__(rows)
+        self._waits = self.counter.is_on = False
+        self._rings = rings = rings_of(rows)
+        self._totals = group_totals(rows.ring.count)
+        """How many transitions there are in groups of environments, for draws; writes keep it up to date."""
+        self._drawer = RowDrawer(rings, self._totals)
+        self._may_be_replayed = False
+        """A write was captured in a CUDA graph: rows may come without the host's knowledge."""
+        leaves, nexts = leaves_of(rows)
+        others = [i for i in range(len(leaves)) if i not in rows.observed]
+        self._groups = rows.observed, others
+        """The leaves of observations, and the other ones."""
+        obs, rest = ([leaves[i] for i in which] for which in self._groups)
+        terminated, truncated = (
+            others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
+        )
+        self._writer = StepWriter(
+            rings, obs, nexts, rest, self._totals, (rows.broken, rows.unknown_envs), flags=(terminated, truncated),
+            next_step=rows.next_step,
+        )  # fmt: skip
+        self._keeps_touched = False
+        self._touched: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    # Writing
+
+    def write(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        count = 1 if steps is None else steps
+        if self._rows_left < MOST_ROWS * count:
+            self._rows_left = self.ring.require_rows_left(count)
+        if envs is not None or steps is not None or not self.rows.fits(leaves, nexts):
+            leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
+        writers = self.num_envs if envs is None else len(envs)
+        obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
+        touched = self._room_for_touched(count * GROUPS.value * writers) if self._keeps_touched else None
+        self._writer.write(obs, nexts, others, writers, count, envs, touched)
+        self.is_empty = False
+        self._may_be_replayed |= is_capturing(self.device)
+        self._rows_left -= MOST_ROWS * count
+        if then is not None:
+            complete(then)
+
+    def _room_for_touched(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for the slots that a write touches, which is used again by the next one of the same size."""
+        if self._touched is None or len(self._touched[0]) != count:
+            slots = torch.empty(count, dtype=torch.int64, device=self.device)
+            self._touched = slots, torch.empty_like(slots, dtype=torch.bool)
+        return self._touched
+
+    def keep_touched(self) -> None:
+        self._keeps_touched = True
+
+    def touched(self) -> Touched:
+        assert self._touched is not None  # asked after a write
+        return self._touched
+
+    def clear(self) -> None:
+        super().clear()
+        self._totals.zero_()
+
+    def refresh(self) -> None:
+        super().refresh()
+        self._totals.copy_(group_totals(self.ring.count))
+
+    @property
+    def maybe_empty(self) -> bool:
+        if not (self.is_empty and self._may_be_replayed):
+            return self.is_empty
+        return not is_capturing(self.device) and not len(self)
+
+    # Drawing
+
+    def random(self, seed: int | None) -> DeviceStream:
+        return DeviceStream(seed, self.device)
+
+    def draw(self, count: int, random: Any) -> torch.Tensor:
+        return self._drawer.draw(random.numbers, count)
+
+    def tree(self) -> PriorityTree:
+        if self._tree is None:
+            self._tree = TritonTree(self.ring.kind.numel() + 1, self.device)
+        return self._tree
+
+    # Reading
+
+    def reader(self, plan: ReadPlan) -> PlanReader:
+        return TritonReader(self.rows, plan) if has_kernels(plan) else super().reader(plan)
+
+    # Naming
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """An id that was never given is taken for one whose row is gone: looking would be a synchronisation."""
+        return self.ring.locate(ids)[0]
+
+    # Verifying
+
+    def check(self) -> None:
+        super().check()
+        expected = group_totals(self.ring.count)
+        require_all(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
+
+    def _check_is_empty(self, written: bool) -> None:
+        if not self._may_be_replayed:
+            super()._check_is_empty(written)
+
+
+Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+"""The shape and dtype of every leaf of a batch, in its order."""
+
+_PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
+
+
+def rings_of(rows: RowStorage) -> Rings:
+    """The ring of a rows, as kernels see it."""
+    ring = rows.ring
+    first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
+    return Rings(
+        ring.kind, first, ring.head, is_open, resetting, ring.count, ring.floor, ring.slots, ring.num_envs, ring.alive
+    )
+
+
+def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
+    """The leaves of a memory and those of next observations, as kernels see them."""
+    frames = [_frames(field) for field in rows.schema.fields]
+    leaves = [Leaf.of(leaf, how, MOST_COLUMNS) for leaf, how in zip(rows.leaves, frames, strict=True)]
+    return leaves, [Leaf.of(leaf, Frames(), MOST_COLUMNS) for leaf in rows.next_leaves]
+
+
+def _frames(field: Field) -> Frames:
+    if not isinstance(field, Stacked):
+        return Frames()
+    return Frames(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
+
+
+def has_kernels(plan: ReadPlan) -> bool:
+    """Whether kernels read a plan: offsets in their places are torch ops' work."""
+    is_packed = plan.layout is Layout.PACKED
+    return plan.length <= MOST_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
+
+
+class TritonReader(PlanReader):
+    """Reads batches of one plan into tensors that are there already."""
+
+    def __init__(self, rows: RowStorage, plan: ReadPlan) -> None:
+        self.plan, self._rows, self._rings = plan, rows, rings_of(rows)
+        leaves, nexts = leaves_of(rows)
+        copied = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
+        summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
+        self._copied, self._summed = ([read.path for read in reads] for reads in (copied, summed))
+        sources = [
+            Source(nexts[rows.observed.index(read.leaf)], OWN.value)
+            if nexts and read.group.anchor is Anchor.NEXT
+            else Source(leaves[read.leaf], _PLACES[read.group.anchor].value)
+            for read in copied
+        ]
+        rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
+        self._reader = RowReader(self._rings, sources, rewards)
+
+    def _forms(self, count: int) -> Forms:
+        """The leaves of a batch of so many rows."""
+        fields, steps = self._rows.schema.fields, (count, self.plan.length)
+        forms: Forms = {}
+        for path, leaf, group in self.plan.reads:
+            lead = (count,) if group.offsets is None else steps
+            forms[path] = (*lead, *caller_shape(fields[leaf])), fields[leaf].dtype
+        forms[INDEX] = (count,), torch.int64
+        marks = {DISCOUNT: ((count,), torch.float32), STEP_INDEX: (steps, torch.int64)}
+        forms |= {path: marks.get(path, (steps, torch.bool)) for path in self.plan.paths if path not in forms}
+        return forms
+
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Leaves:
+        forms, device = self._forms(count), self._rows.device
+        if out is None:
+            return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
+        if weighs:
+            forms[WEIGHT] = (count,), torch.float32
+        return dict(zip(forms, checked_targets(out, forms, device), strict=True))
+
+    def fill(
+        self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
+    ) -> lazy.TensorDict:
+        """Fill reserved tensors, whose addresses stay, as a captured graph needs it."""
+        self._fill(reserved, slots)
+        if out is not None:
+            return out
+        if weight is not None:
+            reserved[WEIGHT] = weight
+        return assemble(reserved, slots.shape)
+
+    def read(self, slots: torch.Tensor) -> Leaves:
+        leaves = self.reserve(len(slots), None, False)
+        self._fill(leaves, slots)
+        return leaves
+
+    def _fill(self, out: Leaves, slots: torch.Tensor) -> None:
+        copied, plan = [out[path] for path in self._copied], self.plan
+        if plan.layout is Layout.PACKED:
+            windows = self._find_windows(out, slots)
+            self._reader.read(windows, copied, length=plan.length)
+        elif plan.n:
+            sums = [out[path].view(-1) for path in self._summed]
+            self._reader.read(slots, copied, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
+        else:
+            self._reader.read(slots, copied, out[INDEX])
+
+    def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
+        """The slots of packed sequences; fills their marks."""
+        (before, after), steps = self.plan.reach, slots.new_empty((len(slots), self.plan.length))
+        mask, train, is_first = (out[mark].view(torch.uint8) for mark in (MASK, TRAIN, IS_FIRST))
+        windows = Windows(steps, mask, train, is_first, out[INDEX])
+        find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)
+        if STEP_INDEX in out:
+            ids = self._rows.ring.id_of(steps.view(-1)).view(steps.shape)
+            out[STEP_INDEX].copy_(torch.where(steps < 0, -1, ids))
+        return steps
