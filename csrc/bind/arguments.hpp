@@ -106,7 +106,7 @@ inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     return !overflow && store_integer(value, dtype, out);
 }
 
-// The numbers in nested lists or tuples of this shape, one after the other at `out`, which moves on; false likewise.
+// The numbers in nested lists or tuples of this shape, one after the other at `out`, which moves on; false if one could lose digits.
 inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, char*& out) {
     if (ndim == 0) {
         if (!read_scalar(object, dtype, out)) return false;
@@ -121,7 +121,7 @@ inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataT
     return true;
 }
 
-// The same of a whole leaf of `bytes` bytes, into `out`. An array is no list of numbers.
+// Read the numbers of a whole leaf of `bytes` bytes into `out`; false for anything but numbers and lists of them.
 inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, int64_t bytes, std::vector<char>& out) {
     if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
     out.resize(static_cast<size_t>(std::max<int64_t>(8, bytes)));

@@ -175,8 +175,10 @@ public:
     // `array_type` is numpy.ndarray. Its memory is read directly if all `probes` read so are what their buffers say.
     void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
         for (size_t i = 0; i < count; ++i) {
-            Array read, told;
-            if (reinterpret_cast<PyObject*>(Py_TYPE(probes[i])) != array_type || !numpy::read(probes[i], read) || !read_buffer(probes[i], told) || !same(read, told)) return;
+            Array direct, buffered;
+            if (reinterpret_cast<PyObject*>(Py_TYPE(probes[i])) != array_type || !numpy::read(probes[i], direct) ||
+                !read_buffer(probes[i], buffered) || !same(direct, buffered))
+                return;
         }
         array_type_ = array_type;
     }

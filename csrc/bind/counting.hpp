@@ -139,15 +139,15 @@ public:
     class Hold {
     public:
         explicit Hold(const Counters& counters) : release_(counters.release_.ptr()) {
-            PyObject* taken = PyObject_CallNoArgs(counters.acquire_.ptr());
-            if (!taken) throw nb::python_error();
-            Py_DECREF(taken);
+            PyObject* result = PyObject_CallNoArgs(counters.acquire_.ptr());
+            if (!result) throw nb::python_error();
+            Py_DECREF(result);
         }
         Hold(const Hold&) = delete;
         ~Hold() {
-            PyObject* given_back = PyObject_CallNoArgs(release_);
-            if (!given_back) PyErr_WriteUnraisable(release_);
-            Py_XDECREF(given_back);
+            PyObject* result = PyObject_CallNoArgs(release_);
+            if (!result) PyErr_WriteUnraisable(release_);
+            Py_XDECREF(result);
         }
 
     private:

@@ -38,13 +38,13 @@ bool positive(nb::handle object, double& out) { return number(object, out) && ou
 template <class T>
 bool as_columns(const Array& array, View<T>& out) {
     int64_t stride = 1, expected = 0;
-    bool found = false;
+    bool has_stride = false;
     for (int axis = array.ndim - 1; axis > 0; --axis) {
         if (array.shape[axis] == 1) continue;
-        if (!found) stride = array.strides[axis];
-        if (found && array.strides[axis] != expected) return false;
+        if (!has_stride) stride = array.strides[axis];
+        if (has_stride && array.strides[axis] != expected) return false;
         expected = array.strides[axis] * array.shape[axis];
-        found = true;
+        has_stride = true;
     }
     out = {reinterpret_cast<T*>(array.data), array.strides[0], stride};
     return true;
@@ -101,7 +101,7 @@ bool allocate_history(Job<T>& job, std::unique_ptr<char[]>& memory) {
 template <class T>
 nb::object make_outputs(int count, const Array& reward, nb::handle given, Job<T>& job, Array* held) {
     View<T>* views[] = {&job.first, &job.second};
-    nb::object made[2];
+    nb::object results[2];
     TensorPlans plans;
     nb::list tensors;
     if (given.is_none()) {
@@ -110,11 +110,11 @@ nb::object make_outputs(int count, const Array& reward, nb::handle given, Job<T>
         tensors = make_tensors(plans);
     }
     for (int i = 0; i < count; ++i) {
-        made[i] = given.is_none() ? nb::object(tensors[static_cast<size_t>(i)]) : nb::borrow(given[i]);
+        results[i] = given.is_none() ? nb::object(tensors[static_cast<size_t>(i)]) : nb::borrow(given[i]);
         if (given.is_none()) *views[i] = {reinterpret_cast<T*>(plans.data(static_cast<size_t>(i))), job.columns, 1};
-        else if (!read_like(made[i], reward, reward.dtype, *views[i], held[i]) || !held[i].is_writable) return {};
+        else if (!read_like(results[i], reward, reward.dtype, *views[i], held[i]) || !held[i].is_writable) return {};
     }
-    return count == 1 ? made[0] : nb::object(nb::make_tuple(made[0], made[1]));
+    return count == 1 ? results[0] : nb::object(nb::make_tuple(results[0], results[1]));
 }
 
 template <class T>

@@ -75,14 +75,14 @@ public:
         plans.add(kInt64, 1, &count);
         plans.add(kFloat32, 1, &count);
         require_memory(plans.bytes() + 8 * count);
-        const nb::list made = make_tensors(plans);
+        const nb::list tensors = make_tensors(plans);
         std::vector<double> priorities(static_cast<size_t>(count));
-        draw_into(reinterpret_cast<int64_t*>(plans.data(0)), priorities.data(), count, capsule);
+        draw_into(plans.as<int64_t>(0), priorities.data(), count, capsule);
         double smallest = by_smallest ? tree.smallest() : kNoLeaf;
         if (!by_smallest) for (const double priority : priorities) smallest = std::min(smallest, priority);
-        auto* weights = reinterpret_cast<float*>(plans.data(1));
+        auto* weights = plans.as<float>(1);
         for (size_t i = 0; i < priorities.size(); ++i) weights[i] = weight_of(smallest / priorities[i], beta);
-        return nb::make_tuple(made[0], made[1]);
+        return nb::make_tuple(tensors[0], tensors[1]);
     }
 
     // Set leaves to (priority + eps)^alpha; a leaf of -1 is skipped. Returns (bad, skipped): the position of the first

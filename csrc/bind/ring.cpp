@@ -249,9 +249,9 @@ public:
     }
 
 private:
-    struct CastsForgotten {
+    struct ForgetCasts {
         StepBlock& block;
-        ~CastsForgotten() { block.forget_casts(); }
+        ~ForgetCasts() { block.forget_casts(); }
     };
 
     void begin(nb::handle env_ids, int64_t steps, bool blocks) {
@@ -288,7 +288,7 @@ private:
         writer_.touched.slots.clear();
         const int64_t bad = block.check_stacks();
         if (bad >= 0) return -2 - bad;
-        const CastsForgotten forgotten{block};
+        const ForgetCasts forget{block};
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());

@@ -126,18 +126,18 @@ public:
         return out;
     }
 
-    // The same into arrays of the caller.
+    // Read the items into arrays of the caller.
     void take_into(nb::handle index, int64_t start, int64_t stop, nb::list arrays, bool padded) const {
         const Array rows = read_rows(index, start, stop, padded);
         if (arrays.size() != columns_.size()) refuse("out: expected ", columns_.size(), " arrays, got ", arrays.size());
         char* targets[kMostLeaves];
-        std::vector<Array> held(columns_.size());
+        std::vector<Array> outputs(columns_.size());
         for (size_t i = 0; i < columns_.size(); ++i) {
-            held[i] = read_output(arrays[i], "out");
+            outputs[i] = read_output(arrays[i], "out");
             const Column& column = columns_[i];
-            if (held[i].dtype != column.dtype || !held[i].ends_with(1, column.ndim, column.shape) || held[i].shape[0] != stop - start)
+            if (outputs[i].dtype != column.dtype || !outputs[i].ends_with(1, column.ndim, column.shape) || outputs[i].shape[0] != stop - start)
                 refuse("out: expected the shape and dtype of the source");
-            targets[i] = held[i].data;
+            targets[i] = outputs[i].data;
         }
         run(targets, rows.as<int64_t>() + start, stop - start, padded);
     }
@@ -187,17 +187,17 @@ void shuffle_index(nb::handle index, nb::handle capsule) {
 nb::object permutation(int64_t count, nb::handle capsule) {
     if (count >= kMostShuffled) refuse("count: expected less than 2^32, got ", count);
     const BitGenerator& random = generator_in(capsule);
-    nb::object made = nb::none();
-    auto* numbers = target<int64_t>(made, kInt64, count);
+    nb::object tensor = nb::none();
+    auto* numbers = target<int64_t>(tensor, kInt64, count);
     MaybeReleased released(count * 8);
     std::iota(numbers, numbers + count, int64_t{0});
     shuffle(numbers, count, random);
-    return made;
+    return tensor;
 }
 
 struct SequenceIndex {
     int64_t rows;
-    Sequences found;
+    Sequences sequences;
 
     // The sequences of the first `steps` steps. `terminated` and `truncated` are [at least `steps`, envs], `mask` is
     // [steps, envs] or None, `starting` [envs].
@@ -218,7 +218,7 @@ struct SequenceIndex {
                           memory_of<const uint8_t>(starting, kBool, ends.shape[1], "starting"),
                           steps,
                           ends.shape[1]};
-        found = find_sequences(flags, {length, stride, split, keep_tail});
+        sequences = find_sequences(flags, {length, stride, split, keep_tail});
     }
 };
 
@@ -228,10 +228,10 @@ public:
     SequenceGather(nb::handle index, int64_t length, const char* layout, nb::list steps, std::vector<int> step_ndims,
                    nb::list carried, std::vector<int> carried_ndims)
         : index_(nb::cast<const SequenceIndex&>(index)),
-          reader_(index_.found, index_.rows, length, layout_of(layout), read_columns(steps, step_ndims, index_.rows),
+          reader_(index_.sequences, index_.rows, length, layout_of(layout), read_columns(steps, step_ndims, index_.rows),
                   read_columns(carried, carried_ndims, index_.rows)),
           owner_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
-        if (length < index_.found.longest) refuse("length: expected at least ", index_.found.longest, ", got ", length);
+        if (length < index_.sequences.longest) refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
     }
 
     // New tensors of the sequences which[start:stop], in the order that `SequenceReader::plan` has.
@@ -240,7 +240,7 @@ public:
         if (start < 0 || stop <= start || stop > chosen.shape[0])
             refuse<OutOfRange>("start, stop: expected a range of the sequences");
         const int64_t* picked = chosen.as<int64_t>() + start;
-        const auto all = static_cast<int64_t>(index_.found.runs.size());
+        const auto all = static_cast<int64_t>(index_.sequences.runs.size());
         if (!in_range(picked, stop - start, all)) refuse<OutOfRange>("which: expected 0 to ", all - 1, ", got one outside");
         const SequenceReader::Batch batch = reader_.choose(picked, stop - start);
         TensorPlans plans;
@@ -284,8 +284,8 @@ void bind_rollout(nb::module_& m) {
     nb::class_<SequenceIndex>(m, "SequenceIndex")
         .def(nb::init<int64_t, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, int64_t, bool, bool>(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
-        .def("__len__", [](const SequenceIndex& index) { return index.found.runs.size(); })
-        .def_prop_ro("longest", [](const SequenceIndex& index) { return index.found.longest; });
+        .def("__len__", [](const SequenceIndex& index) { return index.sequences.runs.size(); })
+        .def_prop_ro("longest", [](const SequenceIndex& index) { return index.sequences.longest; });
     nb::class_<SequenceGather>(m, "SequenceGather")
         .def(nb::init<nb::handle, int64_t, const char*, nb::list, std::vector<int>, nb::list, std::vector<int>>())
         .def("take", &SequenceGather::take);

@@ -120,7 +120,7 @@ inline void as_flags(char* out, const char* in, int64_t count) noexcept {
 // Whether a finite number rounds to an infinite float.
 inline bool overflows(double x) noexcept { return std::fabs(x) >= 0x1.ffffffp127 && std::fabs(x) <= DBL_MAX; }
 
-// Cast numbers to floats. False if a finite one became infinite. The largest one is found on the way, which costs nothing.
+// Cast numbers to floats. False if a finite one became infinite. The largest one is looked for on the way, which costs nothing.
 inline bool narrow(float* out, const double* in, int64_t count) noexcept {
     int64_t i = 0;
     float largest = 0;

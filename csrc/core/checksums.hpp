@@ -136,11 +136,11 @@ inline void finish_write_back(RingMemory& memory) {
     int64_t* journal = memory.rewritable.journal;
     if (!journal || *journal < 1 || *journal > memory.ring.num_flat()) return;
     const int64_t flat = *journal - 1;
-    const char* noted = reinterpret_cast<const char*>(journal + 1);
+    const char* entry = reinterpret_cast<const char*>(journal + 1);
     for (const int l : memory.rewritable.leaves) {
         const Leaf& leaf = memory.leaf(l);
-        std::memcpy(leaf.at(flat), noted, static_cast<size_t>(leaf.bytes));
-        noted += leaf.bytes;
+        std::memcpy(leaf.at(flat), entry, static_cast<size_t>(leaf.bytes));
+        entry += leaf.bytes;
     }
     store_rewritable_checksum(memory, flat, memory.ring.row_of(flat));
     keep_order();
@@ -154,13 +154,13 @@ inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, 
     for (int64_t i = 0; i < count; ++i) {
         const int64_t flat = slots[i];
         if (flat < 0) continue;
-        char* noted = journal ? reinterpret_cast<char*>(journal + 1) : nullptr;
+        char* entry = journal ? reinterpret_cast<char*>(journal + 1) : nullptr;
         for (size_t l = 0; l < given.size(); ++l) {
             const Leaf& leaf = memory.leaf(memory.rewritable.leaves[l]);
             const char* source = given[l] ? given[l] + i * leaf.bytes : leaf.at(flat);
-            char* target = journal ? noted : leaf.at(flat);
+            char* target = journal ? entry : leaf.at(flat);
             if (target != source) std::memcpy(target, source, static_cast<size_t>(leaf.bytes));
-            if (journal) noted += leaf.bytes;
+            if (journal) entry += leaf.bytes;
         }
         if (!journal) continue;
         keep_order();

@@ -330,7 +330,7 @@ struct PriorityUpdate {
     template <class T>
     PriorityUpdate(const int64_t* rows, const T* priorities, int64_t count, double alpha, double eps)
         : leaves(static_cast<size_t>(count)), masses(static_cast<size_t>(count)) {
-        size_t kept = 0;
+        size_t used = 0;
         for (int64_t i = 0; i < count; ++i) {
             const double priority = priorities[i], mass = mass_of(priority + eps, alpha);
             if (!(priority >= 0 && std::isfinite(priority) && std::isfinite(mass))) {
@@ -339,11 +339,11 @@ struct PriorityUpdate {
             }
             if (rows[i] < 0) continue;
             largest = std::max(largest, priority);
-            masses[kept] = mass;
-            leaves[kept++] = rows[i];
+            masses[used] = mass;
+            leaves[used++] = rows[i];
         }
-        skipped = count - static_cast<int64_t>(kept);
-        leaves.resize(kept);
+        skipped = count - static_cast<int64_t>(used);
+        leaves.resize(used);
     }
 };
 

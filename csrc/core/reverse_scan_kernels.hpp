@@ -231,8 +231,8 @@ struct LambdaReturn {
     template <class Row>
     RELIVE_INLINE void step(const Row& row, Carry& carry) const {
         const Values bootstrap = row.bootstrap();
-        const Values held = reads_open ? keep * bootstrap : Values{};
-        carry = row.read(row.job.reward) + gamma * (row.open ? held : bootstrap) + decay * row.if_open(carry);
+        const Values weighted = reads_open ? keep * bootstrap : Values{};
+        carry = row.read(row.job.reward) + gamma * (row.open ? weighted : bootstrap) + decay * row.if_open(carry);
         row.write(row.job.first, carry);
     }
 };

@@ -148,16 +148,16 @@ struct Ring {
         const int64_t range = (is_full ? slots : longest) * envs;
         if (stored() <= range / kRare) return false;
         // All missing slots are drawn before any is looked at, so that their cache lines arrive together.
-        for (int64_t found = 0, draws_left = 1024 + 4 * kRare * count; found < count;) {
-            if ((draws_left -= count - found) < 0) return false;
-            for (int64_t i = found; i < count; ++i) {
+        for (int64_t num_drawn = 0, draws_left = 1024 + 4 * kRare * count; num_drawn < count;) {
+            if ((draws_left -= count - num_drawn) < 0) return false;
+            for (int64_t i = num_drawn; i < count; ++i) {
                 out[i] = is_full ? random.below_any(range) : recent_slot(random.below_any(range));
                 if (out[i] >= 0) RELIVE_PREFETCH(kind + out[i]);
             }
-            for (int64_t i = found; i < count; ++i) {
+            for (int64_t i = num_drawn; i < count; ++i) {
                 const int64_t slot = out[i];
-                out[found] = slot;
-                found += slot >= 0 && kind[slot] == kTransition;
+                out[num_drawn] = slot;
+                num_drawn += slot >= 0 && kind[slot] == kTransition;
             }
         }
         return true;

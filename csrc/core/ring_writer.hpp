@@ -1,4 +1,4 @@
-// Writes steps into the ring: a block of steps is found in the caller's memory, checked, and stored.
+// Writes steps into the ring: a block of steps is read from the caller's memory, checked, and stored.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -122,15 +122,15 @@ private:
 
 inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
     const int64_t steps = flags.steps, envs = flags.envs, rows = steps * envs;
-    Sequences found;
-    found.order.reset(new int64_t[static_cast<size_t>(rows)]);
-    found.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
+    Sequences sequences;
+    sequences.order.reset(new int64_t[static_cast<size_t>(rows)]);
+    sequences.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
     // A step starts an episode if the one before ended, or only reset.
-    bool* after = found.is_first.get() + envs;
-    for (int64_t env = 0; env < envs; ++env) found.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
+    bool* after = sequences.is_first.get() + envs;
+    for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
     const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // of the valid steps of an environment
-    int64_t* next = found.order.get();
+    int64_t* next = sequences.order.get();
     for (int64_t env = 0; env < envs; ++env) {
         int64_t valid = 0;
         for (int64_t row = env; row < rows; row += envs) {
@@ -141,14 +141,14 @@ inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
         int64_t begin = 0;
         while (const void* end = cuts.split ? std::memchr(ended.get() + begin, 1, static_cast<size_t>(valid - begin)) : nullptr) {
             const int64_t stop = static_cast<const bool*>(end) - ended.get() + 1;
-            found.cut(next + begin, stop - begin, cuts);
+            sequences.cut(next + begin, stop - begin, cuts);
             begin = stop;
         }
-        found.cut(next + begin, valid - begin, cuts);
+        sequences.cut(next + begin, valid - begin, cuts);
         next += valid;
     }
     for (int64_t row = 0; flags.mask && row < rows; ++row) after[row] = !flags.mask[row];
-    return found;
+    return sequences;
 }
 
 // Reads batches of sequences.

@@ -109,20 +109,20 @@ class BlockCache {
 public:
     // `bytes` is a multiple of 64. Null if there is no memory.
     void* take(size_t bytes) {
-        void* memory = keeps(bytes) ? find(bytes) : nullptr;
+        void* memory = is_cached(bytes) ? find(bytes) : nullptr;
         return memory ? memory : std::aligned_alloc(64, bytes);
     }
 
     void give_back(void* memory, size_t bytes) {
-        if (!keeps(bytes)) return std::free(memory);
+        if (!is_cached(bytes)) return std::free(memory);
         // Never wait for the mutex: in a forked child its holder may not exist.
-        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
-        if (!held) return std::free(memory);
-        if (kept_ == kMostKept) {
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (!lock) return std::free(memory);
+        if (count_ == kMostBlocks) {
             std::free(blocks_[0].memory);
-            std::copy(blocks_ + 1, blocks_ + kept_--, blocks_);
+            std::copy(blocks_ + 1, blocks_ + count_--, blocks_);
         }
-        blocks_[kept_++] = {memory, bytes};
+        blocks_[count_++] = {memory, bytes};
     }
 
     static BlockCache& instance() {
@@ -131,17 +131,17 @@ public:
     }
 
 private:
-    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMostKept = 4;
+    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMostBlocks = 4;
 
-    static bool keeps(size_t bytes) { return bytes >= kSmallest && bytes <= kLargest; }
+    static bool is_cached(size_t bytes) { return bytes >= kSmallest && bytes <= kLargest; }
 
     void* find(size_t bytes) {
-        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
-        if (!held) return nullptr;
-        for (size_t i = kept_; i-- > 0;)
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (!lock) return nullptr;
+        for (size_t i = count_; i-- > 0;)
             if (blocks_[i].bytes == bytes) {
                 void* memory = blocks_[i].memory;
-                std::copy(blocks_ + i + 1, blocks_ + kept_--, blocks_ + i);
+                std::copy(blocks_ + i + 1, blocks_ + count_--, blocks_ + i);
                 return memory;
             }
         return nullptr;
@@ -153,8 +153,8 @@ private:
     };
 
     std::mutex mutex_;
-    Block blocks_[kMostKept];
-    size_t kept_ = 0;
+    Block blocks_[kMostBlocks];
+    size_t count_ = 0;
 };
 
 }  // namespace relive
