@@ -98,7 +98,7 @@ def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "a
 
 
 def interpreter(path: str) -> str:
-    """Where an interpreter is, from every folder; its link is kept, which makes it that of an environment."""
+    """Absolute path of an interpreter; its link is kept, so that it stays that of its environment."""
     return str(Path(shutil.which(path) or path).absolute())
 
 
@@ -127,7 +127,7 @@ def merge(path: Path, elsewhere: dict[str, Any]) -> None:
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = parser_of("adapters", SUBJECT)
     parser.add_argument("--only", default=",".join(ORIGINALS), help=f"some of {','.join(ORIGINALS)}")
     parser.add_argument(
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def missing_in(path: Path) -> dict[str, str]:
-    """What a results file says was not timed, and why."""
+    """Lines about originals that were not timed, with the reason."""
     return json.loads(path.read_text(encoding="utf-8"))["missing"]
 
 

@@ -26,13 +26,13 @@ TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip
 
 
 class Usage(NamedTuple):
-    """What one variant uses on one target."""
+    """Resources that one variant uses on one target."""
 
     kernel: str
     variant: str
     target: str
     registers: int | None
-    """Of a thread; on gfx942 the vector registers. Triton 3.4 does not say what NVIDIA's assembler told it."""
+    """Registers per thread; on gfx942 the vector registers. Triton 3.4 does not say what NVIDIA's assembler told it."""
     spilled: int | None
     """Bytes that a thread stores to and loads from memory for want of registers (registers on gfx942)."""
     shared: int
@@ -48,7 +48,7 @@ def variants() -> Iterator[Any]:
 
 
 def compiled(variant: Any, target: str, **options: Any) -> Usage:
-    """What this variant uses on this target; raises if it cannot be compiled."""
+    """Resources of this variant on this target; raises if it cannot be compiled."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget

@@ -55,7 +55,7 @@ def libraries(device: str, fasttd3: Path | None) -> Iterator[Library]:
     yield Library(f"relive ({served})", launches.ours(device))
     if served != "torch":
         yield Library("relive (torch ops)", launches.ours(device), kernels.force_torch)
-    for title, calls in launch_peers.found(fasttd3, device):
+    for title, calls in launch_peers.installed_peers(fasttd3, device):
         yield Library(title, calls)
 
 
@@ -104,7 +104,7 @@ def table(times: Times) -> Iterator[str]:
 
 
 def page(times: Times, device: str, about: dict[str, Any]) -> str:
-    """What was measured, as a page of Markdown."""
+    """The measurements as a page of Markdown."""
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else about["machine"]["cpu"]
     lines = (
         f"# Calls on {name} (`{device}`)",

@@ -1,4 +1,4 @@
-"""What calls cost the host on a GPU, beside FastTD3's buffer: `python -m benchmarks.host_time --fasttd3 PATH`.
+"""Host time of calls on a GPU, beside FastTD3's buffer: `python -m benchmarks.host_time --fasttd3 PATH`.
 
 No GPU is needed: Triton's own JIT, compiler and launcher run over a driver that takes launches and runs nothing (a C
 compiler builds it), and tensors of the host stand for a device's. FastTD3's torch operations do their small copies on

@@ -14,14 +14,14 @@ from tensordict import TensorDict
 
 NUM_ENVS, OBS, ACTION, STEPS, BATCH = 4096, 48, 12, 24, 4096
 ROWS = 32
-"""Of each environment that the buffers of others keep: how many there are changes no count."""
+"""Rows per environment in other libraries' buffers; the number changes no count."""
 CALLS = (
     "replay add", "replay add, prioritized", "uniform sample after a write", "3-step sample", "sequences of 16",
     "the same with burn-in, across episodes", "prioritized draw and update", "GAE of 24 steps",
     "minibatch of a rollout", "rollout add",
 )  # fmt: skip
 Calls = Mapping[str, Callable[[], Callable[[], object]]]
-"""What makes a call ready, by the call's name."""
+"""Preparations of a call, by the call's name."""
 
 
 def transition(device: str) -> dict[str, torch.Tensor]:
@@ -35,13 +35,13 @@ def rollout_step(device: str) -> dict[str, torch.Tensor]:
 
 
 def step(device: str) -> dict[str, torch.Tensor]:
-    """What both have."""
+    """Base of both contestants."""
     shapes = {"obs": (NUM_ENVS, OBS), "action": (NUM_ENVS, ACTION), "reward": (NUM_ENVS,)}
     flags = {name: torch.zeros(NUM_ENVS, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
     return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()} | flags
 
 
-def found(fasttd3: Path | None, device: str = "cpu") -> Iterator[tuple[str, Calls]]:
+def installed_peers(fasttd3: Path | None, device: str = "cpu") -> Iterator[tuple[str, Calls]]:
     """Every library that is here, with its calls on a device."""
     if fasttd3 is not None:
         yield "FastTD3", _fasttd3(fasttd3, device)

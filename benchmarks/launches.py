@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_ours("torch", "cpu")  # for its error
     if find_spec("triton") is not None and not torch.cuda.is_available():
         kept["relive, Triton"] = of_ours("triton", "cpu")
-    for title, calls in launch_peers.found(options.fasttd3):
+    for title, calls in launch_peers.installed_peers(options.fasttd3):
         kept[title] = _told(counted(calls))
     options.json.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in CALLS:

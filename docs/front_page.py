@@ -83,7 +83,7 @@ def _kept(system: str) -> dict[str, Any]:
 
 
 def adapter(system: str) -> Iterator[str]:
-    """What was checked of an adapter: names, and the original's own tests."""
+    """A line for each check of an adapter: its names, and the original's own tests."""
     kept = _kept(system)
     yield f"| with {kept['title']} {kept['version']} | |"
     yield "|---|---|"

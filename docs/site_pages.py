@@ -6,6 +6,7 @@ gets the full text of every name.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ from benchmarks.page import page as measurements  # noqa: E402 (the benchmarks a
 
 _TABLE = re.compile(r"<!-- reference .*? -->\n(.*?)\n\n", re.DOTALL)
 _NAME = re.compile(r"^\| `(relive[\w.]*)", re.MULTILINE)
+_MEMBERS = re.compile(r"^- `([\w.]+)`:(.*?)\.$", re.MULTILINE | re.DOTALL)
+_SPECIAL = {"len": "__len__", "[name]": "__getitem__", "[ids]": "__getitem__"}
+_SHADOWED = {"relive.prefetch": "relive.concurrent.prefetch.prefetch"}
+"""Names that a module has, too."""
 
 
 def pages() -> dict[str, str]:
@@ -38,7 +43,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the full text of every name below its table in the reference."""
+    """Put the full text of every name in place of its table in the reference, with the members that the page lists."""
     if page.file.src_uri != "reference.md":
         return markdown
-    return _TABLE.sub(lambda found: "\n".join(f"::: {name}\n" for name in _NAME.findall(found[1])) + "\n", markdown)
+    members = {f"relive.{name}": re.findall(r"`([^`]+)`", listed) for name, listed in _MEMBERS.findall(markdown)}
+    return _TABLE.sub(lambda table: "\n".join(_full_text(name, members) for name in _NAME.findall(table[1])), markdown)
+
+
+def _full_text(name: str, members: dict[str, list[str]]) -> str:
+    shown = [_SPECIAL.get(member, member) for member in members.get(name, [])]
+    options = {"members": shown or False, "inherited_members": bool(shown), "show_bases": "Error" in name}
+    lines = (f"      {option}: {json.dumps(value)}" for option, value in options.items())
+    return "\n".join([f"::: {_SHADOWED.get(name, name)}", "    options:", *lines, ""])

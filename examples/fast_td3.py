@@ -45,7 +45,7 @@ class Darts:
         return torch.cat([self.position, self.velocity, self.target - self.position], -1)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What it led to, reward, terminated, truncated [N, …]; darts that ended have begun again when it returns."""
+        """Return next_obs, reward, terminated, truncated [N, …]; darts that ended have restarted."""
         self.velocity = 0.9 * self.velocity + 0.1 * action
         self.position = self.position + 0.5 * self.velocity
         self.age = self.age + 1

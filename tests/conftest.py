@@ -19,7 +19,7 @@ if not (torch.cuda.is_available() and "cuda" in " ".join([os.environ.get("RELIVE
 from relive import kernels
 from tests.tiers import select
 from tests.times import Times
-from tests.totals import taken
+from tests.totals import take_lines
 
 # No test fails because the machine is busy.
 # The same examples in every run, so that a run that was green stays green; the long tier searches for new ones.
@@ -51,15 +51,15 @@ _times = Times()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what a test has told into its report, which reaches the process that prints the summary."""
+    """Put the lines of `tell` into the report, which reaches the process that prints the summary."""
     report = yield
     if call.when == "call":
-        report.user_properties.extend(("told", line) for line in taken())
+        report.user_properties.extend(("told", line) for line in take_lines())
     return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep what a test has told, and the time it took."""
+    """Keep the lines of `tell` and the time that a test took."""
     _times.add(report.nodeid, report.duration)
     if report.when == "call":
         told = (line for name, line in report.user_properties if name == "told")
@@ -102,7 +102,7 @@ def running(backend: str) -> AbstractContextManager[None]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
-    """Where Ray is: started once for all tests that need it, and always shut down."""
+    """Address of a Ray cluster, started once for all tests that need it and always shut down."""
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
     ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     with warnings.catch_warnings():

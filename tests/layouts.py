@@ -124,6 +124,6 @@ class Both:
 
 
 def read(replay: rl.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:
-    """What a view reads of given rows."""
+    """The batch that a view reads of given rows."""
     batch: Any = replay.read(torch.tensor(ids, dtype=torch.int64), view)
     return {key if isinstance(key, tuple) else (key,): batch.get(key) for key in batch.keys(True, True)}

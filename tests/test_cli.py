@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from rich.console import Console
 
 import relive
 import relive as rl
-from relive.cli import COMMANDS, main
+from relive.cli import main
 from relive.errors import escaped, explain
 from relive.inspector.terminal import render
 from relive.schema import fields
@@ -52,13 +51,6 @@ def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_version_is_that_of_the_package() -> None:
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{relive.__version__}"\n' in project
-
-
-def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
 
 def test_python_dash_m_is_the_same_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,25 +87,6 @@ def test_wrong_usage_exits_with_two(arguments: list[str], says: str, capsys: pyt
     assert says in capsys.readouterr().err
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for command in COMMANDS:
-        assert command in text
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_describes_it_every_option_and_its_exit_codes(command: str) -> None:
-    commands = argparse.ArgumentParser().add_subparsers()
-    COMMANDS[command](commands)
-    (parser,) = commands.choices.values()
-    assert (parser.description or "").endswith(".")
-    assert all(action.help for action in parser._actions)
-    assert "Exit code" in (parser.epilog or "") or parser.prog.endswith("version")
-
-
 def test_without_relive_conformance_a_sentence_says_how_to_install_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,14 +105,6 @@ def test_conformance_is_the_command_of_its_own_package(capsys: pytest.CaptureFix
         main(["conformance", "--help"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.startswith("usage: relive conformance [-h]")
-
-
-def test_a_command_registers_its_function() -> None:
-    for register in COMMANDS.values():
-        commands = argparse.ArgumentParser().add_subparsers()
-        register(commands)
-        (parser,) = commands.choices.values()
-        assert callable(parser.get_default("run"))
 
 
 def test_whole_checkpoints_have_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What an import of relive loads, and when the rest of it comes."""
+"""An import of relive loads few packages; the rest is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relive import lazy
 
 
 def answer_of(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """Output of a program in a fresh interpreter."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Which cases of a test `make test` runs; `make test-all` runs all of them."""
+"""Selection of the cases that `make test` runs; `make test-all` runs all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run went: seconds per folder, and the slowest tests."""
+"""Seconds of a test run per folder, and its slowest tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was tried: lines that tests tell, and that are printed whether they pass or not."""
+"""Lines in which tests report what they tried, printed whether they pass or not."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 _told: list[str] = []
 
 SEED = int(os.environ.get("RELIVE_SEED", "0"))
-"""Of every trial that draws; a failure names it."""
+"""Seed of every trial that draws; a failure names it."""
 
 
 def tell(line: str) -> None:
-    """Say what a test has tried."""
+    """Report what a test has tried."""
     _told.append(line)
 
 
-def taken() -> list[str]:
-    """What was told since the last time."""
+def take_lines() -> list[str]:
+    """Return and forget the lines reported since the last call."""
     lines = _told.copy()
     _told.clear()
     return lines

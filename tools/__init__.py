@@ -1,1 +1,1 @@
-"""What is done with the original libraries of our adapters: their tests, their trainers, their words."""
+"""Runs the tests and trainers of the libraries that our adapters stand in for, and compares their words with ours."""

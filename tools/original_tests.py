@@ -29,14 +29,14 @@ from .kept_originals import KEPT, change
 
 @dataclass(frozen=True)
 class Suite:
-    """Which tests of an original are about what the adapter has."""
+    """The tests of an original that concern its adapter."""
 
     folder: str
     """The folder of all tests, which is copied."""
     chosen: tuple[str, ...]
     """The files or folders in it that are run."""
     about: str = ""
-    """What the chosen tests are about, for the table."""
+    """Subject of the chosen tests, for the table."""
     source: str = ""
     """The repository on GitHub."""
     commit: str = ""
@@ -84,8 +84,8 @@ SUITES = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """What became of the tests."""
+class Counts:
+    """Counts of passed and failed tests."""
 
     passed: int
     total: int
@@ -101,7 +101,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Found:
+def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Counts:
     """Run the tests; skipped ones do not count."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -116,7 +116,7 @@ def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Pa
         subprocess.run([python, "-c", code, *options, *chosen], cwd=place, env=settings, check=False)
         if not found.exists():
             raise SystemExit(f"{python} made no report. It needs pytest and the dependencies of relive.")
-        return counted(found.read_text(encoding="utf-8"))
+        return count_results(found.read_text(encoding="utf-8"))
 
 
 def copy_sources(folder: Path) -> None:
@@ -125,17 +125,17 @@ def copy_sources(folder: Path) -> None:
     shutil.copytree(Path(__file__).parent, folder / "tools", ignore=shutil.ignore_patterns("*.pyc"))
 
 
-def counted(report: str) -> Found:
-    """What a JUnit report says."""
+def count_results(report: str) -> Counts:
+    """Counts of a JUnit report."""
     cases = list(ElementTree.fromstring(report).iter("testcase"))
     ran = [case for case in cases if case.find("skipped") is None]
     failed = [
         case.get("name", "") for case in ran if case.find("failure") is not None or case.find("error") is not None
     ]
-    return Found(len(ran) - len(failed), len(ran), failed)
+    return Counts(len(ran) - len(failed), len(ran), failed)
 
 
-def keep(name: str, suite: Suite, found: Found, path: Path = KEPT) -> None:
+def keep(name: str, suite: Suite, found: Counts, path: Path = KEPT) -> None:
     """Write the counts into the file that the tables come from."""
     with change(suite.page or name, path) as kept:
         told = {"passed": found.passed, "total": found.total, "of": suite.about, "failed": found.failed}
@@ -162,8 +162,8 @@ def parser_of(module: str, told: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for, with the places by the name of the original."""
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line; paths are by the name of the original."""
     options = parser.parse_args(arguments)
     options.checkouts = options.checkouts.resolve()
     options.python = {name: interpreter(path) for name, path in _named(options.python)}
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suites."""
     parser = parser_of("original_tests", __doc__ or "")
     parser.add_argument("--clone", action="store_true", help="clone the originals that are missing")
-    options = parsed(parser, arguments)
+    options = parse(parser, arguments)
     for name in options.names or SUITES:
         tried(name, options)
     return 0

@@ -26,7 +26,7 @@ import torch
 from relive.compat import patch
 
 from .kept_originals import KEPT, change
-from .original_tests import copy_sources, package_of, parsed, parser_of
+from .original_tests import copy_sources, package_of, parse, parser_of
 from .trainer_cases import Trainer
 
 SIDES = ("original", "relive")
@@ -89,13 +89,13 @@ def compare(original: str, only: str | None, seeds: int, python: str, paths: Seq
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = parser_of("original_trainers", __doc__ or "")
     parser.add_argument("--only", metavar="NAMES", help="some of the trainers of one original, separated by commas")
     parser.add_argument("--seeds", type=int, default=3, help="how many trainings on each side (3)")
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, metavar=("NAME", "SIDE", "SEED"), help=argparse.SUPPRESS)
-    return parsed(parser, arguments)
+    return parse(parser, arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

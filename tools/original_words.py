@@ -19,7 +19,7 @@ from benchmarks.adapters import ORIGINALS
 SHORTEST = 30
 """Shorter lines are too common to say anything."""
 RUN = 6
-"""So many words in the same order are a shared sentence."""
+"""Number of words in the same order that make a shared sentence."""
 WORD = re.compile(r"[A-Za-z_][\w.]*|\d+")
 PREFIX = re.compile(r"^[A-Za-z]+(?=['\"])")
 """The letter before an f-string or a raw one, which is no word."""

@@ -34,7 +34,7 @@ HEADINGS = {
     AutoresetMode.SAME_STEP: ("step() returns the new episode", "takes that for the next obs"),
     AutoresetMode.DISABLED: ("you reset what ended", "truncated = done"),
 }
-"""What a mode does, and what a naive loop computes from it."""
+"""The steps of one autoreset mode, and the advantages that a naive loop computes from them."""
 
 COLUMNS = {
     "t": 3,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.bars import Bar, bar_of
-from benchmarks.memcpy import memcpy_of
-from benchmarks.report import Result, judge, write_json
+from benchmarks import devices, launch_peers
+from benchmarks.bars import Bar
+from benchmarks.report import Result, judge
 from benchmarks.timing import Contestant, Effort, fastest_peer, measured, race, speedup
 
 RNG = np.random.default_rng(0)
@@ -59,25 +59,15 @@ def test_a_bar_is_met_or_not(monkeypatch: pytest.MonkeyPatch, ours: float, met: 
     assert line.of_limit.ratio == pytest.approx(0.9 / ours)
 
 
-def test_cases_of_a_kind_share_a_bar() -> None:
-    assert bar_of("shared memory: add, obs(17), 2 writers, 0 samplers") == Bar(3.0)
-    assert bar_of("something else") is None
-
-
-def test_the_limit_copies_as_many_bytes() -> None:
-    limit = memcpy_of(1000, units=10)
-    limit.run()
-    assert (limit.role, limit.units) == ("limit", 10)
-    source, target = (cell.cell_contents for cell in limit.run.__closure__ or ())
-    assert source.nbytes == target.nbytes == 1000
-    assert np.array_equal(source, target)
-
-
-def test_a_results_file_has_every_line_with_its_ratios(tmp_path: Path) -> None:
-    result = Result("case", [measured("we", "ours", [1e-6, 2e-6, 3e-6]), measured("they", "peer", [4e-6] * 3)])
-    path = tmp_path / "deep" / "run.json"
-    write_json(path, [(result, judge(result, RNG))], {"date": "2026"})
-    line = json.loads(path.read_text())["cases"]["case"]["timings"]["we"]
-    assert line["median_us"] == pytest.approx(2.0)
-    assert line["times_fastest_peer"]["ratio"] == pytest.approx(2.0)
-    assert line["times_limit"] is None
+def test_the_calls_of_a_device_are_timed_and_written_as_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch_peers, "installed_peers", lambda *_: iter(()))
+    monkeypatch.setattr(devices, "QUICK_ROUNDS", 1)
+    monkeypatch.setattr(devices, "CALLS", ("replay add", "rollout add"))
+    target = tmp_path / "cpu.json"
+    assert devices.main(["--device", "cpu", "--quick", "--json", str(target)]) == 0
+    times = json.loads(target.read_text())["times"]
+    assert list(times) == ["replay add", "rollout add"]
+    assert all(0 < returned <= done for found in times.values() for done, returned in found.values())
+    assert "| replay add | " in target.with_suffix(".md").read_text()

@@ -33,7 +33,7 @@ def play(random: np.random.Generator, *, end_rate: float = 0.2) -> dict[str, Any
 
 
 def of_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """What a buffer of this agent alone would have been given."""
+    """The arguments that a buffer of this agent alone would get."""
     return {key: value[name] if isinstance(value, dict) else value for key, value in fields.items()}
 
 

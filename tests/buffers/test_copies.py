@@ -186,7 +186,7 @@ def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_told_of_after_the_save(tmp_path: Path) -> None:
-    """Where warnings are errors, too, the rows are saved again, and the next save has nothing to complain of."""
+    """The rows are saved again, also if warnings are errors, and the next save does not warn."""
     replay = rl.ReplayBuffer(8, 1, (), seed=0)
     replay.add([1.0], 0.5, 1.0, False, False, [2.0])
     replay.save(tmp_path)

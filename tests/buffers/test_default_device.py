@@ -33,7 +33,7 @@ def default_device() -> Iterator[Callable[[str | None], None]]:
 
 
 def life(kind: str, folder: Path) -> list[Any]:
-    """What is read of a buffer, of its copies and of its checkpoint."""
+    """Batches of a buffer, of its copies and of its checkpoint."""
     story = KINDS[kind]
     buffer = story.make()
     found: list[Any] = []
@@ -139,6 +139,7 @@ def test_a_rollout_computes_the_same_under_any_default_device(default_device: Ca
     assert torch.equal(advantage(), usual)
 
 
+@pytest.mark.thorough
 def test_the_first_batch_of_a_process_may_come_under_any_default_device() -> None:
     program = (
         "import torch, relive as rl; r = rl.ReplayBuffer(20, obs=2, action=());"

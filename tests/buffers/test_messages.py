@@ -51,13 +51,6 @@ def test_a_field_that_was_not_given() -> None:
         made.minibatches(2, fields=["log_prob"])
 
 
-@pytest.mark.parametrize("norm", [rl.RunningNorm(3), [rl.RunningNorm(3)]])
-def test_a_norm_without_its_field(norm: Any) -> None:
-    for make in (lambda: rl.ReplayBuffer(4, 3, (), norm=norm), lambda: rl.RolloutBuffer(4, 2, 3, (), norm=norm)):
-        with pytest.raises(rl.SchemaError, match=r'norm: expected a dict of norms by field, got .* norm=\{"obs": rl'):
-            make()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="disk memory")
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "free_bytes", lambda self: 1000)
@@ -81,18 +74,6 @@ def test_flags_of_agents(backend: str, flag: str) -> None:
             buffer.add(obs, each, each, **flags, **more)
 
 
-def test_reserved_names() -> None:
-    makers: list[Any] = [
-        rl.ReplayBuffer,
-        lambda _, obs, action, **options: rl.RolloutBuffer(4, None, obs, action, **options),
-    ]
-    for make in makers:
-        with pytest.raises(
-            rl.SchemaError, match="extra: expected other names than action, .*mask, .*, which are reserved"
-        ):
-            make(4, 1, (), extra={"mask": 1})
-
-
 @pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
 def test_our_classes_in_stable_baselines3() -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
@@ -114,15 +95,6 @@ def test_a_missing_file(tmp_path: Path, folder: str) -> None:
         rl.CorruptCheckpoint, match=f"{folder}/{file.name}: expected a file, got none of this name.*left out"
     ):
         rl.load(tmp_path)
-
-
-def test_a_missing_dataset(tmp_path: Path) -> None:
-    pytest.importorskip("h5py", reason="needs h5py, an extra")
-    from relive.datasets import from_hdf5  # noqa: PLC0415 (needs h5py)
-
-    with pytest.raises(Exception, match="nowhere") as caught:
-        from_hdf5(tmp_path / "nowhere.hdf5", replay())
-    assert "Copy it again" not in str(caught.value)
 
 
 def test_padding_in_a_flat_step_index(backend: str) -> None:

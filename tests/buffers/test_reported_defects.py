@@ -1,4 +1,4 @@
-"""What a reader with bad intentions has found, each once."""
+"""Defects that a hostile review found, each with one test."""
 
 from __future__ import annotations
 

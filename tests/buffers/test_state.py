@@ -164,7 +164,7 @@ def test_a_state_that_cannot_be_is_refused_whole(sampler: str | None, change: Ca
 
 
 def test_a_state_stays_the_callers() -> None:
-    """What is loaded is a copy: whoever changes the state later changes no buffer."""
+    """A loaded state is copied: changing it later changes no buffer."""
     for sampler in SAMPLERS.values():
         source, replay = lived(made(sampler)), made(sampler)
         source.sample(3)

@@ -29,7 +29,7 @@ LONG = float(os.environ.get("RELIVE_THREAD_SECONDS", "1800"))
 WATCHDOG = 60.0
 """No few short calls take this long, however busy the machine is."""
 REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
-"""What a call may say about what another thread has done meanwhile."""
+"""Errors that a call may raise because of another thread."""
 
 
 def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
@@ -87,7 +87,7 @@ class TestTraffic:
 
 
 class TestCounts:
-    """What many threads tell of is counted exactly once."""
+    """Updates from many threads are counted exactly once."""
 
     def test_of_norms(self) -> None:
         norm = rl.RunningNorm(3)
@@ -268,7 +268,7 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
 }
 MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config", "from_disk"}
 WITH_THE_LOCK = {"config", "state", "load_state", "rows"}
-"""What savers call, who hold the lock: the tensors that they get share the buffer's memory."""
+"""Methods that `save` calls under the lock: the tensors that they return share the buffer's memory."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -280,7 +280,7 @@ def test_every_public_name_is_among_the_calls(kind: str) -> None:
 
 
 @pytest.mark.promise("D4")
-@pytest.mark.parametrize("kind", select("rollout", of=KINDS))
+@pytest.mark.parametrize("kind", select("distillation", of=KINDS))
 def test_every_pair_of_calls_from_two_threads_returns(kind: str) -> None:
     _, make, calls = KINDS[kind]
     pairs = list(combinations_with_replacement(calls, 2))

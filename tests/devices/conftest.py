@@ -9,7 +9,7 @@ from tests.devices.place import Place, place
 
 @pytest.fixture
 def on(request: pytest.FixtureRequest) -> Place:
-    """Where the buffers of a test are; without such a device the test fails and says so."""
+    """The device of a test's buffers; without such a device the test fails and says so."""
     return place(str(request.config.getoption("--device")))
 
 

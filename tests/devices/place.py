@@ -1,4 +1,4 @@
-"""Where the tests of devices have their buffers, and a way for host data to get there and back."""
+"""The device of the tests in this folder, and copies of host data to it and back."""
 
 from __future__ import annotations
 

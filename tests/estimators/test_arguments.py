@@ -1,4 +1,4 @@
-"""What the estimators accept, and what each refusal says."""
+"""Arguments that the estimators accept, and messages for those that they refuse."""
 
 from __future__ import annotations
 

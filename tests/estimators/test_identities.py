@@ -1,4 +1,4 @@
-"""What must hold between the estimators, whatever the data."""
+"""Identities between the estimators, for any data."""
 
 from __future__ import annotations
 

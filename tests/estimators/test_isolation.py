@@ -1,4 +1,4 @@
-"""What must not be read is not read: behind an end, in masked rows, in other episodes."""
+"""Estimators read nothing behind an end, in masked rows or in other episodes."""
 
 from __future__ import annotations
 

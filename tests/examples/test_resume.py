@@ -87,7 +87,7 @@ def test_resumed_draws_are_those_of_the_uninterrupted_training(tmp_path: Path) -
 def test_cut_after_a_load_forgets_the_dummy_step_and_the_open_episode(
     cut: bool, rows: int, returns: list[float], tmp_path: Path
 ) -> None:
-    """What docs/guides/resuming.md says of a buffer that was saved right after an end, with `cut()` and without."""
+    """A buffer that was saved right after an end, resumed with `cut()` and without (docs/guides/resuming.md)."""
     stats, obs, never = rl.EpisodeStats(2), torch.zeros(2, 1), [False, False]
     replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=2, autoreset="NEXT_STEP", stats=stats)
     replay.add(obs, [0, 0], [5.0, 5.0], [True, False], never, obs + 1)

@@ -22,6 +22,7 @@ from relive import locking
 from relive.replay import torch_backend
 from relive.replay.native_backend import NativeBackend
 from tests.faults.interrupts import Interrupt, handler, interrupted, is_free, points
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 pytestmark = [
@@ -465,7 +466,7 @@ def tried_everywhere(folder: Path, place: str, most: int, seed: int, names: Iter
 
 
 @pytest.mark.promise("A8")
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", select("heap", "disk", of=PLACES))
 def test_an_interrupted_call_is_whole_or_absent(tmp_path: Path, place: str) -> None:
     require_place(place)
     most = trials("A8", 20)

@@ -53,15 +53,18 @@ def share(kind: str, histories: int) -> int:
     return histories if kind in ("rollout", "distillation") else -(-histories // 9)
 
 
+FEW = [("rollout", 25), ("shared prioritized", 27)]
+"""The kinds and numbers of histories of the quick tier."""
+
 JUMPING = pytest.mark.filterwarnings("ignore:obs. expected (a rollout|steps) that start")
 """Histories jump on purpose."""
 
 
 @JUMPING
 @pytest.mark.promise("K1")
-@pytest.mark.parametrize("kind", select("rollout", of=KINDS))
-def test_any_history_is_that_of_the_model(kind: str) -> None:
-    live(kind, share(kind, trials("K1", 100)), 50)
+@pytest.mark.parametrize(("kind", "histories"), select(*FEW, of=[*FEW, *((kind, 100) for kind in KINDS)]))
+def test_any_history_is_that_of_the_model(kind: str, histories: int) -> None:
+    live(kind, share(kind, trials("K1", histories)), 50)
 
 
 @JUMPING

@@ -133,11 +133,12 @@ MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "DistillationBuffer": lambda extra: rl.DistillationBuffer(8, obs=1, action=1, extra=extra),
 }
 RESERVED = {row[0].strip("`"): words(row[1]) for row in rows_of("buffer")}
+BOTH = RESERVED["ReplayBuffer` and `RolloutBuffer"]
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_exactly_the_reserved_names_are_refused(kind: str) -> None:
-    expected = RESERVED[kind] | (RESERVED["both"] if kind != "DistillationBuffer" else set())
+    expected = RESERVED[kind] | (BOTH if kind != "DistillationBuffer" else set())
     refused = set()
     for name in set().union(*RESERVED.values()) | {"note", "action_mask", "log_prob"}:
         try:

@@ -1,4 +1,4 @@
-"""What the README prints, runs, and its figures are those that are kept."""
+"""The code of the README runs, and its figures are those of kept results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What builds and checks the packages is pinned, by hash, in one place."""
+"""Tools that build and check the packages are pinned, by hash, in one place."""
 
 from __future__ import annotations
 

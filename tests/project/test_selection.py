@@ -1,4 +1,4 @@
-"""What `make test` selects reaches everything: nothing is left to `make test-all` but more cases of the same."""
+"""`make test` reaches every name, adapter, promise and conformance case; `make test-all` only adds cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def collected(request: pytest.FixtureRequest) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def selected(collected: list[Any]) -> list[Any]:
-    """Those of `make test`."""
+    """The tests of `make test`."""
     return [item for item in collected if not item.get_closest_marker("thorough")]
 
 

@@ -1,4 +1,4 @@
-"""What users install: the files, dependencies and entry points of both wheels, built here without the native core."""
+"""Both wheels that users install: the files, dependencies and entry points, built here without the native core."""
 
 from __future__ import annotations
 

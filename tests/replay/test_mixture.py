@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.replay import Leaves, ReadPlan
 
 
 def fill(value: float, rows: int = 20, **options: Any) -> rl.ReplayBuffer:
@@ -105,29 +103,14 @@ def test_a_wrong_update_changes_no_buffer(index: Any, priority: Any, error: type
         assert torch.equal(buffer.sampler.state()["mass"], mass)
 
 
-@dataclass
-class Failing:
-    """A view that fails on the second buffer."""
-
-    calls: int = 0
-
-    def plan(self, schema: Any) -> ReadPlan:
-        return rl.Transition().plan(schema)
-
-    def finish(self, batch: Leaves, context: Any) -> Leaves:
-        self.calls += 1
-        if self.calls == 2:
-            raise OSError("broken")
-        return batch
-
-
-def test_a_batch_that_failed_has_not_happened() -> None:
+def test_a_wrong_out_draws_nothing() -> None:
     def make() -> rl.Mixture:
         return rl.Mixture({"a": fill(0, sampler=rl.Prioritized()), "b": fill(1)}, (2, 1))
 
     mixture, twin = make(), make()
-    with pytest.raises(OSError, match="broken"):
-        mixture.sample(4, Failing())
+    for wrong in (make().sample(3), make().sample(4).exclude("source"), fill(0).sample(4)):
+        with pytest.raises(rl.SchemaError, match="^out"):
+            mixture.sample(4, out=wrong)
     for _ in range(3):
         assert bool((mixture.sample(4) == twin.sample(4)).all())
 

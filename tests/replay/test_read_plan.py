@@ -140,3 +140,64 @@ def test_equal_views_are_planned_once() -> None:
     for _ in range(3):
         assert "discount" in replay.sample(4, Counted((plans,))).keys()
     assert len(plans) == 1
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "None": (lambda _: None, ": expected a dict of tensors by path, got NoneType"),
+    "names": (lambda batch: {"obs": batch[("obs",)]}, ": expected paths that are tuples of names, got 'obs'"),
+    "fewer rows": (lambda batch: {("obs",): batch[("obs",)][1:]}, r": obs: expected 4 rows on cpu, got \(3"),
+    "one number": (lambda batch: {("obs",): batch[("obs",)].sum()}, r": obs: expected 4 rows on cpu, got \(\)"),
+    "a list": (lambda _: {("obs",): [1, 2, 3, 4]}, ": obs: expected 4 rows on cpu, got list"),
+    "another device": (
+        lambda batch: {("obs",): batch[("obs",)].to("meta")},
+        ": obs: expected 4 rows .* meta",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A view that returns what is no batch."""
+
+    returned: Any
+
+    def plan(self, schema: Any) -> ReadPlan:
+        return rl.Transition().plan(schema)
+
+    def finish(self, batch: Leaves, context: Any) -> Any:
+        return self.returned(batch)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_users_view_returns_is_verified(name: str, backend: str) -> None:
+    returned, message = WRONG[name]
+    replay = lived()
+    with pytest.raises(rl.SchemaError, match=rf"^Wrong\.finish{message}"):
+        replay.sample(4, Wrong(returned))
+    replay.check()
+
+
+def test_a_plan_of_a_users_view_is_a_read_plan(backend: str) -> None:
+    class Planless:
+        def plan(self, schema: Any) -> Any:
+            return {"obs": 0}
+
+    with pytest.raises(rl.SchemaError, match=r"^Planless\.plan: expected a ReadPlan, got dict"):
+        lived().sample(4, Planless())
+
+
+VIEWS = (
+    rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3, burn_in=1, step_index=True), rl.Sequence(2, cross_episodes=True),
+    rl.Window(obs=(-1, 0), action=range(3), pad="zero"), rl.Window(next_obs=(0, 1), view=rl.NStep(2, 0.5)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=repr)
+def test_the_forms_of_a_plan_are_those_of_its_batches(view: Any, backend: str) -> None:
+    replay = lived()
+    plan = view.plan(replay.storage.schema).within(replay.storage.ring.slots)
+    batch = replay.sample(5, view)
+    found = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in batch.items(True, True)}
+    assert plan.forms(replay.storage.schema, 5) == {
+        path: (tuple(leaf.shape), leaf.dtype) for path, leaf in found.items()
+    }

@@ -19,6 +19,7 @@ from relive import kernels
 from relive.rng import Randomness
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
+from tests.tiers import select
 
 ENVS, ROWS = 3, 6
 EXTRA = {
@@ -305,7 +306,7 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", select("native", of=BACKENDS))
 @settings(max_examples=60, deadline=None)
 @given(operations=OPERATIONS)
 def test_writes_are_those_of_a_list_of_dicts(backend: str, operations: list[Operation]) -> None:

@@ -1,4 +1,4 @@
-"""What a caller may pass for a field, and what is refused with which words."""
+"""Values that a caller may pass for a field, and messages for those that are refused."""
 
 from __future__ import annotations
 

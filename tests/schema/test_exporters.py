@@ -139,7 +139,7 @@ def test_a_class_may_make_memory_for_each_buffer() -> None:
 @pytest.mark.parametrize("when", ["during", "after"])
 @pytest.mark.parametrize("kind", ["replay", "rollout"])
 def test_an_exporter_that_adds_to_the_same_buffer_is_refused(kind: str, when: str) -> None:
-    """What it adds would lie in the memory that the outer step is being read into."""
+    """The inner step would be written to the memory that the outer step is read into."""
     said: list[str] = []
     replay, rollout = rl.ReplayBuffer(8, 2, 1), rl.RolloutBuffer(4, None, 2, 1)
 
@@ -261,7 +261,7 @@ def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def _stored(make: Callable[[], Any], kind: torch.dtype, shape: tuple[int, ...], envs: int | None) -> bytes | None:
-    """What a replay and a rollout buffer make of a value: its bytes, or None where both refuse it in a sentence."""
+    """The bytes that a replay and a rollout buffer store for a value, or None if both refuse it."""
     lead = () if envs is None else (envs,)
     rest: list[Any] = [np.zeros((*lead, 1), np.float32), np.zeros(lead, np.float32)] + [np.zeros(lead, np.bool_)] * 2
     field = rl.Field(shape, kind)

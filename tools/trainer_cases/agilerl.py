@@ -163,7 +163,7 @@ def _pair() -> Any:
 
 
 def _by_agent(told: dict[str, tuple[Any, ...]]) -> tuple[dict[str, Any], ...]:
-    """What each agent was told, as one dict for each thing."""
+    """One dict per kind of value, with an entry for each agent."""
     return tuple(dict(zip(told, values, strict=True)) for values in zip(*told.values(), strict=True))
 
 

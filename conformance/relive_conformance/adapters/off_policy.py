@@ -75,9 +75,9 @@ class ReplayBatch(NamedTuple):
     discount: Array | None = None
     """γ^k of an n-step transition; None if the library leaves it to the learner."""
     mask: Array | None = None
-    """Which steps of a sequence are real; None means all."""
+    """True for real steps of a sequence; None means all."""
     train: Array | None = None
-    """Which steps are trained on; None means all after the requested burn-in."""
+    """True for trained steps; None means all after the requested burn-in."""
 
 
 class Replay(Protocol):

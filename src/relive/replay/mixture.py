@@ -18,7 +18,7 @@ from relive.replay.ids import NO_ROW, conformed, flat_ids, mutable_leaves, padde
 from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
-from relive.schema.assembly import assemble, check_batch_size, check_destination, copy_into, to_device
+from relive.schema.assembly import assemble, check_batch_size, check_destination, checked_targets, copy_into, to_device
 from relive.schema.checks import as_float
 from relive.schema.conversion import as_tensor, numpy_view, row_ids
 from relive.schema.fields import caller_shape
@@ -104,29 +104,34 @@ class Mixture:
                 raise NotReadyError(explain(f"sample: {name}", "at least 1 stored transition", 0, remedy))
 
     def _drawn(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
+        if out is not None:
+            self._check_out(out, sum(counts), view)
         parts: list[Leaves] = []
-        before: list[tuple[ReplayBuffer, Any]] = []
-        try:
-            for source, (buffer, count) in enumerate(zip(self.buffers.values(), counts, strict=True)):
-                if not count:
-                    continue
-                with buffer._lock:
-                    before.append((buffer, buffer.drawing.snapshot()))
-                    part = buffer.drawing.drawn(count, view)
-                index = part["index",]
-                part["index",] = index * len(self.buffers) + source
-                steps = part.get(("step_index",))
-                if steps is not None:
-                    part["step_index",] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
-                part["source",] = torch.full_like(index, source)
-                parts.append(part)
-            leaves = _joined(parts)
-            return assemble(leaves, leaves["index",].shape) if out is None else copy_into(out, leaves)
-        except BaseException:
-            for buffer, snapshot in before:
-                with buffer._lock:
-                    buffer.drawing.restore(snapshot)
-            raise
+        for source, (buffer, count) in enumerate(zip(self.buffers.values(), counts, strict=True)):
+            if not count:
+                continue
+            with buffer._lock:
+                part = buffer._sample_leaves(count, view)
+            index = part["index",]
+            part["index",] = index * len(self.buffers) + source
+            steps = part.get(("step_index",))
+            if steps is not None:
+                part["step_index",] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
+            part["source",] = torch.full_like(index, source)
+            parts.append(part)
+        leaves = _joined(parts)
+        return assemble(leaves, leaves["index",].shape) if out is None else copy_into(out, leaves)
+
+    def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
+        """Verify `out` before anything is drawn, where it is known what a batch will be."""
+        buffers = list(self.buffers.values())
+        reader, finish = buffers[0]._bound(view)
+        if finish is not None or any(buffer.sampler.may_return_fewer for buffer in buffers):
+            return
+        forms = reader.plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
+        if any(buffer.sampler.returns_weights for buffer in buffers):
+            forms["weight",] = (count,), torch.float32
+        checked_targets(out, forms, buffers[0].device)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.

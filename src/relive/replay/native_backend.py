@@ -235,9 +235,11 @@ class BridgedBackend(NativeBackend):
 class NativeReader(PlanReader):
     """Reads batches of one plan in one call of the C++ core."""
 
-    def __init__(self, store: NativeBackend, core_memory: Any, plan: ReadPlan) -> None:
-        self.plan, self._store = plan, store
-        self.copies_unlocked = store.is_shared and plan.is_transition
+    _backend: NativeBackend
+
+    def __init__(self, backend: NativeBackend, core_memory: Any, plan: ReadPlan) -> None:
+        super().__init__(backend, plan)
+        self.copies_unlocked = backend.is_shared and plan.is_transition
         is_packed = plan.layout is Layout.PACKED
         groups = [
             (
@@ -248,7 +250,7 @@ class NativeReader(PlanReader):
             )
             for anchor, offsets, mask, of_observations in plan.groups
         ]
-        self._core: Any = store.native.PlanReader(
+        self._core: Any = backend.native.PlanReader(
             core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
             plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip
@@ -264,11 +266,13 @@ class NativeReader(PlanReader):
         return None if leaves is None else self._assemble(leaves, torch.Size((count,)))
 
     def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Any:
-        return self._core.reserve(count) if out is None else None
+        return self._core.reserve(count) if out is None else super().reserve(count, out, weighs)
 
     def fill(
         self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
+        if out is not None:
+            return super().fill(reserved, slots, weight, out)
         leaves = self._core.fill(reserved, slots)
         if weight is None:
             return self._assemble(leaves, slots.shape)
@@ -278,20 +282,20 @@ class NativeReader(PlanReader):
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
     ) -> lazy.TensorDict | None:
-        store, reserved = self._store, self._core.reserve(count)
+        backend, reserved = self._backend, self._core.reserve(count)
         with lock:
-            if store.maybe_empty:
+            if backend.maybe_empty:
                 return None
             slots, weight = sampler.choose(count)
-            ids = store.ids(slots)  # now: what a slot holds a moment later may be half of a row
+            ids = backend.ids(slots)  # now: what a slot holds a moment later may be half of a row
         leaves = self._read_unlocked(reserved, slots)
         with lock:
-            if not store.hold(slots, ids):
+            if not backend.hold(slots, ids):
                 return None
             # Others may write these while they are copied.
-            mutable = store.rows.mutable
+            mutable = backend.rows.mutable
             if mutable:
-                leaves |= zip((store.schema.paths[i] for i in mutable), store.take(slots, mutable), strict=True)
+                leaves |= zip((backend.schema.paths[i] for i in mutable), backend.take(slots, mutable), strict=True)
         leaves[INDEX] = ids
         if weight is not None:
             leaves[WEIGHT] = weight

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from relive import lazy
-from relive.schema.fields import Path, Schema
+from relive.schema.assembly import assemble, checked_targets
+from relive.schema.fields import Path, Schema, caller_shape
 from relive.schema.mutable import is_carried
 
 if TYPE_CHECKING:
+    from relive.replay.backend import Backend
     from relive.replay.samplers import Sampler
 
 Leaves = dict[Path, torch.Tensor]
 """The leaves of a batch by path, in its order."""
+Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+"""The shape and dtype of every leaf of a batch, in its order."""
 
 INDEX: Path = ("index",)
 WEIGHT: Path = ("weight",)
@@ -147,6 +151,23 @@ class ReadPlan:
         """The number of steps that any offset may need."""
         return sum(self.reach) + 1
 
+    @cached_property
+    def most_items(self) -> int:
+        """The largest number of steps that a leaf of one row is read at."""
+        return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
+
+    def forms(self, schema: Schema, count: int) -> Forms:
+        """The shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
+        steps = (count, self.length)
+        found: Forms = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
+        found |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
+        for path, leaf, group in self.reads:
+            lead = (count,) if group.offsets is None else (count, len(group.offsets))
+            found[path] = (*lead, *caller_shape(schema.fields[leaf])), schema.fields[leaf].dtype
+            if group.mask is not None:
+                found[group.mask] = lead, torch.bool
+        return {path: found[path] for path in self.paths}
+
     def unreduced(self, schema: Schema) -> ReadPlan:
         """Every field of all steps that this plan needs, for a view that changes them and calls `reduce`.
 
@@ -174,27 +195,42 @@ class ReadPlan:
 
 
 class PlanReader:
-    """Reads batches of one plan of one backend. Only `read` is needed; other methods say None where they cannot."""
+    """Reads batches of one plan from the rows of a backend; only `read` is needed."""
 
-    plan: ReadPlan
     copies_unlocked = False
     """It has `sample_unlocked`: other processes write here, and would wait while rows are copied."""
+
+    def __init__(self, backend: Backend, plan: ReadPlan) -> None:
+        self.plan, self._backend = plan, backend
 
     def read(self, slots: torch.Tensor) -> Leaves:
         """The batch of the rows at these slots, in fresh tensors."""
         raise NotImplementedError
 
     def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
-        """A batch of rows that are drawn uniformly, in one call."""
+        """A batch of rows that are drawn uniformly, in one call; None where there is no such call."""
 
     def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Any:
-        """Memory for a batch, that of `out` if it is given: what `fill` takes."""
+        """Reserve memory for a batch before its rows are drawn, for `fill`; that of `out`, verified, if it is given."""
+        if out is None:
+            return None
+        forms = self.plan.forms(self._backend.schema, count)
+        if weighs:
+            forms[WEIGHT] = (count,), torch.float32
+        return dict(zip(forms, checked_targets(out, forms, self._backend.device), strict=True))
 
     def fill(
         self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        """The batch of the rows at these slots in reserved memory; cannot fail."""
-        raise NotImplementedError
+        """The batch of the rows at these slots in reserved memory; weights are in `out` already."""
+        leaves = self.read(slots)
+        if out is not None:
+            for path, leaf in leaves.items():
+                reserved[path].copy_(leaf)
+            return out
+        if weight is not None:
+            leaves[WEIGHT] = weight
+        return assemble(leaves, slots.shape)
 
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]

@@ -53,14 +53,14 @@ _PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
 class TorchReader(PlanReader):
     """Reads batches of one plan with a few launches, however many offsets there are."""
 
-    def __init__(self, store: Backend, plan: ReadPlan) -> None:
-        self.plan, self._store = plan, store
+    def __init__(self, backend: Backend, plan: ReadPlan) -> None:
+        super().__init__(backend, plan)
         self._summed = {read.leaf: read.path for read in plan.reads if read.group.anchor is Anchor.SUM}
         self._windows = {group: _paths_of(plan, group) for group in plan.groups if group.offsets is not None}
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
         self._items = {group.anchor: _paths_of(plan, group) for group in items}
         rows, nexts = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
-        both = [] if store.keeps_next else [leaf for leaf in rows if leaf in nexts]
+        both = [] if backend.keeps_next else [leaf for leaf in rows if leaf in nexts]
         self._both = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in both}
         """Leaves of each row and of the row that it led to, which are read at once."""
 
@@ -73,37 +73,37 @@ class TorchReader(PlanReader):
 
     def _rows(self, slots: torch.Tensor) -> Leaves:
         """Rows, with offsets in their places."""
-        store, plan = self._store, self.plan
+        backend, plan = self._backend, self.plan
         found: Leaves = {}
         missing, places = None, _PLACES
         if plan.n:
             at, missing = self._sum(slots, found)
         else:
-            at, found[INDEX] = store.next_and_ids(slots)
+            at, found[INDEX] = backend.next_and_ids(slots)
             places = _PLACES | {Anchor.LAST: 0}
         if self._both:
-            read = store.take(at[:2].view(-1), tuple(self._both))
+            read = backend.take(at[:2].view(-1), tuple(self._both))
             for (path, led_to), leaf in zip(self._both.values(), read, strict=True):
                 both = leaf.view(2, len(slots), *leaf.shape[1:])
                 # Not views of one memory: a caller may change one of them while torch keeps the other for a gradient.
                 found[path], found[led_to] = both[0], both[1].clone()
         for anchor, leaves in self._items.items():
-            if anchor is Anchor.NEXT and store.keeps_next:
-                found |= zip(leaves.values(), store.take_stored_next(slots, tuple(leaves)), strict=True)
+            if anchor is Anchor.NEXT and backend.keeps_next:
+                found |= zip(leaves.values(), backend.take_stored_next(slots, tuple(leaves)), strict=True)
             elif leaves:
-                found |= zip(leaves.values(), store.take(at[places[anchor]], tuple(leaves)), strict=True)
+                found |= zip(leaves.values(), backend.take(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
             last = None if missing is None else plan.n - 1 - missing
-            found |= self._offsets(slots, EpisodeExtent(*store.ring.reach(slots, *plan.reach), last))
+            found |= self._offsets(slots, EpisodeExtent(*backend.ring.reach(slots, *plan.reach), last))
         return found
 
     def _sum(self, slots: torch.Tensor, found: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ids, sums and discounts to `found`; the slots of `_PLACES` [3, B], and how many of n steps are not."""
-        store, n = self._store, self.plan.n
-        found[INDEX] = ids = store.ids(slots)
-        run, is_no_step = store.ring.run(ids, n)
+        backend, n = self._backend, self.plan.n
+        found[INDEX] = ids = backend.ids(slots)
+        run, is_no_step = backend.ring.run(ids, n)
         is_over, missing = until_last(is_no_step)
-        rewards = store.take(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
+        rewards = backend.take(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
         sums, found[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
         found |= zip(self._summed.values(), sums, strict=True)
@@ -113,7 +113,7 @@ class TorchReader(PlanReader):
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """The leaves of all groups with offsets, and their masks."""
         steps, inside = nearest(self.plan, extent)
-        at = self._store.ring.after(slots.unsqueeze(1), steps)
+        at = self._backend.ring.after(slots.unsqueeze(1), steps)
         zeros = self.plan.layout is Layout.ZEROS
         if zeros:
             at = torch.where(inside, at, -1)
@@ -122,7 +122,7 @@ class TorchReader(PlanReader):
         for (group, leaves), where, mask in zip(
             self._windows.items(), at.split(sizes, 1), inside.split(sizes, 1), strict=True
         ):
-            read = self._store.take(where.contiguous().view(-1), tuple(leaves), padded=zeros)
+            read = self._backend.take(where.contiguous().view(-1), tuple(leaves), padded=zeros)
             found |= zip(leaves.values(), (leaf.unflatten(0, where.shape) for leaf in read), strict=True)
             if group.mask is not None:
                 found[group.mask] = mask.contiguous()
@@ -132,23 +132,23 @@ class TorchReader(PlanReader):
 
     def _sequences(self, slots: torch.Tensor) -> Leaves:
         """Steps that are packed to the left."""
-        store, ring, plan = self._store, self._store.ring, self.plan
+        backend, ring, plan = self._backend, self._backend.ring, self.plan
         before, after = plan.reach
-        ids = store.ids(slots)
+        ids = backend.ids(slots)
         windows = ring.windows(ids, before, after + 1, plan.cross_episodes)
         is_step, flat = windows >= 0, windows.contiguous().view(-1)
         found: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
-                read = store.take(ring.after(flat), tuple(leaves))  # also of slot -1, which is zeroed below
+                read = backend.take(ring.after(flat), tuple(leaves))  # also of slot -1, which is zeroed below
                 is_none = flat < 0
                 for leaf in read:
                     bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch fills no uint16
             else:
-                read = store.take(flat, tuple(leaves), padded=True)
+                read = backend.take(flat, tuple(leaves), padded=True)
             found |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
         for leaves in self._items.values():
-            found |= zip(leaves.values(), store.take(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
+            found |= zip(leaves.values(), backend.take(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
         is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # and what comes after it
         found |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}  # -1 is a slot here
         if plan.step_index:

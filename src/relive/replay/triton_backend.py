@@ -36,8 +36,8 @@ from relive.replay.ring import MOST_ROWS
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import TorchBackend
-from relive.schema.assembly import assemble, checked_targets
-from relive.schema.fields import Field, Path, Stacked, caller_shape
+from relive.schema.assembly import assemble
+from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import require_all
 
 
@@ -138,7 +138,7 @@ class TritonBackend(TorchBackend):
     # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
-        return TritonReader(self.rows, plan) if has_kernels(plan) else super().reader(plan)
+        return TritonReader(self, plan) if has_kernels(plan) else super().reader(plan)
 
     # Naming
 
@@ -157,9 +157,6 @@ class TritonBackend(TorchBackend):
         if not self._may_be_replayed:
             super()._check_is_empty(written)
 
-
-Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
-"""The shape and dtype of every leaf of a batch, in its order."""
 
 _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
 
@@ -195,8 +192,9 @@ def has_kernels(plan: ReadPlan) -> bool:
 class TritonReader(PlanReader):
     """Reads batches of one plan into tensors that are there already."""
 
-    def __init__(self, rows: RowStorage, plan: ReadPlan) -> None:
-        self.plan, self._rows, self._rings = plan, rows, rings_of(rows)
+    def __init__(self, backend: TritonBackend, plan: ReadPlan) -> None:
+        super().__init__(backend, plan)
+        rows, self._rings = backend.rows, rings_of(backend.rows)
         leaves, nexts = leaves_of(rows)
         copied = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
@@ -210,25 +208,11 @@ class TritonReader(PlanReader):
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
-    def _forms(self, count: int) -> Forms:
-        """The leaves of a batch of so many rows."""
-        fields, steps = self._rows.schema.fields, (count, self.plan.length)
-        forms: Forms = {}
-        for path, leaf, group in self.plan.reads:
-            lead = (count,) if group.offsets is None else steps
-            forms[path] = (*lead, *caller_shape(fields[leaf])), fields[leaf].dtype
-        forms[INDEX] = (count,), torch.int64
-        marks = {DISCOUNT: ((count,), torch.float32), STEP_INDEX: (steps, torch.int64)}
-        forms |= {path: marks.get(path, (steps, torch.bool)) for path in self.plan.paths if path not in forms}
-        return forms
-
     def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Leaves:
-        forms, device = self._forms(count), self._rows.device
-        if out is None:
-            return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
-        if weighs:
-            forms[WEIGHT] = (count,), torch.float32
-        return dict(zip(forms, checked_targets(out, forms, device), strict=True))
+        if out is not None:
+            return super().reserve(count, out, weighs)
+        forms, device = self.plan.forms(self._backend.schema, count), self._backend.device
+        return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
     def fill(
         self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
@@ -264,6 +248,6 @@ class TritonReader(PlanReader):
         windows = Windows(steps, mask, train, is_first, out[INDEX])
         find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)
         if STEP_INDEX in out:
-            ids = self._rows.ring.id_of(steps.view(-1)).view(steps.shape)
+            ids = self._backend.ring.id_of(steps.view(-1)).view(steps.shape)
             out[STEP_INDEX].copy_(torch.where(steps < 0, -1, ids))
         return steps

@@ -217,7 +217,7 @@ def lose_power_of_all(path: Path, kind: str, states: int) -> None:
 
 
 @pytest.mark.promise("A5")
-@pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
+@pytest.mark.parametrize("kind", select("prioritized", of=KINDS))
 def test_a_power_failure_leaves_the_old_or_the_new_and_after_save_the_new(kind: str, tmp_path: Path) -> None:
     lose_power_of_all(tmp_path, kind, trials("A5", 16))
 

@@ -82,8 +82,9 @@ def kill_writers(path: Path, count: int, seed: int) -> None:
 
 
 @pytest.mark.promise("A7")
-def test_a_killed_writer_leaves_every_row_that_was_added(tmp_path: Path) -> None:
-    kill_writers(tmp_path, trials("A7", 21), SEED)
+@pytest.mark.parametrize("count", select(14, of=[14, 21]))
+def test_a_killed_writer_leaves_every_row_that_was_added(count: int, tmp_path: Path) -> None:
+    kill_writers(tmp_path, trials("A7", count), SEED)
 
 
 @pytest.mark.long

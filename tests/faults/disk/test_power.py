@@ -16,6 +16,7 @@ from relive.replay.ring import MOST_ROWS
 from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 PAGE, SECTOR = 4096, 512
@@ -174,8 +175,11 @@ def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, st
 
 @pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
-def test_after_a_loss_of_power_what_was_committed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", 28), 2)
+@pytest.mark.parametrize("count", select(len(LAYOUTS), of=[len(LAYOUTS), 28]))
+def test_after_a_loss_of_power_what_was_committed_is_there(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", count), 2)
 
 
 @pytest.mark.long

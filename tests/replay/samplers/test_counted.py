@@ -1,7 +1,6 @@
 """Counted: the draws of every row, beside whatever sampler chooses them."""
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay import Leaves, ReadPlan
 
 
 def fill(rows: int, capacity: int = 100, **options: Any) -> rl.ReplayBuffer:
@@ -51,25 +49,6 @@ def test_an_overwritten_row_takes_its_count_along(backend: str) -> None:
     replay.clear()
     assert int(replay.sampler.state()["drawn"].sum()) == 0
     replay.check()
-
-
-@dataclass(frozen=True)
-class Broken:
-    def plan(self, schema: Any) -> ReadPlan:
-        return rl.Transition().plan(schema)
-
-    def finish(self, batch: Leaves, context: Any) -> Leaves:
-        raise OSError("broken")
-
-
-def test_a_sample_that_failed_has_not_happened() -> None:
-    replay = fill(9, sampler=rl.Counted())
-    replay.sample(4)
-    before = counts(replay)
-    with pytest.raises(OSError, match="broken"):
-        replay.sample(5, Broken())
-    assert counts(replay) == before
-    assert sum(before.values()) == 4
 
 
 def test_priorities_are_updated_through_it() -> None:

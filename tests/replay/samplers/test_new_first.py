@@ -57,9 +57,9 @@ def expected_shown(waiting: dict[int, list[int]], first: list[int]) -> list[int]
 
 def new_in(replay: rl.ReplayBuffer, count: int) -> bool:
     """Whether a draw shows anything new."""
-    before = replay.sampler.snapshot()
+    before = replay.sampler.state()["shown"].clone()
     replay.sample(count)
-    return not torch.equal(before, replay.sampler.snapshot())
+    return not torch.equal(before, replay.sampler.state()["shown"])
 
 
 def test_the_rest_of_a_batch_is_uniform(backend: str) -> None:
@@ -120,29 +120,21 @@ def test_with_a_length_every_new_step_is_shown_once(autoreset: Any, backend: str
 
 def shown_sequence(replay: rl.ReplayBuffer, length: int) -> tuple[list[int], bool] | None:
     """The steps of a sequence that is new, and whether its episode ended with it; None if nothing new is there."""
-    before = replay.sampler.snapshot()
+    before = replay.sampler.state()["shown"].clone()
     batch = replay.sample(1, rl.Sequence(length, step_index=True))
-    if torch.equal(replay.sampler.snapshot(), before):
+    if torch.equal(replay.sampler.state()["shown"], before):
         return None
     mask = batch["mask"][0]
     return batch["step_index"][0][mask].tolist(), bool(batch["terminated"][0][mask][-1])
 
 
-class Broken:
-    def plan(self, schema: Any) -> Any:
-        return rl.Transition().plan(schema)
-
-    def finish(self, batch: Any, context: Any) -> Any:
-        raise OSError("broken")
-
-
 def test_a_batch_that_cannot_be_made_has_shown_nothing() -> None:
     replay = made()
     Lived(replay, 1).step()
-    before = replay.sampler.snapshot()
-    with pytest.raises(OSError, match="broken"):
-        replay.sample(4, Broken())
-    assert torch.equal(replay.sampler.snapshot(), before)
+    before = replay.sampler.state()["shown"].clone()
+    with pytest.raises(rl.SchemaError, match="^out"):
+        replay.sample(4, out=replay.read(replay.ids()[:1]))
+    assert torch.equal(replay.sampler.state()["shown"], before)
     assert new_in(replay, 4)
 
 
@@ -167,10 +159,10 @@ def test_disk_memory_remembers_what_was_shown(tmp_path: Path) -> None:
         world.step()
     while new_in(replay, 8):
         pass
-    shown = replay.sampler.snapshot()
+    shown = replay.sampler.state()["shown"].clone()
     replay.close()
     with rl.load(tmp_path / "memory", rl.ReplayBuffer) as again:
-        assert torch.equal(again.sampler.snapshot(), shown)
+        assert torch.equal(again.sampler.state()["shown"], shown)
         assert not new_in(again, 8)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import relive as rl
+from tests.faults.processes import apart
 
 PRIORITIES = torch.tensor([0.0, 0.5, 1.0, 2.0, 8.0], dtype=torch.float64)
 
@@ -158,10 +158,7 @@ class TestLinear:
     @pytest.mark.skipif(sys.platform != "linux", reason="shared memory")
     def test_processes_count_their_calls_together(self) -> None:
         replay = filled(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)), device=rl.Memory.shared())
-        process = multiprocessing.get_context("spawn").Process(target=_draw_twice, args=(replay.handle(),))
-        process.start()
-        process.join(60)
-        assert process.exitcode == 0
+        apart(_draw_twice, replay.handle())
         assert betas(replay, (64,)) == pytest.approx([0.5], abs=1e-5)
 
 

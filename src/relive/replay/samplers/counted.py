@@ -47,9 +47,6 @@ class Counted(Sampler):
         self.rescale, self.optional_state = inner.rescale, inner.optional_state
         if inner.takes_priorities:
             self.update = inner.update
-        self._last = torch.empty(0, dtype=torch.int64, device=self.storage.device)
-        """The slots of the last draw, in case it is taken back."""
-        self._number = 0
         self._kind = self.storage.ring.kind.view(-1)
         self._counts = self.storage.allocator.allocate("sampler.drawn", self._kind.shape, torch.int64)
 
@@ -64,22 +61,7 @@ class Counted(Sampler):
         return slots
 
     def _count(self, slots: torch.Tensor) -> None:
-        self._last = slots
-        self._add(1)
-        self._number += 1  # not before: what was not counted is not taken back
-
-    def _add(self, times: int) -> None:
-        self._counts.index_add_(0, self._last, torch.full_like(self._last, times))
-
-    def snapshot(self) -> tuple[Any, int]:
-        return self._inner.snapshot(), self._number
-
-    def restore(self, snapshot: tuple[Any, int]) -> None:
-        inner, number = snapshot
-        self._inner.restore(inner)
-        if self._number == number + 1:
-            self._add(-1)
-            self._number = number
+        self._counts.index_add_(0, slots, torch.ones_like(slots))
 
     def after_write(self) -> None:
         slots, changed = self.storage.touched()

@@ -12,7 +12,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
-from relive.replay.views.protocol import require_order
+from relive.replay.views.view import require_order
 from relive.schema.checks import positive
 from relive.schema.invariants import require_all
 from relive.schema.vocabulary import suggests_init_keywords
@@ -93,12 +93,6 @@ class NewFirst(Sampler):
         ends = torch.cat([is_written & (kind != PENDING), torch.zeros_like(is_written[:1])])
         is_whole = (stop - place >= length) | ends.gather(0, stop)
         return is_start & is_whole, (stop - place).clamp(max=length)
-
-    def snapshot(self) -> torch.Tensor:
-        return self._shown.clone()
-
-    def restore(self, snapshot: torch.Tensor) -> None:
-        self._shown.copy_(snapshot)
 
     def on_recover(self) -> None:
         self._shown.copy_(torch.minimum(self._shown.clamp(min=0), self._ring.head))

@@ -143,14 +143,6 @@ class Prioritized(Sampler):
     def _num_calls(self) -> int:
         return 0 if self._calls is None else int(self._calls[0])
 
-    def snapshot(self) -> tuple[int, int]:
-        return self._num_drawn, self._num_calls
-
-    def restore(self, snapshot: tuple[int, int]) -> None:
-        self._num_drawn, calls = snapshot
-        if self._calls is not None:
-            self._calls[0] = calls
-
     def sample(self, count: int) -> Chosen:
         return self._draw(count, None)
 

@@ -111,12 +111,6 @@ class Sampler:
             weight.copy_(weights)
         return slots
 
-    def snapshot(self) -> Any:
-        """Sampler state that `sample` modifies, without the random generator."""
-
-    def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot: the draws since have not happened."""
-
     def rescale(self, alpha: float, eps: float) -> None:
         """Apply its own exponents to loaded priorities, which were stored with `alpha` and `eps`."""
 
@@ -176,7 +170,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
         if bad.any():
             got, remedy = f"slot {int(slots[bad][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))
-    return slots.contiguous(), weight
+    return slots.contiguous()[:], weight  # another object, of which no backend thinks that it is still as it was drawn
 
 
 def _fits(length: int, count: int, may_be_fewer: bool) -> bool:

@@ -36,12 +36,6 @@ class WithoutReplacement(Sampler):
         """The rows of this epoch, in its order."""
         self._at = 0
 
-    def snapshot(self) -> tuple[torch.Tensor, int]:
-        return self._ids, self._at
-
-    def restore(self, snapshot: tuple[torch.Tensor, int]) -> None:
-        self._ids, self._at = snapshot
-
     def sample(self, count: int) -> Chosen:
         stored = len(self.storage)
         if count > stored:

@@ -2,9 +2,9 @@
 
 from relive.replay.views.hindsight import Hindsight
 from relive.replay.views.n_step import NStep
-from relive.replay.views.protocol import View
 from relive.replay.views.sequence import Sequence
 from relive.replay.views.transition import Transition
+from relive.replay.views.view import View
 from relive.replay.views.window import Window
 
 __all__ = ["Hindsight", "NStep", "Sequence", "Transition", "View", "Window"]

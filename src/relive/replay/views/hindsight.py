@@ -13,8 +13,8 @@ from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
-from relive.replay.views.protocol import ReadContext, View
 from relive.replay.views.transition import Transition
+from relive.replay.views.view import ReadContext, View
 from relive.schema.assembly import assemble
 from relive.schema.checks import share as require_share
 from relive.schema.conversion import convert, path_name

@@ -193,8 +193,7 @@ class ReplayBuffer(_Plain):
         self._random = np.random.default_rng(seed)
         if self.core is not None:
             use_copy(self.core)
-            _, run = self.core.drawing.snapshot()
-            self.core.drawing.restore((self.core.storage.random(self._next_seed()).snapshot(), run))
+            self.core._random.restore(self.core.storage.random(self._next_seed()).snapshot())
 
     def __getstate__(self) -> dict[str, Any]:
         core = None if self.core is None else packed_state(self.core)

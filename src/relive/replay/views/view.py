@@ -1,0 +1,121 @@
+"""Views: descriptions of what is read around a drawn row, bound to the rows of one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.replay.read_plan import Leaves, ReadPlan
+from relive.replay.views.transition import Transition
+from relive.rng import Randomness
+from relive.schema.fields import Path, Schema
+
+if TYPE_CHECKING:
+    from relive.replay.backend import Backend
+
+
+class View(Protocol):
+    """The description of a batch: a small frozen object.
+
+    A view may also have a method `finish(batch, context)`, which returns the leaves [B, …] of the batch that a caller
+    gets. It is given those of the plan, by path, and a `ReadContext`.
+    """
+
+    def plan(self, schema: Schema, /) -> ReadPlan:
+        """What is read around each row, asked once per buffer; a SchemaError says what these fields do not allow."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReadContext:
+    """What a view may ask while it finishes a batch."""
+
+    slots: torch.Tensor
+    """Flat slots of the drawn rows [B]."""
+    random: Randomness
+    plan: ReadPlan
+    """What was read."""
+    _backend: Backend
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of the buffer."""
+        return self._backend.schema
+
+    def preceding(self) -> torch.Tensor:
+        """How many transitions of the same episode precede each drawn row [B]."""
+        return self._backend.preceding(self.slots)
+
+    def ahead(self) -> torch.Tensor:
+        """How many transitions of the same episode follow each drawn row [B]."""
+        return self._backend.ahead(self.slots)
+
+    def later(self, steps: torch.Tensor) -> torch.Tensor:
+        """The slots of the rows so many steps after the drawn ones."""
+        return self._backend.ring.after(self.slots, steps)
+
+    def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
+        """One leaf at slots [B, …]."""
+        return self._backend.take(slots, (self.schema.paths.index(path),))[0]
+
+
+Finish = Callable[[Leaves, ReadContext], Leaves]
+_TRANSITION = Transition()
+
+
+def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
+    """The plan that a view (None: transitions) has for the rows of a backend, and its `finish`, verified afterwards."""
+    chosen: Any = _TRANSITION if view is None else _require_view(view)
+    plan = chosen.plan(backend.schema)
+    if not isinstance(plan, ReadPlan):
+        where, remedy = f"{type(chosen).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
+        raise SchemaError(explain(where, "a ReadPlan", type(plan).__name__, remedy))
+    plan = plan.within(backend.ring.slots)
+    if not plan.is_transition or plan.reduced is not None:  # goals come from other steps
+        require_order(backend, view)
+    finish = getattr(chosen, "finish", None)
+    if finish is None or type(chosen).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return plan, finish
+    return plan, lambda leaves, context: check_finished(chosen, finish(leaves, context), context)
+
+
+def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
+    """The leaves that a user's view has returned, if they are tensors by path with an item for each row."""
+    where, rows = f"{type(view).__name__}.finish", len(context.slots)
+    remedy = "Return the leaves of the batch by path, each [B, …]."
+    if not isinstance(leaves, dict):
+        raise SchemaError(explain(where, "a dict of tensors by path", type(leaves).__name__, remedy))
+    device = context.slots.device
+    for path, leaf in leaves.items():
+        if not isinstance(path, tuple) or not path or not all(isinstance(name, str) for name in path):
+            raise SchemaError(explain(where, "paths that are tuples of names", repr(path), remedy))
+        if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0 or len(leaf) != rows or leaf.device != device:
+            got = f"{tuple(leaf.shape)} on {leaf.device}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+            expected = f"{rows} rows on {device}"
+            raise SchemaError(explain(f"{where}: {'.'.join(path)}", expected, got, remedy))
+    return leaves
+
+
+def _require_view(view: Any) -> View:
+    """The view that was passed; raises if it is none."""
+    if isinstance(view, type):
+        name = view.__name__
+        raise SchemaError(explain("view", f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
+    if callable(getattr(view, "plan", None)):
+        return view
+    if hasattr(view, "read"):
+        remedy = "Return a ReadPlan from plan(schema), and compute in finish(batch, context): see docs/extending.md."
+        raise SchemaError(explain("view", "a view with a method plan", f"{view!r}, which reads by itself", remedy))
+    raise SchemaError(explain("view", "a view with a method plan", repr(view), "Pass a view of relive."))
+
+
+def require_order(backend: Backend, what: object) -> None:
+    """Views of more than one step, and samplers of episodes, need rows in time order."""
+    if backend.keeps_next:
+        remedy = 'Use the default next_obs="shared".'
+        name = type(what).__name__
+        raise SchemaError(explain(name, "rows in time order", 'a buffer with next_obs="stored"', remedy))
