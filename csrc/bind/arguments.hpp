@@ -1,13 +1,16 @@
-// Arguments as the core takes them: read, or refused.
+// Arguments as the core takes them: read, or refused. When Python's global lock is released, and how calls stay whole.
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
-#include "../core/copy.hpp"
 #include "../core/random.hpp"
 #include "conversion.hpp"
 
@@ -17,39 +20,51 @@ namespace relive::bind {
 
 constexpr int64_t kMostLeaves = 128;
 
+// Raise a ValueError, or with `OutOfRange` an IndexError, whose message are these parts.
+using OutOfRange = std::out_of_range;
+
+template <class Error = std::invalid_argument, class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+    std::string message;
+    const auto add = [&message](const auto& part) {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) message += std::to_string(part);
+        else message += part;
+    };
+    (add(parts), ...);
+    throw Error(message);
+}
+
 inline Array read_or_throw(nb::handle object, const char* what) {
     Array array;
-    if (!conversion().read(object.ptr(), array))
-        throw std::invalid_argument(std::string(what) + ": expected a plain array in host memory");
-    if (!array.contiguous()) throw std::invalid_argument(std::string(what) + ": expected contiguous memory");
+    if (!conversion().read(object.ptr(), array)) refuse(what, ": expected a plain array in host memory");
+    if (!array.contiguous()) refuse(what, ": expected contiguous memory");
     return array;
 }
 
 inline Array read_output(nb::handle object, const char* what) {
     Array array = read_or_throw(object, what);
-    if (!array.is_writable) throw std::invalid_argument(std::string(what) + ": expected memory that can be written");
+    if (!array.is_writable) refuse(what, ": expected memory that can be written");
     return array;
 }
 
 inline Array read_index(nb::handle object) {
     Array array = read_or_throw(object, "index");
-    if (array.dtype != kInt64 || array.ndim != 1) throw std::invalid_argument("index: expected a vector of int64");
+    if (array.dtype != kInt64 || array.ndim != 1) refuse("index: expected a vector of int64");
     return array;
 }
 
-// The memory of an array that must have this dtype and this many elements, to be written unless T is const. Only the pointer is returned: the array is one
-// of the core's own, and the caller keeps it alive.
+// The memory of an array that must have this dtype and this many elements, to be written unless T is const. Only the
+// pointer is returned: the array is one of the core's own, and the caller keeps it alive.
 template <class T>
 T* memory_of(nb::handle object, DataType dtype, int64_t elements, const char* what) {
     const Array array = std::is_const_v<T> ? read_or_throw(object, what) : read_output(object, what);
     if (array.dtype != dtype || array.elements() != elements)
-        throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(elements) + " elements of the declared dtype, got " +
-                                    std::to_string(array.elements()));
+        refuse(what, ": expected ", elements, " elements of the declared dtype, got ", array.elements());
     return array.as<T>();
 }
 
 inline void check_count(int64_t count) {
-    if (count < 0) throw std::out_of_range("count: expected at least 0, got " + std::to_string(count));
+    if (count < 0) refuse<OutOfRange>("count: expected at least 0, got ", count);
 }
 
 // Store an integer as an element of `dtype`; false if it could lose digits.
@@ -91,7 +106,7 @@ inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     return !overflow && store_integer(value, dtype, out);
 }
 
-// The numbers in nested lists or tuples of this shape, one after the other at `out`, which moves on; false likewise.
+// The numbers in nested lists or tuples of this shape, one after the other at `out`, which moves on; false if one could lose digits.
 inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, char*& out) {
     if (ndim == 0) {
         if (!read_scalar(object, dtype, out)) return false;
@@ -106,11 +121,75 @@ inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataT
     return true;
 }
 
+// Read the numbers of a whole leaf of `bytes` bytes into `out`; false for anything but numbers and lists of them.
+inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, int64_t bytes, std::vector<char>& out) {
+    if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
+    out.resize(static_cast<size_t>(std::max<int64_t>(8, bytes)));
+    char* end = out.data();
+    return read_numbers(object, shape, ndim, dtype, end);
+}
+
 // The generator in the capsule of a numpy bit generator.
 inline const BitGenerator& generator_in(nb::handle capsule) {
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
     return *random;
+}
+
+// For less work a released GIL costs more than it gives: a busy Python thread keeps it for milliseconds.
+constexpr int64_t kReleaseBytes = 1 << 16;
+
+struct MaybeReleased {
+    explicit MaybeReleased(int64_t bytes, int64_t at_least = kReleaseBytes)
+        : state(bytes >= at_least ? PyEval_SaveThread() : nullptr) {}
+    MaybeReleased(const MaybeReleased&) = delete;
+    ~MaybeReleased() {
+        if (state) PyEval_RestoreThread(state);
+    }
+    PyThreadState* state;
+};
+
+// Lets one step be written at a time, and holds the arrays of the step until it is written. An exporter that is written
+// in Python may call back while its buffer is taken or released.
+class OneWrite {
+public:
+    OneWrite(bool& is_writing, std::vector<Array>& arrays) : is_writing_(is_writing), arrays_(arrays) {
+        if (is_writing_)
+            throw std::runtime_error(
+                "add: expected one step at a time, got a step from inside the buffer protocol of another. Add it afterwards.");
+        is_writing_ = true;
+    }
+    OneWrite(const OneWrite&) = delete;
+    ~OneWrite() {
+        for (Array& array : arrays_) array.hold.release();
+        is_writing_ = false;
+    }
+
+private:
+    bool& is_writing_;
+    std::vector<Array>& arrays_;
+};
+
+// Changes that an exception from a signal handler cannot leave half-done: Python runs signal handlers between the
+// instructions of Python functions, never inside of a native call. So a native call is one change, and a Python function
+// that follows it is called again from here when it was interrupted.
+
+constexpr int kMostTries = 16;
+
+// Call `change` until it returns, then raise the first exception that it raised. All that it does are assignments, so
+// that a second call leads to the same. One that always raises is given up.
+inline void complete(nb::handle change) {
+    std::optional<nb::python_error> first;
+    for (int tries = 1;; ++tries) {
+        try {
+            change();
+            break;
+        } catch (nb::python_error& error) {
+            if (!first) first.emplace(std::move(error));
+            if (tries == kMostTries) break;
+        }
+    }
+    if (first) throw std::move(*first);
 }
 
 }  // namespace relive::bind

@@ -1,15 +1,123 @@
 // From Python objects to views of their memory, and from memory to torch tensors.
 //
 // A torch tensor is read through DLPack's C exchange API (torch 2.10 and later), a numpy array in its own memory, and
-// whatever else exports a buffer through the buffer protocol. No value is converted and no error explained here: an object that is not a plain CPU array is "not read",
-// and Python then converts it or says what is wrong with it. The memory stays in place for as long as the `Array` lives:
-// an exporter may resize or free its memory as soon as nobody holds a buffer of it.
+// whatever else exports a buffer through the buffer protocol. No value is converted and no error explained here: an object
+// that is not a plain CPU array is "not read", and Python then converts it or says what is wrong with it. The memory stays
+// in place for as long as the `Array` lives: an exporter may resize or free its memory as soon as nobody holds a buffer of it.
 #pragma once
 #include <Python.h>
 
-#include "../core/array_view.hpp"
-#include "dlpack.hpp"
-#include "numpy_abi.hpp"
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "../core/arrays.hpp"
+
+// The few structs of the DLPack ABI (v1) that are needed to exchange tensors with torch without linking it.
+namespace relive::bind::dlpack {
+
+enum DeviceType : int32_t { kCPU = 1 };
+
+static_assert(sizeof(DataType) == 4);
+
+struct Device {
+    int32_t type, id;
+};
+
+struct Tensor {
+    void* data;
+    Device device;
+    int32_t ndim;
+    DataType dtype;
+    int64_t* shape;
+    int64_t* strides;  // in elements
+    uint64_t byte_offset;
+};
+
+struct Version {
+    uint32_t major, minor;
+};
+
+struct ManagedTensor {
+    Version version;
+    void* context;
+    void (*deleter)(ManagedTensor*);
+    uint64_t flags;
+    Tensor tensor;
+};
+
+// The table that `torch.Tensor.__dlpack_c_exchange_api__` points to.
+struct ExchangeApi {
+    Version version;
+    void* previous;
+    int (*allocate)(Tensor* prototype, ManagedTensor** out, void* error_context,
+                    void (*set_error)(void*, const char* kind, const char* message));
+    int (*from_object)(void* object, ManagedTensor** out);
+    int (*to_object)(ManagedTensor* tensor, void** out);
+    int (*borrow)(void* object, Tensor* out);
+    int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
+};
+
+}  // namespace relive::bind::dlpack
+
+// The few structs of numpy's ABI that are needed to read an array without its headers; they are alike in numpy 1 and 2.
+//
+// The buffer protocol says the same, but makes a format string and an entry in a table for every array: for a small step
+// that takes longer than the copy.
+namespace relive::bind::numpy {
+
+struct Array {
+    PyObject_HEAD
+    char* data;
+    int ndim;
+    Py_ssize_t* shape;
+    Py_ssize_t* strides;  // in bytes
+    PyObject* base;
+    PyObject* descr;
+    int flags;
+};
+
+struct Descr {
+    PyObject_HEAD
+    PyObject* type;
+    char kind, letter, byteorder, flags;
+    int number;
+};
+
+constexpr int kContiguous = 0x0001, kAligned = 0x0100, kWriteable = 0x0400;
+
+// The dtype of numpy's number for it; false for what is not a plain number.
+inline bool dtype_of(int number, DataType& out) {
+    constexpr uint8_t kLong = sizeof(long) * 8;
+    constexpr DataType kTypes[] = {kBool, {kInt, 8, 1}, kUInt8, {kInt, 16, 1}, {kUInt, 16, 1}, {kInt, 32, 1}, {kUInt, 32, 1},
+                                   {kInt, kLong, 1}, {kUInt, kLong, 1}, kInt64, {kUInt, 64, 1}, kFloat32, kFloat64};
+    if (number < 0 || number >= static_cast<int>(sizeof kTypes / sizeof kTypes[0])) return false;
+    out = kTypes[number];
+    return true;
+}
+
+// False if the array is not plain, which the buffer protocol then says more about.
+inline bool read(PyObject* object, ArrayView& out) {
+    const auto* array = reinterpret_cast<const Array*>(object);
+    const auto* descr = reinterpret_cast<const Descr*>(array->descr);
+    if (!(array->flags & kAligned) || (descr->byteorder != '=' && descr->byteorder != '|')) return false;
+    if (array->ndim > kMaxDims || !dtype_of(descr->number, out.dtype)) return false;
+    out.data = array->data;
+    out.is_writable = array->flags & kWriteable;
+    out.ndim = array->ndim;
+    // An axis of an empty array, or of length one, may have any stride; the buffer protocol gives it the usual one too.
+    const bool is_contiguous = array->flags & kContiguous;
+    uint64_t stride = 1;  // the sizes of an empty array may multiply to any number
+    for (int i = array->ndim - 1; i >= 0; --i) {
+        out.shape[i] = array->shape[i];
+        if (!is_contiguous && array->strides[i] % out.itemsize() != 0) return false;
+        out.strides[i] = is_contiguous ? static_cast<int64_t>(stride) : array->strides[i] / out.itemsize();
+        stride *= static_cast<uint64_t>(array->shape[i]);
+    }
+    return true;
+}
+
+}  // namespace relive::bind::numpy
 
 namespace relive::bind {
 
@@ -19,11 +127,7 @@ public:
     BufferHold() { view_.obj = nullptr; }
     BufferHold(BufferHold&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
     BufferHold& operator=(BufferHold&& other) noexcept {
-        if (this != &other) {
-            release();
-            view_ = other.view_;
-            other.view_.obj = nullptr;
-        }
+        std::swap(view_, other.view_);
         return *this;
     }
     ~BufferHold() { release(); }
@@ -71,8 +175,10 @@ public:
     // `array_type` is numpy.ndarray. Its memory is read directly if all `probes` read so are what their buffers say.
     void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
         for (size_t i = 0; i < count; ++i) {
-            Array read, told;
-            if (reinterpret_cast<PyObject*>(Py_TYPE(probes[i])) != array_type || !numpy::read(probes[i], read) || !read_buffer(probes[i], told) || !same(read, told)) return;
+            Array direct, buffered;
+            if (reinterpret_cast<PyObject*>(Py_TYPE(probes[i])) != array_type || !numpy::read(probes[i], direct) ||
+                !read_buffer(probes[i], buffered) || !same(direct, buffered))
+                return;
         }
         array_type_ = array_type;
     }
@@ -114,8 +220,7 @@ public:
 
 private:
     static bool same(const Array& a, const Array& b) {
-        return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) &&
-               std::memcmp(a.strides, b.strides, sizeof(int64_t) * static_cast<size_t>(a.ndim)) == 0;
+        return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) && std::equal(a.strides, a.strides + a.ndim, b.strides);
     }
 
     static bool truth(PyObject* object, PyObject* method) {
@@ -141,10 +246,8 @@ private:
         out.is_writable = true;
         out.dtype = t.dtype;
         out.ndim = t.ndim;
-        for (int i = 0; i < t.ndim; ++i) {
-            out.shape[i] = t.shape[i];
-            out.strides[i] = t.strides[i];
-        }
+        std::copy_n(t.shape, t.ndim, out.shape);
+        std::copy_n(t.strides, t.ndim, out.strides);
         return true;
     }
 

@@ -1,12 +1,14 @@
 // Counters: everything that a buffer counts of its steps, changed in one native call.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "../core/counting.hpp"
-#include "../core/step_block.hpp"
+#include "../core/ring_writer.hpp"
 #include "arguments.hpp"
 
 namespace relive::bind {
@@ -17,41 +19,212 @@ public:
     // number). `flags` are the leaves (terminated, truncated), or None. `episodes` is None, or (open, ring, counts,
     // rewards, metrics, reasons): arrays, and lists of leaves. Each of `moments` is (count, mean, squares, leaf). Leaves
     // from `num_leaves` on are those that `measure` is given.
-    Counters(nb::object lock, int64_t num_leaves, int64_t envs, nb::handle flags, nb::handle episodes, nb::list moments);
+    Counters(nb::object lock, int64_t num_leaves, int64_t envs, nb::handle flags, nb::handle episodes, nb::list moments)
+        : num_leaves_(num_leaves), envs_(envs), acquire_(lock.attr("acquire")), release_(lock.attr("release")) {
+        if (num_leaves < 1 || num_leaves > kMostLeaves || envs < -1 || envs == 0 || envs > kMostLength)
+            refuse<OutOfRange>("num_leaves, envs: expected some, or -1 for any number of environments");
+        if (!flags.is_none()) {
+            const auto pair = nb::cast<std::vector<int>>(flags);
+            if (pair.size() != 2) refuse("flags: expected the leaves terminated and truncated");
+            check_numbers(pair);
+            if (std::max(pair[0], pair[1]) >= num_leaves) refuse("flags: expected leaves of a step");
+            terminated_ = pair[0], truncated_ = pair[1];
+        }
+        leaves_.assign(static_cast<size_t>(2 * kMostLeaves), CountedLeaf{nullptr, kFloat64, 1});
+        if (!episodes.is_none()) read_episodes(nb::cast<nb::tuple>(episodes));
+        for (nb::handle each : moments) {
+            const auto parts = nb::cast<nb::tuple>(each);
+            if (parts.size() != 4) refuse("moments: expected (count, mean, squares, leaf)");
+            MomentCounter moment;
+            moment.elements = read_output(parts[1], "mean").elements();
+            moment.rows = memory_of<double>(parts[0], kFloat64, 1, "count");
+            moment.mean = memory_of<double>(parts[1], kFloat64, moment.elements, "mean");
+            moment.squares = memory_of<double>(parts[2], kFloat64, moment.elements, "squares");
+            moment.leaf = nb::cast<int>(parts[3]);
+            check_numbers({moment.leaf});
+            if (moment.leaf >= num_leaves) refuse("moments: expected a leaf of a step");
+            moments_.push_back(std::move(moment));
+        }
+        owner_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
+    }
     Counters(const Counters&) = delete;
 
     // Set the numbers of the coming step that are not among its leaves: float64 [envs] each, or None.
-    void measure(nb::list numbers);
+    void measure(nb::list numbers) {
+        if (static_cast<int64_t>(numbers.size()) > kMostLeaves) refuse("measured: expected fewer");
+        std::vector<std::vector<double>> read(numbers.size());
+        for (size_t i = 0; i < numbers.size(); ++i) {
+            if (numbers[i].is_none()) continue;
+            const Array array = read_or_throw(numbers[i], "measured");
+            if (array.dtype != kFloat64) refuse("measured: expected float64");
+            read[i].assign(array.as<double>(), array.as<double>() + array.elements());
+        }
+        measured_ = std::move(read);
+    }
 
     // Count the rows from `first` on, `steps` of them, of arrays [rows, envs, …], or None for one that was not given.
     // `resetting` [envs] marks the environments that only reset in the first row, and afterwards in the row to come; None:
-    // no row only resets. `then` makes the rest of the change: see `complete`. If counting raises, nothing has changed.
-    void count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle env_ids, nb::handle resetting, nb::handle then);
+    // no row only resets. `then` makes the rest of the change (see `complete`). If counting raises, nothing has changed.
+    void count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle env_ids, nb::handle resetting, nb::handle then) {
+        if (static_cast<int64_t>(arrays.size()) != num_leaves_) refuse("arrays: expected one for each leaf");
+        if (first < 0 || first > kMostLength || steps < 1 || steps > (terminated_ < 0 ? 1 : kMostLength))
+            refuse<OutOfRange>("rows: expected rows of the arrays, and only one without flags");
+        Array ids;
+        int64_t envs = envs_;
+        if (!env_ids.is_none()) {
+            ids = read_index(env_ids);
+            envs = ids.shape[0];
+            if (!in_range(ids.as<int64_t>(), envs, std::max<int64_t>(envs_, 0))) refuse<OutOfRange>("env_ids: expected environments");
+        }
+        std::vector<Array> read(arrays.size());
+        std::vector<CountedLeaf> leaves(arrays.size(), CountedLeaf{nullptr, kFloat64, 1});
+        int64_t bytes = 0;
+        for (size_t i = 0; i < read.size(); ++i) {
+            if (nb::handle(arrays[i]).is_none()) {
+                check_given(static_cast<int64_t>(i));
+                continue;
+            }
+            read[i] = read_or_throw(arrays[i], "array");
+            const Array& array = read[i];
+            if (array.ndim >= 2 && envs < 0) envs = array.shape[1];
+            if (array.ndim < 2 || array.shape[1] != envs || array.shape[0] - steps < first)
+                refuse("array: expected [rows, envs, …]");
+            CountedLeaf& leaf = leaves[i];
+            leaf.dtype = array.dtype;
+            ArrayView item;  // of one environment
+            item.ndim = array.ndim - 2;
+            std::copy_n(array.shape + 2, item.ndim, item.shape);
+            leaf.elements = item.elements();
+            check_leaf(static_cast<int64_t>(i), leaf.dtype, leaf.elements);
+            const int64_t row_bytes = envs * leaf.elements * array.itemsize();
+            leaf.data = array.data + first * row_bytes;
+            bytes += steps * row_bytes;
+        }
+        uint8_t* coming = resetting.is_none() ? nullptr : memory_of<uint8_t>(resetting, kBool, envs, "resetting");
+        if (envs > 0) {
+            const Hold hold(*this);
+            begin(steps, envs, env_ids.is_none() ? nullptr : ids.as<int64_t>());
+            std::copy(leaves.begin(), leaves.end(), leaves_.begin());
+            if (coming) steps_.resetting.assign(coming, coming + envs);
+            MaybeReleased released(bytes);
+            run();
+            std::copy(steps_.resetting.begin(), steps_.resetting.end(), coming);
+        }
+        if (!then.is_none()) complete(then);
+    }
+
+    // Throws if the steps of this memory cannot be counted here.
+    void check(const RingMemory& memory) const {
+        if (num_leaves_ != static_cast<int64_t>(memory.leaves.size()) || envs_ != memory.ring.envs)
+            refuse("counters: expected those of the leaves and environments of this memory");
+        for (int64_t i = 0; i < num_leaves_; ++i) {
+            const Leaf& leaf = memory.leaves[static_cast<size_t>(i)];
+            check_leaf(i, leaf.dtype, leaf.given_elements());
+        }
+    }
 
     // Count the steps that are about to be written to a memory that was checked. The caller holds the lock; the GIL is not
     // needed. Throws before anything is counted, or not at all.
-    void count(StepBlock& block, const RingMemory& memory);
-
-    // Throws if the steps of this memory cannot be counted here.
-    void check(const RingMemory& memory) const;
+    void count(StepBlock& block, const RingMemory& memory) {
+        begin(block.steps(), block.envs(), block.env_ids());
+        for (size_t i = 0; i < memory.leaves.size(); ++i) {
+            const Leaf& leaf = memory.leaves[i];
+            leaves_[i] = {block.given(i).data, leaf.dtype, leaf.given_elements()};
+        }
+        for (int64_t n = 0; n < block.envs() && memory.ring.next_step; ++n)
+            steps_.resetting.push_back(memory.ring.resetting[block.env_at(n)]);
+        run();
+    }
 
     class Hold {
     public:
-        explicit Hold(const Counters& counters);
+        explicit Hold(const Counters& counters) : release_(counters.release_.ptr()) {
+            PyObject* result = PyObject_CallNoArgs(counters.acquire_.ptr());
+            if (!result) throw nb::python_error();
+            Py_DECREF(result);
+        }
         Hold(const Hold&) = delete;
-        ~Hold();
+        ~Hold() {
+            PyObject* result = PyObject_CallNoArgs(release_);
+            if (!result) PyErr_WriteUnraisable(release_);
+            Py_XDECREF(result);
+        }
 
     private:
         PyObject* release_;
     };
 
 private:
-    void read_episodes(nb::tuple arguments);
-    void begin(int64_t steps, int64_t envs, const int64_t* env_ids);
-    void run();
-    void check_leaf(int64_t i, DataType dtype, int64_t elements) const;
-    void check_numbers(const std::vector<int>& leaves) const;
-    void check_given(int64_t i) const;
+    static constexpr int64_t kMostLength = int64_t{1} << 40;
+
+    static bool is_in(const std::vector<int>& leaves, int64_t i) { return std::find(leaves.begin(), leaves.end(), i) != leaves.end(); }
+
+    void read_episodes(nb::tuple arguments) {
+        if (arguments.size() != 6 || terminated_ < 0 || envs_ < 0)
+            refuse("episodes: expected (open, ring, counts, rewards, metrics, reasons) of steps with flags");
+        EpisodeCounter episodes;
+        episodes.rewards = nb::cast<std::vector<int>>(arguments[3]);
+        episodes.metrics = nb::cast<std::vector<int>>(arguments[4]);
+        episodes.reasons = nb::cast<std::vector<int>>(arguments[5]);
+        for (const auto* leaves : {&episodes.rewards, &episodes.metrics, &episodes.reasons}) check_numbers(*leaves);
+        for (const int reward : episodes.rewards)
+            if (reward >= num_leaves_) refuse("rewards: expected leaves of a step");
+        const auto metrics = static_cast<int64_t>(episodes.metrics.size()), reasons = static_cast<int64_t>(episodes.reasons.size());
+        const Array ring = read_output(arguments[1], "ring");
+        if (ring.ndim != 2 || ring.shape[0] < 2 || ring.shape[0] > kMostLength) refuse("ring: expected [window + 1, columns]");
+        episodes.envs = envs_;
+        episodes.window = ring.shape[0] - 1;
+        episodes.terminated = terminated_, episodes.truncated = truncated_;
+        episodes.open = memory_of<double>(arguments[0], kFloat64, (2 + metrics) * envs_, "open");
+        episodes.ring = memory_of<double>(arguments[1], kFloat64, ring.shape[0] * (4 + metrics + reasons), "ring");
+        episodes.counts = memory_of<int64_t>(arguments[2], kInt64, 2, "counts");
+        episodes_ = std::move(episodes);
+    }
+
+    static void check_numbers(const std::vector<int>& leaves) {
+        for (const int leaf : leaves)
+            if (leaf < 0 || leaf >= 2 * kMostLeaves) refuse<OutOfRange>("leaf: expected a leaf's number, got ", leaf);
+    }
+
+    void check_leaf(int64_t i, DataType dtype, int64_t elements) const {
+        const auto expect = [&](bool is_right, const char* what) {
+            if (!is_right) refuse("leaf ", i, ": expected ", what);
+        };
+        if (i == terminated_ || i == truncated_) expect(dtype == kBool && elements == 1, "one bool");
+        if (episodes_ && is_in(episodes_->rewards, i)) expect(is_countable(dtype), "numbers");
+        if (episodes_ && (is_in(episodes_->metrics, i) || is_in(episodes_->reasons, i)))
+            expect(is_countable(dtype) && elements == 1, "one number");
+        for (const MomentCounter& moment : moments_)
+            if (moment.leaf == i) expect(is_countable(dtype) && elements == moment.elements, "numbers of the declared shape");
+    }
+
+    // Throws if steps cannot be counted without leaf i.
+    void check_given(int64_t i) const {
+        if (i == terminated_ || i == truncated_ || (episodes_ && is_in(episodes_->rewards, i)))
+            refuse("leaf ", i, ": expected an array, got None");
+    }
+
+    void begin(int64_t steps, int64_t envs, const int64_t* env_ids) {
+        steps_.steps = steps;
+        steps_.envs = envs;
+        steps_.env_ids = env_ids;
+        steps_.resetting.clear();
+        steps_.leaves = leaves_.data();
+    }
+
+    void run() {
+        for (size_t i = 0; i < measured_.size(); ++i) {
+            const std::vector<double>& numbers = measured_[i];
+            const bool fits = static_cast<int64_t>(numbers.size()) == steps_.steps * steps_.envs;
+            if (!numbers.empty() && !fits) refuse("measured: expected a number for each environment");
+            leaves_[static_cast<size_t>(num_leaves_) + i].data = fits ? reinterpret_cast<const char*>(numbers.data()) : nullptr;
+        }
+        steps_.find_transitions(terminated_, truncated_);
+        if (episodes_) episodes_->check(steps_);
+        for (const MomentCounter& moment : moments_) moment.check(steps_);
+        if (episodes_) episodes_->count(steps_);
+        for (MomentCounter& moment : moments_) moment.count(steps_);
+    }
 
     int64_t num_leaves_, envs_;
     int terminated_ = -1, truncated_ = -1;
@@ -62,5 +235,14 @@ private:
     CountedSteps steps_{};
     nb::object acquire_, release_, owner_;
 };
+
+inline void bind_counting(nb::module_& m) {
+    nb::class_<Counters>(m, "Counters")
+        .def(nb::init<nb::object, int64_t, int64_t, nb::handle, nb::handle, nb::list>(), nb::arg("lock"), nb::arg("num_leaves"), nb::arg("envs"),
+             nb::arg("flags").none(), nb::arg("episodes").none(), nb::arg("moments"))
+        .def("measure", &Counters::measure, nb::arg("numbers"))
+        .def("count", nb::overload_cast<nb::tuple, int64_t, int64_t, nb::handle, nb::handle, nb::handle>(&Counters::count), nb::arg("arrays"), nb::arg("first"), nb::arg("steps"), nb::arg("env_ids").none(),
+             nb::arg("resetting").none(), nb::arg("then").none());
+}
 
 }  // namespace relive::bind

@@ -8,14 +8,13 @@
 #include <new>
 
 #include "../core/reverse_scan.hpp"
-#include "gil.hpp"
-#include "tensor_pool.hpp"
+#include "arguments.hpp"
+#include "tensors.hpp"
 
 namespace relive::bind {
 namespace {
 
 using scan::Job;
-using scan::Kernels;
 using scan::table;
 using scan::View;
 
@@ -39,36 +38,28 @@ bool positive(nb::handle object, double& out) { return number(object, out) && ou
 template <class T>
 bool as_columns(const Array& array, View<T>& out) {
     int64_t stride = 1, expected = 0;
-    bool found = false;
+    bool has_stride = false;
     for (int axis = array.ndim - 1; axis > 0; --axis) {
         if (array.shape[axis] == 1) continue;
-        if (!found) stride = array.strides[axis];
-        if (found && array.strides[axis] != expected) return false;
+        if (!has_stride) stride = array.strides[axis];
+        if (has_stride && array.strides[axis] != expected) return false;
         expected = array.strides[axis] * array.shape[axis];
-        found = true;
+        has_stride = true;
     }
     out = {reinterpret_cast<T*>(array.data), array.strides[0], stride};
     return true;
 }
 
-bool is_float(DataType dtype) { return dtype == kFloat32 || dtype == kFloat64; }
-
-// The tensors of a call, in the order of Python's arguments; null handles for tensors that the estimator does not take.
+// The tensors of a call; null handles for tensors that the estimator does not take.
 struct Tensors {
     nb::handle reward, value, next_value, ratio, terminated, truncated, mask;
-};
 
-// `conversion` reads numpy arrays too; estimators take them only as stand-ins for tensors, together with `out`.
-bool any_buffer(const Tensors& tensors) {
-    for (nb::handle object : {tensors.reward, tensors.value, tensors.next_value, tensors.ratio, tensors.terminated,
-                              tensors.truncated, tensors.mask})
-        if (object.is_valid() && PyObject_CheckBuffer(object.ptr())) return true;
-    return false;
-}
-
-// The arrays of a job, held for as long as it runs.
-struct Inputs {
-    Array value, next_value, ratio, terminated, truncated, mask;
+    // Estimators take numpy arrays only as stand-ins for tensors, together with `out`.
+    bool have_buffer() const {
+        for (nb::handle object : {reward, value, next_value, ratio, terminated, truncated, mask})
+            if (object.is_valid() && PyObject_CheckBuffer(object.ptr())) return true;
+        return false;
+    }
 };
 
 struct Settings {
@@ -76,82 +67,23 @@ struct Settings {
     int64_t n = 0;
 };
 
+// Read a tensor of the reward's shape, which `held` keeps in place.
 template <class T>
-bool read_numbers(nb::handle object, const Array& like, View<const T>& out, Array& array) {
-    if (!object.is_valid()) return true;
-    return conversion().read(object.ptr(), array) && array.dtype == like.dtype && same_shape(array, like) &&
-           as_columns(array, out);
-}
-
-bool read_flags(nb::handle object, const Array& like, scan::Flags& out, Array& array) {
-    if (object.is_none()) return true;
-    return conversion().read(object.ptr(), array) && array.dtype == kBool && same_shape(array, like) &&
-           as_columns(array, out);
+bool read_like(nb::handle object, const Array& reward, DataType dtype, View<T>& out, Array& held) {
+    return conversion().read(object.ptr(), held) && held.dtype == dtype && same_shape(held, reward) && as_columns(held, out);
 }
 
 template <class T>
-bool fill_job(const Tensors& tensors, const Array& reward, const Settings& settings, Job<T>& job, Inputs& held) {
-    job.steps = reward.shape[0];
-    job.columns = 1;
-    for (int axis = 1; axis < reward.ndim; ++axis) job.columns *= reward.shape[axis];
-    job.gamma = static_cast<T>(settings.gamma);
-    job.lam = static_cast<T>(settings.lam);
-    job.rho_bar = static_cast<T>(settings.rho_bar);
-    job.c_bar = static_cast<T>(settings.c_bar);
-    job.n = settings.n;
-    return as_columns(reward, job.reward) && read_numbers(tensors.value, reward, job.value, held.value) &&
-           read_numbers(tensors.next_value, reward, job.next_value, held.next_value) &&
-           read_numbers(tensors.ratio, reward, job.ratio, held.ratio) && !tensors.terminated.is_none() &&
-           read_flags(tensors.terminated, reward, job.terminated, held.terminated) && !tensors.truncated.is_none() &&
-           read_flags(tensors.truncated, reward, job.truncated, held.truncated) &&
-           read_flags(tensors.mask, reward, job.mask, held.mask);
+bool read_tensors(const Tensors& tensors, const Array& reward, Job<T>& job, Array* held) {
+    if (!as_columns(reward, job.reward)) return false;
+    const std::pair<nb::handle, View<const T>*> numbers[] = {
+        {tensors.value, &job.value}, {tensors.next_value, &job.next_value}, {tensors.ratio, &job.ratio}};
+    for (auto [object, view] : numbers)
+        if (object.is_valid() && !read_like(object, reward, reward.dtype, *view, *held++)) return false;
+    return read_like(tensors.terminated, reward, kBool, job.terminated, held[0]) &&
+           read_like(tensors.truncated, reward, kBool, job.truncated, held[1]) &&
+           (tensors.mask.is_none() || read_like(tensors.mask, reward, kBool, job.mask, held[2]));
 }
-
-// One or two outputs: new tensors, or the arrays of the caller.
-template <class T>
-class Outputs {
-public:
-    Outputs(int count, const Array& like, nb::handle given) : count_(count) {
-        View<T>* views[] = {&first, &second};
-        if (given.is_none()) {
-            ready_ = conversion().exchange();
-            if (ready_) make(like, views);
-            return;
-        }
-        ready_ = true;
-        for (int i = 0; i < count; ++i) ready_ = ready_ && take(i, like, given, *views[i]);
-    }
-
-    bool ready() const { return ready_; }
-    nb::object result() const { return count_ == 1 ? made_[0] : nb::object(nb::make_tuple(made_[0], made_[1])); }
-
-    View<T> first{}, second{};
-
-private:
-    void make(const Array& like, View<T>* const* views) {
-        TensorPlans plans;
-        for (int i = 0; i < count_; ++i) plans.add(like.dtype, like.ndim, like.shape);
-        const nb::list tensors = make_tensors(plans);
-        int64_t columns = 1;
-        for (int axis = 1; axis < like.ndim; ++axis) columns *= like.shape[axis];
-        for (int i = 0; i < count_; ++i) {
-            made_[i] = tensors[static_cast<size_t>(i)];
-            *views[i] = {reinterpret_cast<T*>(plans.data(static_cast<size_t>(i))), columns, 1};
-        }
-    }
-
-    bool take(int i, const Array& like, nb::handle given, View<T>& view) {
-        made_[i] = nb::borrow(given[i]);
-        Array& array = held_[i];
-        return conversion().read(made_[i].ptr(), array) && array.is_writable && array.dtype == like.dtype && same_shape(array, like) &&
-               as_columns(array, view);
-    }
-
-    int count_;
-    bool ready_ = false;
-    nb::object made_[2];
-    Array held_[2];
-};
 
 // Memory for the returns that an n-step scan carries; false if there is none. Other scans need none.
 template <class T>
@@ -165,36 +97,57 @@ bool allocate_history(Job<T>& job, std::unique_ptr<char[]>& memory) {
     return true;
 }
 
+// `count` outputs: new tensors, or the arrays of the caller. Null if they cannot be had.
 template <class T>
-nb::object estimate_as(typename Kernels<T>::Kernel kernel, int outputs, const Tensors& tensors, const Array& reward,
-                       const Settings& settings, nb::handle out) {
-    Job<T> job{};
-    Inputs held;
-    if (!fill_job(tensors, reward, settings, job, held)) return nb::none();
-    std::unique_ptr<char[]> history;
-    if (!allocate_history(job, history)) return nb::none();
-    Outputs<T> results(outputs, reward, out);
-    if (!results.ready()) return nb::none();
-    job.first = results.first;
-    job.second = results.second;
-    {
-        MaybeReleased released(job.steps * job.columns * int64_t{5 * sizeof(T)}, kScanReleaseBytes);
-        kernel(job);
+nb::object make_outputs(int count, const Array& reward, nb::handle given, Job<T>& job, Array* held) {
+    View<T>* views[] = {&job.first, &job.second};
+    nb::object results[2];
+    TensorPlans plans;
+    nb::list tensors;
+    if (given.is_none()) {
+        if (!conversion().exchange()) return {};
+        for (int i = 0; i < count; ++i) plans.add(reward.dtype, reward.ndim, reward.shape);
+        tensors = make_tensors(plans);
     }
-    return results.result();
+    for (int i = 0; i < count; ++i) {
+        results[i] = given.is_none() ? nb::object(tensors[static_cast<size_t>(i)]) : nb::borrow(given[i]);
+        if (given.is_none()) *views[i] = {reinterpret_cast<T*>(plans.data(static_cast<size_t>(i))), job.columns, 1};
+        else if (!read_like(results[i], reward, reward.dtype, *views[i], held[i]) || !held[i].is_writable) return {};
+    }
+    return count == 1 ? results[0] : nb::object(nb::make_tuple(results[0], results[1]));
 }
 
-struct Kernel {  // the same estimator for both dtypes
-    Kernels<float>::Kernel f32;
-    Kernels<double>::Kernel f64;
-};
+template <class T>
+nb::object estimate_as(void (*kernel)(const Job<T>&) noexcept, int outputs, const Tensors& tensors, const Array& reward,
+                       const Settings& settings, nb::handle out) {
+    Job<T> job{};
+    job.steps = reward.shape[0];
+    job.columns = 1;
+    for (int axis = 1; axis < reward.ndim; ++axis) job.columns *= reward.shape[axis];
+    job.gamma = static_cast<T>(settings.gamma);
+    job.lam = static_cast<T>(settings.lam);
+    job.rho_bar = static_cast<T>(settings.rho_bar);
+    job.c_bar = static_cast<T>(settings.c_bar);
+    job.n = settings.n;
+    Array inputs[6], targets[2];
+    std::unique_ptr<char[]> history;
+    if (!read_tensors(tensors, reward, job, inputs) || !allocate_history(job, history)) return nb::none();
+    nb::object results = make_outputs(outputs, reward, out, job, targets);
+    if (!results.is_valid()) return nb::none();
+    {
+        const MaybeReleased released(job.steps * job.columns * int64_t{5 * sizeof(T)}, kScanReleaseBytes);
+        kernel(job);
+    }
+    return results;
+}
 
-nb::object estimate(Kernel kernel, int outputs, const Tensors& tensors, const Settings& settings, nb::handle out) {
+nb::object estimate(scan::Kernels kernels, int outputs, const Tensors& tensors, const Settings& settings, nb::handle out) {
     Array reward;
-    if (out.is_none() && any_buffer(tensors)) return nb::none();
-    if (!conversion().read(tensors.reward.ptr(), reward) || reward.ndim == 0 || !is_float(reward.dtype)) return nb::none();
-    return reward.dtype.bits == 32 ? estimate_as<float>(kernel.f32, outputs, tensors, reward, settings, out)
-                                   : estimate_as<double>(kernel.f64, outputs, tensors, reward, settings, out);
+    if (out.is_none() && tensors.have_buffer()) return nb::none();
+    if (!conversion().read(tensors.reward.ptr(), reward) || reward.ndim == 0) return nb::none();
+    if (reward.dtype == kFloat32) return estimate_as(kernels.f32, outputs, tensors, reward, settings, out);
+    if (reward.dtype == kFloat64) return estimate_as(kernels.f64, outputs, tensors, reward, settings, out);
+    return nb::none();
 }
 
 nb::object gae(nb::handle reward, nb::handle value, nb::handle next_value, nb::handle terminated, nb::handle truncated,
@@ -202,7 +155,7 @@ nb::object gae(nb::handle reward, nb::handle value, nb::handle next_value, nb::h
     const Tensors tensors{reward, value, next_value, {}, terminated, truncated, mask};
     Settings settings;
     if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam)) return nb::none();
-    return estimate({table().f32.gae, table().f64.gae}, 2, tensors, settings, out);
+    return estimate(table().gae, 2, tensors, settings, out);
 }
 
 nb::object lambda_return(nb::handle reward, nb::handle next_value, nb::handle terminated, nb::handle truncated,
@@ -210,7 +163,7 @@ nb::object lambda_return(nb::handle reward, nb::handle next_value, nb::handle te
     const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
     Settings settings;
     if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam)) return nb::none();
-    return estimate({table().f32.lambda_return, table().f64.lambda_return}, 1, tensors, settings, out);
+    return estimate(table().lambda_return, 1, tensors, settings, out);
 }
 
 nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle terminated, nb::handle truncated,
@@ -223,10 +176,10 @@ nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle te
     if (!conversion().read(reward.ptr(), array) || array.ndim == 0) return nb::none();
     if (steps >= static_cast<double>(array.shape[0])) {  // the last row cuts every window: Monte-Carlo
         settings.lam = 1;
-        return estimate({table().f32.lambda_return, table().f64.lambda_return}, 1, tensors, settings, out);
+        return estimate(table().lambda_return, 1, tensors, settings, out);
     }
     settings.n = static_cast<int64_t>(steps);
-    return estimate({table().f32.n_step_return, table().f64.n_step_return}, 1, tensors, settings, out);
+    return estimate(table().n_step_return, 1, tensors, settings, out);
 }
 
 nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::handle next_value, nb::handle terminated,
@@ -237,7 +190,7 @@ nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::han
     if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam) || !positive(rho_bar, settings.rho_bar) ||
         !positive(c_bar, settings.c_bar))
         return nb::none();
-    return estimate({table().f32.vtrace, table().f64.vtrace}, 2, tensors, settings, out);
+    return estimate(table().vtrace, 2, tensors, settings, out);
 }
 
 // Every argument may be None: Python explains what does not fit.

@@ -53,13 +53,13 @@ public:
         if (values.size() != positional_.size()) return nb::none();
         for (size_t i = 0; i < positional_.size(); ++i)
             if (!take(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out)) return nb::none();
-        Py_ssize_t found = 0;
+        Py_ssize_t num_found = 0;
         for (const Field& field : named_) {
             PyObject* value = find(named.ptr(), field);
-            if (value) ++found;
+            if (value) ++num_found;
             if (!take(value ? value : Py_None, field, out)) return nb::none();
         }
-        return found == PyDict_Size(named.ptr()) ? out.tuple : nb::none();
+        return num_found == PyDict_Size(named.ptr()) ? out.tuple : nb::none();
     }
 
 private:

@@ -1,12 +1,11 @@
-// The native core as one Python module. Each family binds itself; this file only lists the families.
+// The native core as one Python module: the settings of the module, and a list of what is bound.
 #include <nanobind/nanobind.h>
 
 #include <stdexcept>
 #include <vector>
 
-#include "conversion.hpp"
-
-namespace nb = nanobind;
+#include "../core/crc32.hpp"
+#include "arguments.hpp"
 
 namespace relive::bind {
 
@@ -15,19 +14,12 @@ Conversion& conversion() {
     return instance;
 }
 
-void bind_columns(nb::module_& m);
-void bind_counting(nb::module_& m);
-void bind_crc32(nb::module_& m);
 void bind_estimators(nb::module_& m);
 void bind_flattening(nb::module_& m);
-void bind_gather(nb::module_& m);
-void bind_guarded_lock(nb::module_& m);
-void bind_plan_reader(nb::module_& m);
-void bind_process_lock(nb::module_& m);
-void bind_ring(nb::module_& m);
-void bind_sequences(nb::module_& m);
+void bind_locks(nb::module_& m);
 void bind_priority_tree(nb::module_& m);
-void bind_write_back(nb::module_& m);
+void bind_ring(nb::module_& m);
+void bind_rollout(nb::module_& m);
 
 }  // namespace relive::bind
 
@@ -38,6 +30,21 @@ bool is_type(nb::handle type, const char* module, const char* name) {
     return PyType_Check(type.ptr()) && nb::str(type.attr("__module__")).equal(nb::str(module)) &&
                        nb::str(type.attr("__name__")).equal(nb::str(name));
 }
+
+#ifdef RELIVE_CRC32
+// zlib's checksum of an object's buffer, faster than zlib computes it.
+uint32_t checksum(nb::handle data, uint32_t before) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    uint32_t sum = 0;
+    {
+        const relive::bind::MaybeReleased released(view.len);
+        sum = relive::crc::crc32(before, static_cast<const unsigned char*>(view.buf), static_cast<size_t>(view.len));
+    }
+    PyBuffer_Release(&view);
+    return sum;
+}
+#endif
 
 }  // namespace
 
@@ -59,17 +66,13 @@ NB_MODULE(_native, m) {
     m.def("reads_numpy", [] { return conversion().reads_numpy(); });
     m.def("exchange", [] { return conversion().exchange(); });
     m.def("set_exchange", [](bool on) { conversion().set_exchange(on); });
-    bind_columns(m);
-    bind_counting(m);
-    bind_crc32(m);
+#ifdef RELIVE_CRC32
+    if (relive::crc::has_fast_crc32()) m.def("crc32", &checksum, nb::arg(), nb::arg() = 0);
+#endif
     bind_estimators(m);
     bind_flattening(m);
-    bind_gather(m);
-    bind_guarded_lock(m);
-    bind_plan_reader(m);
-    bind_process_lock(m);
-    bind_ring(m);
-    bind_sequences(m);
+    bind_locks(m);
     bind_priority_tree(m);
-    bind_write_back(m);
+    bind_ring(m);
+    bind_rollout(m);
 }

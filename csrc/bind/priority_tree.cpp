@@ -7,10 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/gather.hpp"
-#include "../core/priorities.hpp"
-#include "gil.hpp"
-#include "tensor_pool.hpp"
+#include "arguments.hpp"
+#include "tensors.hpp"
 
 namespace relive::bind {
 namespace {
@@ -24,16 +22,18 @@ bool read_vector(nb::handle object, DataType dtype, Array& out) {
 
 class BoundTree {
 public:
+    PriorityTree tree;
+
     // `memory` are float64 arrays of the sizes that `sizes` returns: zeros, or what other trees in this memory left.
     BoundTree(nb::tuple memory, int64_t num_leaves)
-        : tree_(part(memory, 0, num_leaves), part(memory, 1, num_leaves), part(memory, 2, num_leaves),
+        : tree(part(memory, 0, num_leaves), part(memory, 1, num_leaves), part(memory, 2, num_leaves),
                 reinterpret_cast<TreeSummary*>(part(memory, 3, num_leaves)), num_leaves),
           owner_(std::move(memory)) {}
 
     // How many numbers the leaves, their sums, their minima and the summary take.
     static nb::tuple sizes(int64_t num_leaves) {
         if (num_leaves < 1 || num_leaves > kMostLeavesOfTree)
-            throw std::invalid_argument("num_leaves: expected 1 to 2^48, got " + std::to_string(num_leaves));
+            refuse("num_leaves: expected 1 to 2^48, got ", num_leaves);
         const int64_t levels = TreeLevels::size(num_leaves);
         return nb::make_tuple(PriorityTree::padded(num_leaves), levels, levels,
                               static_cast<int64_t>(sizeof(TreeSummary) / sizeof(double)));
@@ -49,7 +49,7 @@ public:
         else if (!read_vector(priorities, kFloat64, values) || values.shape[0] != count) return false;
         check_leaves(index, 0);
         MaybeReleased released(count * kBytesPerLeaf);
-        tree_.set(index.as<int64_t>(), single ? &number : values.as<double>(), single ? 0 : 1, count);
+        tree.set(index.as<int64_t>(), single ? &number : values.as<double>(), single ? 0 : 1, count);
         return true;
     }
 
@@ -57,7 +57,7 @@ public:
         Array index;
         if (!read_vector(leaves, kInt64, index)) return nb::none();
         check_leaves(index, 0);
-        tree_.get(target<double>(out, kFloat64, index.shape[0]), index.as<int64_t>(), index.shape[0]);
+        tree.get(target<double>(out, kFloat64, index.shape[0]), index.as<int64_t>(), index.shape[0]);
         return out;
     }
 
@@ -75,13 +75,14 @@ public:
         plans.add(kInt64, 1, &count);
         plans.add(kFloat32, 1, &count);
         require_memory(plans.bytes() + 8 * count);
-        const nb::list made = make_tensors(plans);
+        const nb::list tensors = make_tensors(plans);
         std::vector<double> priorities(static_cast<size_t>(count));
-        draw_into(reinterpret_cast<int64_t*>(plans.data(0)), priorities.data(), count, capsule);
-        double smallest = by_smallest ? tree_.smallest() : kNoLeaf;
+        draw_into(plans.as<int64_t>(0), priorities.data(), count, capsule);
+        double smallest = by_smallest ? tree.smallest() : kNoLeaf;
         if (!by_smallest) for (const double priority : priorities) smallest = std::min(smallest, priority);
-        weigh(reinterpret_cast<float*>(plans.data(1)), priorities, smallest, beta);
-        return nb::make_tuple(made[0], made[1]);
+        auto* weights = plans.as<float>(1);
+        for (size_t i = 0; i < priorities.size(); ++i) weights[i] = weight_of(smallest / priorities[i], beta);
+        return nb::make_tuple(tensors[0], tensors[1]);
     }
 
     // Set leaves to (priority + eps)^alpha; a leaf of -1 is skipped. Returns (bad, skipped): the position of the first
@@ -101,30 +102,25 @@ public:
 
     void mark(const Touched& touched, double mass) {
         const auto count = static_cast<int64_t>(touched.slots.size());
-        if (!in_range(touched.slots.data(), count, tree_.num_leaves(), 0))
-            throw std::out_of_range("leaf: expected slots of the tree");
+        if (!in_range(touched.slots.data(), count, tree.num_leaves())) refuse<OutOfRange>("leaf: expected slots of the tree");
         MaybeReleased released(count * kBytesPerLeaf);
-        mark_touched(tree_, touched, mass);
+        mark_touched(tree, touched, mass);
     }
 
-    double total() const { return tree_.total(); }
-    double smallest() { return tree_.smallest(); }
-    double deviation() const { return tree_.deviation(); }
-
     void rebuild() {
-        MaybeReleased released(tree_.num_leaves() * static_cast<int64_t>(sizeof(double)));
-        tree_.rebuild();
+        MaybeReleased released(tree.num_leaves() * static_cast<int64_t>(sizeof(double)));
+        tree.rebuild();
     }
 
 private:
     static double* part(nb::tuple memory, size_t which, int64_t num_leaves) {
-        if (memory.size() != 4) throw std::invalid_argument("memory: expected 4 arrays, got " + std::to_string(memory.size()));
+        if (memory.size() != 4) refuse("memory: expected 4 arrays, got ", memory.size());
         return memory_of<double>(memory[which], kFloat64, nb::cast<int64_t>(sizes(num_leaves)[which]), "memory");
     }
 
     void check_leaves(const Array& index, int64_t lowest) const {
-        if (!in_range(index.as<int64_t>(), index.shape[0], tree_.num_leaves(), lowest))
-            throw std::out_of_range("leaf: expected 0 to " + std::to_string(tree_.num_leaves() - 1) + ", got one outside");
+        if (!in_range(index.as<int64_t>(), index.shape[0], tree.num_leaves(), lowest))
+            refuse<OutOfRange>("leaf: expected 0 to ", tree.num_leaves() - 1, ", got one outside");
     }
 
     nb::object apply(const Array& index, const PriorityUpdate& update, const nb::object& numbers) {
@@ -134,7 +130,7 @@ private:
         const auto count = static_cast<int64_t>(update.leaves.size());
         {
             MaybeReleased released(count * kBytesPerLeaf);
-            tree_.set(update.leaves.data(), update.masses.data(), 1, count);
+            tree.set(update.leaves.data(), update.masses.data(), 1, count);
         }
         if (is_largest) numbers[0] = update.largest;
         return nb::make_tuple(-1, update.skipped);
@@ -142,16 +138,15 @@ private:
 
     bool can_draw(int64_t count) const {
         check_count(count);
-        return !tree_.empty();
+        return !tree.empty();
     }
 
     void draw_into(int64_t* leaves, double* priorities, int64_t count, nb::handle capsule) const {
         const BitGenerator& random = generator_in(capsule);
         MaybeReleased released(count * kBytesPerLeaf);
-        tree_.draw(leaves, priorities, count, random);
+        tree.draw(leaves, priorities, count, random);
     }
 
-    PriorityTree tree_;
     nb::object owner_;  // the memory
 };
 
@@ -167,10 +162,10 @@ void bind_priority_tree(nb::module_& m) {
         .def("draw_weighted", &BoundTree::draw_weighted)
         .def("update", &BoundTree::update)
         .def("mark", &BoundTree::mark)
-        .def("total", &BoundTree::total)
-        .def("smallest", &BoundTree::smallest)
+        .def("total", [](const BoundTree& self) { return self.tree.total(); })
+        .def("smallest", [](BoundTree& self) { return self.tree.smallest(); })
         .def("rebuild", &BoundTree::rebuild)
-        .def("deviation", &BoundTree::deviation)
+        .def("deviation", [](const BoundTree& self) { return self.tree.deviation(); })
         .def_static("sizes", &BoundTree::sizes);
 }
 

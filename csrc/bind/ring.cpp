@@ -1,65 +1,159 @@
-// RingMemory: the memory of a replay buffer. Steps are written, rows are drawn and read.
+// The memory of a replay buffer: RingMemory writes steps and draws rows, PlanReader reads batches, WriteBack rewrites leaves.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "../core/page_requests.hpp"
-#include "../core/ring_checksums.hpp"
-#include "../core/ring_slots.hpp"
+#include "../core/reading.hpp"
 #include "../core/ring_writer.hpp"
-#include "../core/leaf_reading.hpp"
-#include "completion.hpp"
+#include "arguments.hpp"
 #include "counting.hpp"
-#include "gil.hpp"
-#include "given_leaf.hpp"
-#include "ring_arguments.hpp"
-#include "tensor_pool.hpp"
+#include "tensors.hpp"
 
 namespace relive::bind {
 namespace {
 
-constexpr int64_t kLooksCut = INT64_MIN, kLooksReset = INT64_MIN + 1;
-constexpr int64_t kLooksRestarted = INT64_MIN + 2, kLooksInfinite = INT64_MIN + 3;
+// The arrays of `state` by their names; `journal` and `seals` are kept only where the memory outlives a process, and may be
+// None or missing elsewhere.
+void read_state(nb::dict state, Ring& ring) {
+    const int64_t slots = ring.num_flat(), envs = ring.envs;
+    nb::dict unknown;
+    unknown.update(state);
+    const auto array = [&](auto*& out, const char* name, DataType dtype, int64_t elements) {
+        if (!state.contains(name)) refuse("state: expected an array ", name, ", got none");
+        using Element = std::remove_reference_t<decltype(*out)>;
+        out = memory_of<Element>(state[name], dtype, elements, name);
+        unknown.attr("pop")(name);
+    };
+    array(ring.kind, "kind", kUInt8, slots);
+    array(ring.first, "first", kBool, slots);
+    array(ring.head, "head", kInt64, envs);
+    array(ring.open, "open", kBool, envs);
+    array(ring.resetting, "resetting", kBool, envs);
+    array(ring.count, "count", kInt64, envs);
+    array(ring.floor, "floor", kInt64, envs);
+    const auto array_or_none = [&](auto*& out, const char* name, int64_t elements) {
+        if (state.contains(name) && !state[name].is_none()) array(out, name, kInt64, elements);
+        else unknown.attr("pop")(name, nb::none());
+    };
+    array_or_none(ring.journal, "journal", envs);
+    array_or_none(ring.checksums, "seals", 2 * slots);
+    for (auto [name, _] : unknown)
+        refuse("state: expected kind, first, head, open, resetting, count, floor, journal and seals, got ", nb::str(name).c_str());
+}
+
+// The leaf of a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
+Leaf read_leaf_of(nb::handle column, nb::handle stack, int64_t slots, int64_t envs) {
+    Leaf leaf(read_output(column, "column"), slots, envs);
+    if (stack.is_none()) return leaf;
+    const auto given = nb::cast<nb::tuple>(stack);
+    if (given.size() != 3) refuse("stack: expected (k, axis, repeat)");
+    leaf.stack(nb::cast<int64_t>(given[0]), nb::cast<int>(given[1]), nb::cast<bool>(given[2]));
+    return leaf;
+}
+
+// Numbers of leaves, ascending.
+void check_leaf_numbers(const std::vector<int>& numbers, size_t leaves, const char* what) {
+    int last = -1;
+    for (const int number : numbers) {
+        if (number <= last || number >= static_cast<int>(leaves))
+            refuse(what, ": expected ascending numbers of columns, got ", number);
+        last = number;
+    }
+}
+
+// Columns [slots, envs, …], with what they stack; `observed` are those of observations. The ring knows its arrays and its
+// shape.
+RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state) {
+    RingMemory memory;
+    if (columns.size() == 0 || columns.size() + next_columns.size() > kMostLeaves) refuse("columns: expected 1 to ", kMostLeaves);
+    if (stacks.size() != columns.size()) refuse("stacks: expected one for each column");
+    check_leaf_numbers(observed, columns.size(), "observed");
+    if (next_columns.size() > 0 && next_columns.size() != observed.size())
+        refuse("next_columns: expected one for each observation, or none");
+    const Array first = read_or_throw(columns[0], "column");
+    if (first.ndim < 2 || first.shape[0] < 1 || first.shape[1] < 1) refuse("column: expected shape [slots, envs, …]");
+    const int64_t slots = memory.ring.slots = first.shape[0], envs = memory.ring.envs = first.shape[1];
+    read_state(state, memory.ring);
+    memory.ring.keeps_next = next_columns.size() > 0;
+    for (size_t i = 0; i < columns.size(); ++i) memory.leaves.push_back(read_leaf_of(columns[i], stacks[i], slots, envs));
+    memory.observed = std::move(observed);
+    for (const int o : memory.observed) memory.leaves[static_cast<size_t>(o)].is_observation = true;
+    for (size_t i = 0; i < next_columns.size(); ++i) {
+        const auto o = static_cast<size_t>(memory.observed[i]);
+        const Leaf next = read_leaf_of(next_columns[i], stacks[o], slots, envs);
+        if (next.dtype != memory.leaves[o].dtype || next.bytes != memory.leaves[o].bytes)
+            refuse("next_columns: expected the dtype and shape of the observation");
+        memory.next_columns.push_back(next.column);
+    }
+    return memory;
+}
+
+// Slots of the ring; `lowest` is -1 if there may be no slot.
+Array read_slots(nb::handle slots, const RingMemory& memory, int64_t lowest = 0) {
+    Array in = read_index(slots);
+    if (!in_range(in.as<int64_t>(), in.shape[0], memory.ring.num_flat(), lowest)) refuse<OutOfRange>("slot: expected slots of the ring");
+    return in;
+}
+
+// A leaf of a step from what a caller passed: a number, numbers in lists or tuples, or an array; false if it is no exact
+// fit.
+bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
+    int64_t shape[kMaxDims + 2];
+    const int ndim = lead.put(shape);
+    for (int d = 0; d < leaf.ndim; ++d) shape[ndim + d] = leaf.shape[d];
+    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.given_bytes * lead.steps * lead.envs, given.scratch))
+        return conversion().read(object, array) && accept(array, leaf, lead, given);
+    given.data = given.source = given.scratch.data();
+    given.source_bytes = 0;
+    return true;
+}
 
 class BoundRing {
 public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations that are stored beside the rows. `state` has the
-    // arrays of RING_STATE by name, and `journal` and `seals` where they are kept.
+    // arrays of the ring by name, and `journal` and `seals` where they are kept.
     BoundRing(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state,
               int64_t alive, bool next_step, bool same_step, bool single, int reward, int terminated, int truncated)
         : memory_(read_memory(columns, stacks, std::move(observed), next_columns, state)),
           writer_(memory_),
           requests_(memory_),
-          arrays_(writer_.block().size()),
+          arrays_(writer_.block.size()),
           single_(single),
           owner_(nb::make_tuple(nb::tuple(columns), nb::tuple(next_columns), state.values())) {
+        const Ring& ring = memory_.ring;
         memory_.ring.alive = alive;
         memory_.ring.next_step = next_step;
         memory_.same_step = same_step;
         memory_.reward = reward;
         memory_.terminated = terminated;
         memory_.truncated = truncated;
-        check_settings();
+        if (single && ring.envs != 1) refuse("single: expected one environment, got ", ring.envs);
+        if (alive < 1 || alive > ring.slots) refuse<OutOfRange>("alive: expected 1 to ", ring.slots, ", got ", alive);
+        check_leaf_numbers({reward}, memory_.leaves.size(), "reward");
+        for (const int flag : {terminated, truncated}) {
+            check_leaf_numbers({flag}, memory_.leaves.size(), "terminated, truncated");
+            const Leaf& leaf = memory_.leaf(flag);
+            if (leaf.dtype != kBool || leaf.ndim != 0) refuse("terminated, truncated: expected one bool per step");
+        }
     }
     BoundRing(const BoundRing&) = delete;
 
     // For other bindings over the same memory, which keep this object alive.
     RingMemory& memory() { return memory_; }
 
-    // Writing
-
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
     // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames:
-    // then nothing was stored. kLooks…, each once: it is done, and looks wrong.
-    // `then`, if it is not None, makes the rest of the change: see `complete`.
+    // then nothing was stored. A `Warning`, each once: it is done, and looks wrong.
+    // `then`, if it is not None, makes the rest of the change (see `complete`).
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
         const int64_t status = store(values, nexts, env_ids, steps, blocks);
-        const bool is_stored = status == -1 || (status >= kLooksCut && status <= kLooksInfinite);
+        const bool is_stored = status == -1 || status <= kLooksInfinite;
         if (is_stored && !then.is_none()) complete(then);
         return status;
     }
@@ -71,49 +165,16 @@ public:
         counters_owner_ = nb::borrow(counters);
     }
 
-    int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
-        const OneWrite one_write(is_writing_, arrays_);
-        StepBlock& block = writer_.block();
-        begin(block, env_ids, steps, blocks);
-        if (values.size() != memory_.leaves.size() || nexts.size() != memory_.observed.size())
-            throw std::invalid_argument("leaves: expected one for each column");
-        if (block.envs() == 0) return -1;
-        const LeadingAxes lead{steps, block.envs(), blocks, !single_};
-        int64_t bytes = 0;
-        for (size_t i = 0; i < block.size(); ++i) {
-            const bool is_next = i >= memory_.leaves.size();
-            const size_t place = is_next ? i - memory_.leaves.size() : i;
-            const Leaf& leaf = is_next ? memory_.observation(place) : memory_.leaves[place];
-            PyObject* object = PyTuple_GetItem((is_next ? nexts : values).ptr(), static_cast<Py_ssize_t>(place));
-            if (!read_given(object, leaf, lead, arrays_[i], block.given(i))) return static_cast<int64_t>(i);
-            bytes += leaf.given_bytes;
-        }
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
-            if (block.overlaps(o)) return static_cast<int64_t>(memory_.leaves.size() + o);
-        const int64_t bad = writer_.check_stacks();
-        if (bad >= 0) return -2 - bad;
-        const CastsForgotten forgotten{block};
-        std::optional<Counters::Hold> hold;
-        if (counters_) hold.emplace(*counters_);
-        MaybeReleased released(bytes * block.count());
-        if (counters_) counters_->count(block, memory_);  // may refuse the steps
-        writer_.chains().count_rewards(block.has_finite_rewards());
-        writer_.write();
-        const Doubt doubt = writer_.chains().doubt();
-        if (doubt == Doubt::kNone) return -1;
-        return kLooksCut + (static_cast<int64_t>(doubt) - static_cast<int64_t>(Doubt::kLooksCut));
-    }
-
     // (followed, cut, ended, reset, restarted, infinite) of the steps that were written.
-    nb::tuple counted() {
-        const Chains& chains = writer_.chains().counted();
-        return nb::make_tuple(chains.followed, chains.cut, chains.ended, chains.reset, chains.restarted, chains.infinite);
+    nb::tuple counted() const {
+        const Continuity& all = writer_.continuity;
+        return nb::make_tuple(all.followed, all.cut, all.ended, all.reset, all.restarted, all.infinite);
     }
 
-    void keep_touched(bool on) { writer_.keep_touched(on); }
-    void watch_cuts(bool on) { writer_.chains().watch_cuts(on); }
-    Touched& touched() { return writer_.touched(); }
-    int64_t stored() const { return memory_.stored(); }
+    void keep_touched(bool on) { writer_.keeps_touched = on; }
+    void watch_cuts(bool on) { writer_.continuity.watches_cuts = on; }
+    Touched& touched() { return writer_.touched; }
+    int64_t stored() const { return memory_.ring.stored(); }
 
     // Store the checksums of every row as it is, after rows were written directly.
     void seal_all() {
@@ -130,30 +191,25 @@ public:
         find_broken_rows(memory_, first, end, broken);
     }
 
-    // Drawing
-
     // `count` slots of transitions, drawn uniformly with replacement, in a new tensor or in `out`. None: transitions are
     // too rare to find by chance.
     nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
         auto* slots = target<int64_t>(out, kInt64, count);
-        return draw_slots(memory_, count, generator_in(capsule), slots) ? out : nb::none();
+        return memory_.ring.draw(count, generator_in(capsule), slots) ? out : nb::none();
     }
 
-    // Slots and rows. A slot of -1 gives -1.
-
-    // The row id that each slot holds.
-    nb::object ids(nb::handle slots, nb::object out) const {
-        return ask(slots, out, [&](int64_t slot) { return memory_.ring.id_of(slot); });
-    }
-
-    // How many more transitions of the same episode follow each slot.
-    nb::object ahead(nb::handle slots, nb::object out) const {
-        return ask(slots, out, [&](int64_t slot) { return steps_following(memory_.ring, slot); });
-    }
-
-    // How many transitions of the same episode precede each slot.
-    nb::object behind(nb::handle slots, nb::object out) const {
-        return ask(slots, out, [&](int64_t slot) { return steps_preceding(memory_.ring, slot); });
+    // The result of a method of the ring at each slot: the id of its row, or how many transitions of the same episode
+    // follow or precede it. A slot of -1 gives -1.
+    template <int64_t (Ring::*kQuestion)(int64_t) const>
+    nb::object ask(nb::handle slots, nb::object out) const {
+        const Array in = read_slots(slots, memory_, -1);
+        auto* answers = target<int64_t>(out, kInt64, in.shape[0]);
+        const Ring& ring = memory_.ring;
+        for (int64_t i = 0; i < in.shape[0]; ++i) {
+            const int64_t slot = in.as<int64_t>()[i];
+            answers[i] = slot < 0 ? -1 : (ring.*kQuestion)(slot);
+        }
+        return out;
     }
 
     // Slots of row ids, -1 for a row that can no longer be drawn; or the position of the first id that was never given to
@@ -161,92 +217,84 @@ public:
     nb::object locate(nb::handle ids, nb::object out) const {
         const Array in = read_index(ids);
         auto* slots = target<int64_t>(out, kInt64, in.shape[0]);
-        const int64_t bad = relive::locate(memory_.ring, in.as<int64_t>(), in.shape[0], slots);
+        const int64_t bad = memory_.ring.locate(in.as<int64_t>(), in.shape[0], slots);
         return bad < 0 ? out : nb::object(nb::int_(bad));
     }
 
     // Whether every slot still holds the row of this id, and it can be drawn.
     bool holds(nb::handle slots, nb::handle ids) const {
-        const Array in = read_slots(slots);
+        const Array in = read_slots(slots, memory_);
         const auto* expected = memory_of<const int64_t>(ids, kInt64, in.shape[0], "ids");
-        return hold(memory_.ring, in.as<int64_t>(), expected, in.shape[0]);
+        return memory_.ring.holds(in.as<int64_t>(), expected, in.shape[0]);
     }
-
-    // Reading
 
     // Before rows of a file that may be larger than memory are read: if batches have waited for the disk lately, request
     // all pages of this one at once.
     void fetch(nb::handle slots) {
-        const Array in = read_slots_or_none(slots);
-        request_pages(in.as<int64_t>(), in.shape[0]);
+        const Array in = read_slots(slots, memory_, -1);
+        if (!requests_.expects_waits()) return;
+        MaybeReleased released(kReleaseBytes);
+        requests_.request(in.as<int64_t>(), in.shape[0]);
     }
 
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
     void stack(nb::handle slots, int64_t leaf_index, nb::handle out) const {
-        const Array in = read_slots_or_none(slots);
         const Leaf& leaf = memory_.leaves.at(static_cast<size_t>(leaf_index));
-        if (!leaf.stacked()) read_slots(slots);  // has no zeros to give
+        const Array in = read_slots(slots, memory_, leaf.stacked() ? -1 : 0);
         const Array stacks = read_output(out, "out");
         if (stacks.elements() * stacks.itemsize() != leaf.given_bytes * in.shape[0])
-            throw std::invalid_argument("out: expected the bytes of one leaf per row");
+            refuse("out: expected the bytes of one leaf per row");
         MaybeReleased released(leaf.given_bytes * in.shape[0]);
-        read_leaf(memory_.ring, {&leaf, leaf.column, in.as<int64_t>(), stacks.data}, in.shape[0]);
+        read_leaf(memory_.ring, leaf, leaf.column, in.as<int64_t>(), in.shape[0], stacks.data);
     }
 
 private:
-    struct CastsForgotten {
+    struct ForgetCasts {
         StepBlock& block;
-        ~CastsForgotten() { block.forget_casts(); }
+        ~ForgetCasts() { block.forget_casts(); }
     };
 
-    void check_settings() const {
-        const Ring& ring = memory_.ring;
-        if (single_ && ring.envs != 1) throw std::invalid_argument("single: expected one environment, got " + std::to_string(ring.envs));
-        if (ring.alive < 1 || ring.alive > ring.slots)
-            throw std::out_of_range("alive: expected 1 to " + std::to_string(ring.slots) + ", got " + std::to_string(ring.alive));
-        check_leaf_numbers({memory_.reward}, memory_.leaves.size(), "reward");
-        for (const int flag : {memory_.terminated, memory_.truncated}) {
-            check_leaf_numbers({flag}, memory_.leaves.size(), "terminated, truncated");
-            const Leaf& leaf = memory_.leaves[static_cast<size_t>(flag)];
-            if (leaf.dtype != kBool || leaf.ndim != 0) throw std::invalid_argument("terminated, truncated: expected one bool per step");
-        }
-    }
-
-    void begin(StepBlock& block, nb::handle env_ids, int64_t steps, bool blocks) const {
-        if (steps < 1 || (!blocks && steps != 1))
-            throw std::out_of_range("steps: expected 1, or the steps of a block, got " + std::to_string(steps));
-        if (env_ids.is_none()) return block.begin(steps);
+    void begin(nb::handle env_ids, int64_t steps, bool blocks) {
+        if (steps < 1 || (!blocks && steps != 1)) refuse<OutOfRange>("steps: expected 1, or the steps of a block, got ", steps);
+        if (env_ids.is_none()) return writer_.block.begin(steps);
         const Array array = read_index(env_ids);
         const auto* ids = array.as<int64_t>();
         const int64_t envs = memory_.ring.envs;
-        if (single_ && array.shape[0] != 1) throw std::invalid_argument("env_ids: expected one, got " + std::to_string(array.shape[0]));
+        if (single_ && array.shape[0] != 1) refuse("env_ids: expected one, got ", array.shape[0]);
         for (int64_t i = 0; i < array.shape[0]; ++i)
-            if (ids[i] < 0 || ids[i] >= envs)
-                throw std::out_of_range("env_ids: expected 0 to " + std::to_string(envs - 1) + ", got " + std::to_string(ids[i]));
-        block.begin(steps, ids, array.shape[0]);
+            if (ids[i] < 0 || ids[i] >= envs) refuse<OutOfRange>("env_ids: expected 0 to ", envs - 1, ", got ", ids[i]);
+        writer_.block.begin(steps, ids, array.shape[0]);
     }
 
-    void request_pages(const int64_t* slots, int64_t count) {
-        if (!requests_.expects_waits()) return;
-        MaybeReleased released(kReleaseBytes);
-        requests_.request(slots, count);
-    }
-
-    template <class Ask>
-    nb::object ask(nb::handle slots, nb::object out, Ask question) const {
-        const Array in = read_slots_or_none(slots);
-        for_slots(in.as<int64_t>(), in.shape[0], target<int64_t>(out, kInt64, in.shape[0]), question);
-        return out;
-    }
-
-    // Slots of the ring, or -1 for no slot.
-    Array read_slots_or_none(nb::handle slots) const { return read_slots(slots, -1); }
-
-    Array read_slots(nb::handle slots, int64_t lowest = 0) const {
-        Array in = read_index(slots);
-        if (!in_range(in.as<int64_t>(), in.shape[0], memory_.ring.num_flat(), lowest))
-            throw std::out_of_range("slot: expected slots of the ring");
-        return in;
+    int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
+        const OneWrite one_write(is_writing_, arrays_);
+        StepBlock& block = writer_.block;
+        begin(env_ids, steps, blocks);
+        const size_t leaves = memory_.leaves.size();
+        if (values.size() != leaves || nexts.size() != memory_.observed.size()) refuse("leaves: expected one for each column");
+        if (block.envs() == 0) return -1;
+        const LeadingAxes lead{steps, block.envs(), blocks, !single_};
+        int64_t bytes = 0;
+        for (size_t i = 0; i < block.size(); ++i) {
+            const bool is_next = i >= leaves;
+            const size_t place = is_next ? i - leaves : i;
+            const Leaf& leaf = is_next ? memory_.observation(place) : memory_.leaves[place];
+            PyObject* object = PyTuple_GetItem((is_next ? nexts : values).ptr(), static_cast<Py_ssize_t>(place));
+            if (!read_given(object, leaf, lead, arrays_[i], block.given(i))) return static_cast<int64_t>(i);
+            bytes += leaf.given_bytes;
+        }
+        for (size_t o = 0; o < memory_.observed.size(); ++o)
+            if (block.overlaps(o)) return static_cast<int64_t>(leaves + o);
+        writer_.touched.slots.clear();
+        const int64_t bad = block.check_stacks();
+        if (bad >= 0) return -2 - bad;
+        const ForgetCasts forget{block};
+        std::optional<Counters::Hold> hold;
+        if (counters_) hold.emplace(*counters_);
+        MaybeReleased released(bytes * block.count());
+        if (counters_) counters_->count(block, memory_);  // may refuse the steps
+        writer_.write();
+        return writer_.continuity.next_warning();
     }
 
     RingMemory memory_;
@@ -259,32 +307,194 @@ private:
     nb::object owner_, counters_owner_;  // the arrays, and the counters
 };
 
-void bind_reading(nb::class_<BoundRing>& ring) {
-    ring
-        .def("stored", &BoundRing::stored)
-        .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
-        .def("ids", &BoundRing::ids, nb::arg(), nb::arg().none())
-        .def("ahead", &BoundRing::ahead, nb::arg(), nb::arg().none())
-        .def("behind", &BoundRing::behind, nb::arg(), nb::arg().none())
-        .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
-        .def("holds", &BoundRing::holds)
-        .def("fetch", &BoundRing::fetch)
-        .def("stack", &BoundRing::stack);
-}
+// A batch with its tensors. Nothing that comes after its reservation can fail for want of memory.
+struct ReservedBatch {
+    PlannedBatch batch;
+    nb::list out;
+
+    ReservedBatch(const ReadPlan& plan, int64_t count) : batch(plan, count), out(make_tensors(batch.plans)) {}
+    ReservedBatch(const ReservedBatch&) = delete;
+    ReservedBatch(ReservedBatch&&) = default;
+};
+
+class PlanReader {
+public:
+    // `reads` are (leaf, group) in the order of the batch. `groups` are (anchor, of_observations, is_masked, offsets) of a
+    // `ReadGroup`, where offsets may be None, and `layout` is a `ReadPlan::Layout`.
+    PlanReader(RingMemory& memory, nb::list reads, nb::list groups, int layout, bool cross, bool step_ids, int64_t before,
+               int64_t after, int64_t n, double gamma)
+        : plan_{memory, static_cast<ReadPlan::Layout>(layout), cross, step_ids, before, after, n, gamma, {}, {}, {}, false},
+          requests_(memory) {
+        if (layout < 0 || layout >= ReadPlan::kLayouts) refuse("layout: expected 0 to 2, got ", layout);
+        const bool is_packed = plan_.is_packed();
+        const int64_t most = is_packed ? kMostSteps : memory.ring.slots - 1;
+        if (before < 0 || after < 0 || before > most || after > most) {
+            if (is_packed && before >= 0 && after >= 0) throw OutOfMemory();
+            refuse<OutOfRange>("before, after: expected 0 to ", most);
+        }
+        if (n < 0 || n > memory.ring.slots || n > after + 1 || (n > 0 && is_packed))
+            refuse<OutOfRange>("n: expected at most the steps that are read in their places, got ", n);
+        if (step_ids && !is_packed) refuse("step_ids: expected packed sequences");
+        for (nb::handle each : groups) add_group(nb::cast<nb::tuple>(each));
+        for (nb::handle each : reads) add_read(nb::cast<nb::tuple>(each));
+        if (plan_.reads.empty() || plan_.reads.size() > 2 * kMostLeaves) refuse("reads: expected 1 to ", 2 * kMostLeaves);
+        plan_.prepare();
+    }
+    PlanReader(const PlanReader&) = delete;
+
+    // A batch of `count` rows that are drawn uniformly, in new tensors. None: transitions are too rare to find by chance.
+    nb::object sample(int64_t count, nb::handle capsule) {
+        ReservedBatch reserved = reserve(count);
+        if (!plan_.memory.ring.draw(count, generator_in(capsule), reserved.batch.rows())) return nb::none();
+        return read_rows(reserved);
+    }
+
+    // Memory for a batch of `count` rows, which `fill` reads.
+    ReservedBatch reserve(int64_t count) const {
+        check_count(count);
+        return {plan_, count};
+    }
+
+    nb::list fill(ReservedBatch& reserved, nb::handle slots) {
+        if (!reserved.batch.is_of(plan_)) refuse("batch: expected one that this reader reserved");
+        const Array in = read_slots(slots, plan_.memory);
+        if (in.shape[0] != reserved.batch.count()) refuse("slots: another number than was reserved");
+        std::copy_n(in.as<int64_t>(), in.shape[0], reserved.batch.rows());
+        return read_rows(reserved);
+    }
+
+    // New tensors of the rows at these slots.
+    nb::list read(nb::handle slots) {
+        ReservedBatch reserved = reserve(read_index(slots).shape[0]);
+        return fill(reserved, slots);
+    }
+
+private:
+    static constexpr int64_t kMostOffset = (int64_t{1} << 31) - 1;
+
+    nb::list read_rows(ReservedBatch& reserved) {
+        const bool requests = plan_.memory.ring.checksums && requests_.expects_waits();
+        MaybeReleased released(requests ? kReleaseBytes : reserved.batch.plans.bytes());
+        reserved.batch.find();
+        if (requests) reserved.batch.for_slots([&](const int64_t* slots, int64_t count) { requests_.request(slots, count); });
+        reserved.batch.read();
+        return reserved.out;
+    }
+
+    void add_group(nb::tuple given) {
+        using Anchor = ReadGroup::Anchor;
+        if (given.size() != 4) refuse("groups: expected (anchor, of_observations, is_masked, offsets)");
+        const int anchor = nb::cast<int>(given[0]);
+        if (anchor < 0 || anchor >= ReadGroup::kAnchors) refuse("groups: expected an anchor from 0 to 4, got ", anchor);
+        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(given[1]), nb::cast<bool>(given[2]), !given[3].is_none(), {}};
+        const bool may_move = group.anchor == Anchor::kRow || group.anchor == Anchor::kNext;
+        if ((group.has_offsets && !may_move) || (group.is_masked && !group.has_offsets))
+            refuse("groups: expected offsets from the row or the next observation on");
+        if (group.anchor == Anchor::kSum && plan_.n == 0) refuse("groups: expected n to sum");
+        if (group.has_offsets && !plan_.is_packed()) {
+            group.offsets = nb::cast<std::vector<int64_t>>(given[3]);
+            if (group.offsets.empty()) refuse("groups: expected at least one offset, got none");
+            for (const int64_t offset : group.offsets)
+                if (offset < -kMostOffset || offset > kMostOffset)
+                    refuse<OutOfRange>("groups: expected offsets below 2^31, got ", offset);
+        }
+        plan_.groups.push_back(std::move(group));
+    }
+
+    void add_read(nb::tuple given) {
+        if (given.size() != 2) refuse("reads: expected (leaf, group)");
+        const int leaf = nb::cast<int>(given[0]), group = nb::cast<int>(given[1]);
+        if (leaf < 0 || leaf >= static_cast<int>(plan_.memory.leaves.size())) refuse<OutOfRange>("reads: expected a leaf, got ", leaf);
+        if (group < 0 || group >= static_cast<int>(plan_.groups.size())) refuse<OutOfRange>("reads: expected a group, got ", group);
+        const DataType dtype = plan_.memory.leaf(leaf).dtype;
+        const bool is_summed = plan_.groups[static_cast<size_t>(group)].anchor == ReadGroup::Anchor::kSum;
+        if (is_summed && dtype != kFloat32 && dtype != kFloat64) refuse("reads: expected float32 or float64 to sum");
+        plan_.add_read(leaf, group);
+    }
+
+    ReadPlan plan_;
+    PageRequests requests_;
+};
+
+class WriteBack {
+public:
+    // `leaves` are numbers of columns, ascending; `checksums` [slots, envs] and `journal` are kept where the memory
+    // outlives a process. From now on the checksums of rows leave these columns out.
+    WriteBack(RingMemory& memory, std::vector<int> leaves, nb::object checksums, nb::object journal)
+        : memory_(memory), owner_(nb::make_tuple(checksums, journal)) {
+        Rewritable rewritable;
+        int64_t bytes = 0;
+        int last = -1;
+        for (const int leaf : leaves) {
+            if (leaf <= last || leaf >= static_cast<int>(memory.leaves.size()) || memory.leaf(leaf).is_observation)
+                refuse("leaves: expected ascending numbers of columns that are no observations");
+            bytes += memory.leaf(leaf).bytes;
+            last = leaf;
+        }
+        if (!checksums.is_none()) rewritable.checksums = memory_of<uint64_t>(checksums, kInt64, memory.ring.num_flat(), "checksums");
+        if (!journal.is_none()) rewritable.journal = memory_of<int64_t>(journal, kInt64, 1 + (bytes + 7) / 8, "journal");
+        rewritable.leaves = std::move(leaves);
+        checksums_ = rewritable.checksums;
+        journal_ = rewritable.journal;
+        memory.rewritable = std::move(rewritable);
+    }
+    WriteBack(const WriteBack&) = delete;
+
+    // The ring may outlive the arrays.
+    ~WriteBack() {
+        Rewritable& rewritable = memory_.rewritable;
+        if (rewritable.checksums == checksums_) rewritable.checksums = nullptr;
+        if (rewritable.journal == journal_) rewritable.journal = nullptr;
+    }
+
+    // Write rows [count, …] of each leaf (None: it stays as it is) to slots [count]; a slot of -1 is passed over.
+    void write(nb::handle slots, nb::tuple values) {
+        const Array index = read_slots(slots, memory_, -1);
+        const int64_t count = index.shape[0];
+        if (values.size() != memory_.rewritable.leaves.size()) refuse("values: expected one for each leaf");
+        std::vector<Array> arrays(values.size());
+        std::vector<const char*> given(values.size(), nullptr);
+        for (size_t l = 0; l < values.size(); ++l) {
+            if (values[l].is_none()) continue;
+            const Leaf& leaf = memory_.leaf(memory_.rewritable.leaves[l]);
+            const Array& array = arrays[l] = read_or_throw(values[l], "values");
+            if (array.dtype != leaf.dtype || !array.ends_with(1, leaf.ndim, leaf.shape) || array.shape[0] != count)
+                refuse("values: expected rows of the leaf, one for each slot");
+            given[l] = array.data;
+        }
+        MaybeReleased released(count * rewritable_bytes(memory_));
+        write_back(memory_, index.as<int64_t>(), count, given);
+    }
+
+    // Complete the row that a process died writing, if any.
+    void finish() { finish_write_back(memory_); }
+
+    // out[slot] = 1 if the leaves of a row differ from their checksum.
+    void find_torn(nb::handle out) const {
+        auto* torn = memory_of<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
+        MaybeReleased released(kReleaseBytes);
+        find_torn_rows(memory_, torn);
+    }
+
+private:
+    RingMemory& memory_;
+    uint64_t* checksums_;
+    int64_t* journal_;
+    nb::object owner_;  // the arrays
+};
 
 }  // namespace
 
 void bind_ring(nb::module_& m) {
+    bind_counting(m);
     m.attr("MOST_FRAMES") = kMostFrames;
-    m.attr("LOOKS_CUT") = kLooksCut;
-    m.attr("LOOKS_RESET") = kLooksReset;
-    m.attr("LOOKS_RESTARTED") = kLooksRestarted;
-    m.attr("LOOKS_INFINITE") = kLooksInfinite;
-    m.attr("RING_STATE") = ring_state_names();
+    m.attr("LOOKS_CUT") = static_cast<int64_t>(kLooksCut);
+    m.attr("LOOKS_RESET") = static_cast<int64_t>(kLooksReset);
+    m.attr("LOOKS_RESTARTED") = static_cast<int64_t>(kLooksRestarted);
+    m.attr("LOOKS_INFINITE") = static_cast<int64_t>(kLooksInfinite);
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<RingMemory>(m, "CoreMemory");
-    nb::class_<BoundRing> ring(m, "RingMemory");
-    ring
+    nb::class_<BoundRing>(m, "RingMemory")
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
         .def("observe", &BoundRing::observe)
@@ -295,8 +505,30 @@ void bind_ring(nb::module_& m) {
         .def_prop_ro("memory", &BoundRing::memory, nb::rv_policy::reference_internal)
         .def("seal_all", &BoundRing::seal_all)
         .def("find_broken", &BoundRing::find_broken)
-        .def_static("write_behind", &start_writing);
-    bind_reading(ring);
+        .def_static("write_behind", &start_writing)
+        .def("stored", &BoundRing::stored)
+        .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
+        .def("ids", &BoundRing::ask<&Ring::id_of>, nb::arg(), nb::arg().none())
+        .def("ahead", &BoundRing::ask<&Ring::steps_following>, nb::arg(), nb::arg().none())
+        .def("behind", &BoundRing::ask<&Ring::steps_preceding>, nb::arg(), nb::arg().none())
+        .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
+        .def("holds", &BoundRing::holds)
+        .def("fetch", &BoundRing::fetch)
+        .def("stack", &BoundRing::stack);
+    nb::class_<ReservedBatch>(m, "Batch");
+    nb::class_<PlanReader>(m, "PlanReader")
+        .def(nb::init<RingMemory&, nb::list, nb::list, int, bool, bool, int64_t, int64_t, int64_t, double>(),
+             nb::keep_alive<1, 2>())
+        .def("sample", &PlanReader::sample)
+        .def("reserve", &PlanReader::reserve, nb::keep_alive<0, 1>())
+        .def("fill", &PlanReader::fill)
+        .def("read", &PlanReader::read);
+    nb::class_<WriteBack>(m, "WriteBack")
+        .def(nb::init<RingMemory&, std::vector<int>, nb::object, nb::object>(), nb::keep_alive<1, 2>(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg().none())
+        .def("write", &WriteBack::write)
+        .def("finish", &WriteBack::finish)
+        .def("find_torn", &WriteBack::find_torn);
 }
 
 }  // namespace relive::bind

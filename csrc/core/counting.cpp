@@ -115,7 +115,7 @@ void cascade(const double* in, int64_t stride, int64_t count, double* out) {
     std::copy_n(sums[0], W, out);
 }
 
-// The same of rows taken by fours, whose sums are added last.
+// Sums of W columns: `cascade` of every fourth row from each of the first four on; the four sums are added last.
 template <int W>
 void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* out) {
     double parts[4][W];

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "array_view.hpp"
+#include "arrays.hpp"
 
 namespace relive {
 

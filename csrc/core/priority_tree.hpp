@@ -7,13 +7,16 @@
 // Leaves keep the priorities exactly as given. The sums are of priorities times a power of two, chosen so that neither
 // a million leaves of 1e308 overflow nor a total of denormal leaves loses its digits; see `TreeScale`.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "prefetch.hpp"
+#include "arrays.hpp"
 #include "random.hpp"
+#include "ring.hpp"
 
 namespace relive {
 
@@ -132,10 +135,8 @@ public:
     // The smallest positive leaf. The minima are built at the first call and kept up to date from then on: they double the
     // cost of an update, and most trees never need them.
     double smallest() {
-        if (summary_.has_least == 0) {
-            summary_.has_least = 1;
-            for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
-        }
+        if (summary_.has_least == 0) renew_all_least();
+        summary_.has_least = 1;
         return smallest_of(least_of(top_));
     }
 
@@ -171,8 +172,7 @@ public:
     // Compute everything again from the leaves, after they were written directly.
     void rebuild() noexcept {
         sum_all(TreeScale::kUsual);
-        if (summary_.has_least != 0)
-            for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
+        if (summary_.has_least != 0) renew_all_least();
         summary_.tiny = summary_.root < TreeScale::kTooSmall;  // as far as is known
         rescale();
     }
@@ -210,24 +210,26 @@ private:
     double* least_of(int level) const { return level == 0 ? leaves_ : least_[level]; }
     double scale_of(int level) const { return level == 0 ? summary_.scale : 1; }
 
-    // Renew the sums of the groups `which` of a level, or of its first `count` groups if `which` is null.
-    void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
-        const double* entries = sums_of(level);
-        double* out = sums_[level + 1];
-        const double scale = scale_of(level);
+    // Renew the numbers of the groups `which` of a level, or of its first `count` groups if `which` is null.
+    template <class Reduce>
+    static void renew(double* out, const double* entries, const int64_t* which, int64_t count, Reduce reduce) noexcept {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t group = which ? which[i] : i;
-            out[group] = sum_of(entries + group * kFan, scale);
+            out[group] = reduce(entries + group * kFan);
         }
     }
 
+    void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
+        const double scale = scale_of(level);
+        renew(sums_[level + 1], sums_of(level), which, count, [scale](const double* group) { return sum_of(group, scale); });
+    }
+
     void renew_least(int level, const int64_t* which, int64_t count) noexcept {
-        const double* entries = least_of(level);
-        double* out = least_[level + 1];
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t group = which ? which[i] : i;
-            out[group] = smallest_of(entries + group * kFan);
-        }
+        renew(least_[level + 1], least_of(level), which, count, [](const double* group) { return smallest_of(group); });
+    }
+
+    void renew_all_least() noexcept {
+        for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
     }
 
     void set_chunk(const int64_t* index, const double* values, int64_t stride, int count) noexcept {
@@ -301,5 +303,55 @@ private:
     TreeLevels sums_, least_;
     TreeSummary& summary_;
 };
+
+// x^alpha, but zero only for zero: a positive priority can always be drawn.
+inline double mass_of(double x, double alpha) {
+    if (x == 0) return 0;
+    const double mass = std::pow(x, alpha);
+    return mass > 0 || mass != mass ? mass : std::numeric_limits<double>::denorm_min();
+}
+
+// The weight ratio^beta of a draw, in (0, 1]: a weight too small for a float is the smallest float, since a weight of zero
+// would hide the row.
+inline float weight_of(double ratio, double beta) {
+    const double exact = ratio > 1e-30 ? std::pow(static_cast<float>(ratio), static_cast<float>(beta)) : std::pow(ratio, beta);
+    return std::max(static_cast<float>(exact), std::numeric_limits<float>::min());
+}
+
+// New masses of some leaves, computed and checked before the tree is changed.
+struct PriorityUpdate {
+    int64_t bad = -1;  // the position of the first invalid priority
+    int64_t skipped = 0;
+    double largest = 0;  // the largest priority of a leaf that is not skipped
+    std::vector<int64_t> leaves;
+    std::vector<double> masses;
+
+    // Masses (priority + eps)^alpha. A negative row is skipped.
+    template <class T>
+    PriorityUpdate(const int64_t* rows, const T* priorities, int64_t count, double alpha, double eps)
+        : leaves(static_cast<size_t>(count)), masses(static_cast<size_t>(count)) {
+        size_t used = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const double priority = priorities[i], mass = mass_of(priority + eps, alpha);
+            if (!(priority >= 0 && std::isfinite(priority) && std::isfinite(mass))) {
+                bad = i;
+                return;
+            }
+            if (rows[i] < 0) continue;
+            largest = std::max(largest, priority);
+            masses[used] = mass;
+            leaves[used++] = rows[i];
+        }
+        skipped = count - static_cast<int64_t>(used);
+        leaves.resize(used);
+    }
+};
+
+// Set the leaves of the slots that a write touched: to `mass` if a transition is there now, else to zero.
+inline void mark_touched(PriorityTree& tree, const Touched& touched, double mass) {
+    std::vector<double> values(touched.slots.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;
+    tree.set(touched.slots.data(), values.data(), 1, static_cast<int64_t>(values.size()));
+}
 
 }  // namespace relive

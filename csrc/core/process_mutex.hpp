@@ -4,8 +4,15 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
 
 namespace relive {
 
@@ -16,34 +23,83 @@ public:
     enum class Status { kHeld, kBusy, kSliceOver };
 
     // `memory` has kBytes bytes, zeros if `is_new`.
-    ProcessMutex(void* memory, bool is_new);
+    ProcessMutex(void* memory, bool is_new) : cell_(static_cast<Cell*>(memory)) {
+        if (reinterpret_cast<uintptr_t>(memory) % alignof(Cell) != 0) throw std::invalid_argument("lock: expected aligned memory");
+        if (!is_new) {
+            static constexpr char kZeros[sizeof(pthread_mutex_t)] = {};
+            if (std::memcmp(&cell_->mutex, kZeros, sizeof kZeros) == 0) throw std::invalid_argument("lock: expected the memory of a lock");
+            return;
+        }
+        pthread_mutexattr_t kind;
+        pthread_mutexattr_init(&kind);
+        pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+        pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+        pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
+        pthread_mutex_init(&cell_->mutex, &kind);
+        pthread_mutexattr_destroy(&kind);
+        cell_->is_repaired = 1;
+    }
     ProcessMutex(const ProcessMutex&) = delete;
 
     // Leaves the mutex if it is still held: the memory may be freed, and the list of a thread's mutexes leads through it.
-    ~ProcessMutex();
+    ~ProcessMutex() {
+        for (; depth_ > 0; --depth_) pthread_mutex_unlock(&cell_->mutex);
+    }
 
     // Take the mutex, or report that another thread or process holds it.
-    Status try_enter();
+    Status try_enter() { return status_of(pthread_mutex_trylock(&cell_->mutex)); }
 
     // Wait for the mutex: spin, then sleep for a slice of time that bounds how long Ctrl-C has to wait.
-    Status wait_a_slice();
+    Status wait_a_slice() {
+        cell_->wanted.store(name_, std::memory_order_relaxed);
+        int status = EBUSY;
+        for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
+            std::this_thread::yield();  // the holder may be waiting for this core
+            status = pthread_mutex_trylock(&cell_->mutex);
+        }
+        if (status == EBUSY) status = sleep();
+        if (status != ETIMEDOUT) cell_->wanted.store(0, std::memory_order_relaxed);
+        return status_of(status);
+    }
 
-    void leave();
+    void leave() {
+        if (depth_ == 0) throw std::runtime_error("lock: expected to be held when it is left");
+        --depth_;
+        pthread_mutex_unlock(&cell_->mutex);
+    }
 
     // Whether this object had the mutex last and another one waits for it. Then call `give_way` before entering.
-    bool owes_a_turn() const;
+    bool owes_a_turn() const {
+        return depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == name_;
+    }
 
     // Let a waiting process go first, but only for a short time: it may be dead.
-    void give_way();
+    void give_way() {
+        const auto until = Clock::now() + kLongestTurn;
+        while (is_wanted_by_others() && Clock::now() < until) std::this_thread::yield();
+        cell_->wanted.store(0, std::memory_order_relaxed);
+    }
 
     // False: a holder died, and nobody has repaired its data yet. For the holder only.
     bool is_repaired() const { return cell_->is_repaired; }
     void set_repaired() { cell_->is_repaired = 1; }
 
     // The thread that holds the mutex, or 0 where that is not known.
-    int holder() const;
+    int holder() const {
+#if defined(__GLIBC__)
+        return cell_->mutex.__data.__owner;
+#else
+        return 0;
+#endif
+    }
 
 private:
+    using Clock = std::chrono::steady_clock;
+
+    static constexpr long kSliceNanoseconds = 50'000'000;
+    // Calls hold the mutex for some microseconds, less than it takes to fall asleep and to be woken.
+    static constexpr std::chrono::microseconds kSpin{60}, kLongestTurn{200};
+
     struct Cell {
         pthread_mutex_t mutex;
         uint8_t is_repaired;
@@ -51,13 +107,36 @@ private:
     };
     static_assert(sizeof(Cell) <= kBytes && std::atomic<uint32_t>::is_always_lock_free);
 
-    Status taken(int status);
-    bool is_wanted_by_others() const;
-    int sleep();
-    static uint32_t new_name();
+    Status status_of(int status) {
+        if (status == EBUSY) return Status::kBusy;
+        if (status == ETIMEDOUT) return Status::kSliceOver;
+        if (status == EOWNERDEAD) {
+            cell_->is_repaired = 0;
+            pthread_mutex_consistent(&cell_->mutex);
+        } else if (status != 0) {
+            throw std::runtime_error("lock: expected the shared memory of a live buffer, got error " + std::to_string(status));
+        }
+        cell_->last.store(name_, std::memory_order_relaxed);
+        ++depth_;
+        return Status::kHeld;
+    }
+
+    bool is_wanted_by_others() const {
+        const uint32_t name = cell_->wanted.load(std::memory_order_relaxed);
+        return name != 0 && name != name_;
+    }
+
+    int sleep() {
+        timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += kSliceNanoseconds;
+        until.tv_sec += until.tv_nsec / 1'000'000'000;
+        until.tv_nsec %= 1'000'000'000;
+        return pthread_mutex_timedlock(&cell_->mutex, &until);
+    }
 
     Cell* cell_;
-    uint32_t name_ = new_name();
+    uint32_t name_ = std::random_device()() | 1;
     std::atomic<int64_t> depth_{0};  // changed by the holder only; other threads may see it late and then not give way
 };
 

@@ -22,7 +22,7 @@ struct BitGenerator {
         return static_cast<uint32_t>(product >> 32);
     }
 
-    // The same for any size of memory: above 2^32 the bias of one 64-bit draw is below 2^-32.
+    // Uniform in [0, bound) for a bound of any size: above 2^32 the bias of one 64-bit draw is below 2^-32.
     int64_t below_any(int64_t bound) const noexcept {
         if (bound <= int64_t{0xFFFFFFFF}) return below(static_cast<uint32_t>(bound));
         return static_cast<int64_t>(next_uint64(state) % static_cast<uint64_t>(bound));

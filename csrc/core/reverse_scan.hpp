@@ -3,11 +3,9 @@
 // Each estimator is a first-order recurrence that runs backwards along a column (one environment):
 //     x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)
 // with open[t] = not ended at t, and row t+1 exists and is not masked out. One scan runs the recurrence; a small rule per
-// estimator (reverse_scan_rules.hpp) says what a, c and the outputs are. Time is sequential, so the lanes of a vector
-// register are columns.
-//
-// This header is the interface. The code is compiled once per instruction set, each time in a namespace of its
-// own (RELIVE_SCAN_ISA): inline code must not be shared between those translation units.
+// estimator says what a, c and the outputs are. Time is sequential, so the lanes of a vector register are columns. The code
+// is compiled once per instruction set, each time in a namespace of its own (RELIVE_SCAN_ISA): inline code must not be
+// shared between those translation units.
 #pragma once
 #include <cstdint>
 
@@ -34,20 +32,18 @@ struct Job {
     void* history;  // n-step only: history_bytes(n, columns · sizeof(T)) bytes, aligned to kAlignment
 };
 
-template <class T>
+// One estimator, for both dtypes.
 struct Kernels {
-    using Kernel = void (*)(const Job<T>&) noexcept;
-    Kernel gae, lambda_return, n_step_return, vtrace;
+    void (*f32)(const Job<float>&) noexcept;
+    void (*f64)(const Job<double>&) noexcept;
 };
 
 struct Table {
-    Kernels<float> f32;
-    Kernels<double> f64;
+    Kernels gae, lambda_return, n_step_return, vtrace;
 };
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kWideBytes = 4096;  // one array's share of a row that is scanned at a time: carries stay in L1
-
 constexpr int64_t kFewBytes = 128;    // the same when whole columns are scanned: four registers
 
 // The bytes that n-step returns carry from row to row: n returns of each column that is scanned at a time.
@@ -55,7 +51,6 @@ constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
     return n * (row_bytes < kFewBytes ? kFewBytes : row_bytes < kWideBytes ? row_bytes : kWideBytes);
 }
 
-Table baseline_table();
 #ifdef RELIVE_AVX2
 Table avx2_table();
 #endif
@@ -67,4 +62,3 @@ const Table& table();
 bool use_avx2(bool on);
 
 }  // namespace relive::scan
-

@@ -1,15 +1,18 @@
-// Rows of many environments in one memory: each environment's column is a ring with its own head.
+// The memory of a replay buffer: rows of many environments, each environment's column a ring with its own head.
 //
 // Rows are numbered for ever; row r of environment e is at slot r mod S of its column. A transition's next observation is
 // the observation of the row after it, so that every observation is stored once. The kind of a slot says what it holds.
 // A flat slot is slot · envs + env.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
-#include "ring_state.hpp"
+#include "arrays.hpp"
+#include "random.hpp"
 
 namespace relive {
 
@@ -33,13 +36,20 @@ constexpr int64_t modulo(int64_t number, int64_t divisor) {
     return rest < 0 ? rest + divisor : rest;
 }
 
-// The slots whose kind the last write changed to or from "transition", for samplers that keep a number per slot.
-struct Touched {
-    std::vector<int64_t> slots;
-    const uint8_t* kind;
-};
+struct Ring {
+    // The arrays that say what the ring holds. They live in the caller's memory: on the heap, shared, or in files.
+    uint8_t* kind;       // [slots, envs] what the slot holds: a `Kind`
+    uint8_t* first;      // [slots, envs] this observation starts an episode
+    int64_t* head;       // [envs] the row that is written next
+    uint8_t* open;       // [envs] the head row's observation is stored already
+    uint8_t* resetting;  // [envs] the next step only resets the environment
+    int64_t* count;      // [envs] rows that may be drawn
+    int64_t* floor;      // [envs] the first row since the last clear
 
-struct Ring : RingState {
+    // Kept only where the memory outlives a process; else null.
+    int64_t* journal = nullptr;     // [envs] where an unfinished step began: 1 + 2 · head + open; 0: no unfinished step
+    uint64_t* checksums = nullptr;  // [slots, envs, 2] of a row's observation, and of everything else in the row
+
     int64_t slots, envs;
     int64_t alive;    // how many of the newest rows may be drawn, the pending one counted
     bool keeps_next;  // next observations are stored beside their rows; there is no pending row
@@ -68,14 +78,96 @@ struct Ring : RingState {
 
     int64_t num_flat() const { return slots * envs; }
 
+    // The slot `steps` rows after a slot, fewer than the ring has.
+    int64_t shifted(int64_t flat, int64_t steps) const {
+        const int64_t moved = flat + steps * envs, all = num_flat();
+        return moved < 0 ? moved + all : moved < all ? moved : moved - all;
+    }
+
     int64_t after(int64_t flat) const {
         const int64_t next = flat + envs;
-        return next < slots * envs ? next : next - slots * envs;
+        return next < num_flat() ? next : next - num_flat();
     }
 
     int64_t before(int64_t flat) const {
         const int64_t previous = flat - envs;
-        return previous >= 0 ? previous : previous + slots * envs;
+        return previous >= 0 ? previous : previous + num_flat();
+    }
+
+    // How many rows may be drawn.
+    int64_t stored() const {
+        int64_t sum = 0;
+        for (int64_t e = 0; e < envs; ++e) sum = plus(sum, count[e]);
+        return sum;
+    }
+
+    // How many more transitions of the same episode follow a slot.
+    int64_t steps_following(int64_t flat) const {
+        int64_t steps = 0;
+        for (int64_t at = after(flat); kind[at] == kTransition && steps < slots; ++steps) at = after(at);
+        return steps;
+    }
+
+    // How many transitions of the same episode precede a slot.
+    int64_t steps_preceding(int64_t flat) const {
+        int64_t steps = 0;
+        for (; !first[flat] && kind[before(flat)] == kTransition && steps < slots; ++steps) flat = before(flat);
+        return steps;
+    }
+
+    // The slots of row ids, -1 for a row that can no longer be drawn. Returns -1, or the position of the first id that was
+    // never given to a transition.
+    int64_t locate(const int64_t* ids, int64_t count, int64_t* out) const {
+        for (int64_t i = 0; i < count; ++i) {
+            if (ids[i] < 0) return i;
+            const int64_t env = ids[i] % envs, row = ids[i] / envs, flat = at(row, env);
+            if (row >= head[env]) return i;
+            const bool in_window = row > minus(newest(env), alive);
+            if (in_window && kind[flat] == kFinal) return i;
+            out[i] = in_window && kind[flat] == kTransition ? flat : -1;
+        }
+        return -1;
+    }
+
+    // Whether every slot still holds the row of this id, and it can be drawn.
+    bool holds(const int64_t* flat, const int64_t* ids, int64_t count) const {
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t env = envs == 1 ? 0 : flat[i] % envs, youngest = plus(times(newest(env), envs), env);
+            // A younger row on the same slot has an id that is larger by at least the number of slots.
+            if (kind[flat[i]] != kTransition || ids[i] > youngest || minus(youngest, ids[i]) >= num_flat()) return false;
+        }
+        return true;
+    }
+
+    // Draw `count` slots of transitions uniformly with replacement. False if transitions are too rare to find by chance.
+    bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
+        constexpr int64_t kRare = 16;  // one transition in so many slots
+        int64_t longest = 0;           // the longest column, in rows since the last clear
+        for (int64_t e = 0; e < envs; ++e) longest = std::max(longest, minus(plus(newest(e), 1), floor[e]));
+        const bool is_full = longest >= slots;
+        const int64_t range = (is_full ? slots : longest) * envs;
+        if (stored() <= range / kRare) return false;
+        // All missing slots are drawn before any is looked at, so that their cache lines arrive together.
+        for (int64_t num_drawn = 0, draws_left = 1024 + 4 * kRare * count; num_drawn < count;) {
+            if ((draws_left -= count - num_drawn) < 0) return false;
+            for (int64_t i = num_drawn; i < count; ++i) {
+                out[i] = is_full ? random.below_any(range) : recent_slot(random.below_any(range));
+                if (out[i] >= 0) RELIVE_PREFETCH(kind + out[i]);
+            }
+            for (int64_t i = num_drawn; i < count; ++i) {
+                const int64_t slot = out[i];
+                out[num_drawn] = slot;
+                num_drawn += slot >= 0 && kind[slot] == kTransition;
+            }
+        }
+        return true;
+    }
+
+    // The slot of the row that lies `back / envs` rows before the newest row of environment `back % envs`; -1 before the
+    // last clear.
+    int64_t recent_slot(int64_t back) const {
+        const int64_t env = back % envs, row = minus(newest(env), back / envs);
+        return row < floor[env] ? -1 : at(row, env);
     }
 
     // A process may die between any two of its stores, and other processes go on with the memory: the journal says which
@@ -104,6 +196,157 @@ struct Ring : RingState {
             }
         }
         kind[at(row, env)] = kEmpty;
+    }
+};
+
+// The slots whose kind the last write changed to or from "transition", for samplers that keep a number per slot.
+struct Touched {
+    std::vector<int64_t> slots;
+    const uint8_t* kind;
+};
+
+constexpr int kMostFrames = 64;
+
+// Frame stacks: an observation is given as k stacked frames and stored as single frames. The stack is [outer, k, inner], a
+// frame [outer, inner].
+struct Frames {
+    int64_t k = 1;
+    int64_t outer = 1;
+    int64_t inner = 0;   // bytes
+    bool repeat = true;  // the padding before an episode's first frame is that frame, else zeros
+
+    int64_t frame_bytes() const { return outer * inner; }
+
+    // Copy frame j out of a stack.
+    void take(char* frame, const char* stack, int64_t j) const noexcept {
+        if (inner == 1 && k == 4) spread<1>(frame, 1, stack + j, 4);  // with shuffles
+        else spread(frame, inner, stack + j * inner, k * inner);
+    }
+
+    // Build a stack from its k frames, oldest first (null: zeros).
+    void put_all(char* __restrict stack, const char* const* frames) const noexcept {
+        if (inner == 1 && k == 4 && frames[0] && frames[1] && frames[2])
+            return interleave(stack, frames[0], frames[1], frames[2], frames[3]);
+        for (int64_t j = 0; j < k; ++j) {
+            if (frames[j]) spread(stack + j * inner, k * inner, frames[j], inner);
+            else for (int64_t o = 0; o < outer; ++o) std::memset(stack + (o * k + j) * inner, 0, static_cast<size_t>(inner));
+        }
+    }
+
+    // Whether two stacks are a step apart: all but the newest frame of `next` are the newer frames of `stack`.
+    bool follows(const char* next, const char* stack) const noexcept {
+        if (inner == 1 && k == 4) {  // a pixel's frames are the bytes of one word; without a branch, so that it is vectorised
+            char differs = 0;
+            for (int64_t o = 0; o < 4 * outer; o += 4)
+                differs = static_cast<char>(differs | (next[o] ^ stack[o + 1]) | (next[o + 1] ^ stack[o + 2]) |
+                                            (next[o + 2] ^ stack[o + 3]));
+            return differs == 0;
+        }
+        for (int64_t o = 0; o < outer; ++o)
+            if (std::memcmp(next + o * k * inner, stack + (o * k + 1) * inner, static_cast<size_t>((k - 1) * inner)) != 0)
+                return false;
+        return true;
+    }
+
+private:
+    // Copy the parts of a frame, which lie `step` bytes apart. A size known at compile time needs no call of memcpy.
+    template <int64_t Inner>
+    void spread(char* __restrict out, int64_t out_step, const char* __restrict in, int64_t in_step) const noexcept {
+        const auto bytes = static_cast<size_t>(Inner ? Inner : inner);
+        for (int64_t o = 0; o < outer; ++o) std::memcpy(out + o * out_step, in + o * in_step, bytes);
+    }
+
+    void spread(char* out, int64_t out_step, const char* in, int64_t in_step) const noexcept {
+        with_size(inner, [&](auto size) { spread<size.value>(out, out_step, in, in_step); });
+    }
+
+    // Four bytes per pixel, the commonest stack; written so that compilers use shuffles.
+    void interleave(char* __restrict stack, const char* __restrict a, const char* __restrict b, const char* __restrict c,
+                    const char* __restrict d) const noexcept {
+        for (int64_t o = 0; o < outer; ++o) {
+            stack[4 * o] = a[o];
+            stack[4 * o + 1] = b[o];
+            stack[4 * o + 2] = c[o];
+            stack[4 * o + 3] = d[o];
+        }
+    }
+};
+
+// A leaf as callers give it for one environment, and the column [slots, envs, …] that stores it.
+struct Leaf {
+    char* column;
+    DataType dtype;
+    int64_t bytes;  // of one environment's item in the column
+    int ndim;       // of one environment's item as given, with its frames
+    int64_t shape[kMaxDims];
+    int64_t given_bytes;
+    Frames frames;
+    bool is_observation = false;
+
+    Leaf(const ArrayView& array, int64_t slots, int64_t envs)
+        : column(array.data), dtype(array.dtype), bytes(array.itemsize()), ndim(array.ndim - 2) {
+        if (ndim < 0 || array.shape[0] != slots || array.shape[1] != envs)
+            throw std::invalid_argument("column: expected shape [slots, envs, …]");
+        for (int d = 0; d < ndim; ++d) bytes *= shape[d] = array.shape[d + 2];
+        given_bytes = bytes;
+    }
+
+    // Let callers give k frames along an axis.
+    void stack(int64_t k, int axis, bool repeat) {
+        if (k < 1 || k > kMostFrames || axis < 0 || axis > ndim)
+            throw std::invalid_argument("stack: expected fewer frames along an axis of the leaf");
+        frames.k = k;
+        frames.repeat = repeat;
+        frames.inner = dtype.bytes();
+        for (int d = 0; d < ndim; ++d) (d < axis ? frames.outer : frames.inner) *= shape[d];
+        std::copy_backward(shape + axis, shape + ndim, shape + ndim + 1);
+        shape[axis] = k;
+        ++ndim;
+        given_bytes = bytes * k;
+    }
+
+    bool stacked() const { return frames.k > 1; }
+    int64_t given_elements() const { return given_bytes / dtype.bytes(); }
+    char* at(int64_t flat) const { return column + flat * bytes; }
+};
+
+// Build the stack of a leaf at a slot from its frames. `column` is the leaf's, or that of its next observations.
+inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, int64_t flat, char* stack) noexcept {
+    const Frames& frames = leaf.frames;
+    const char* parts[kMostFrames];  // oldest first
+    parts[frames.k - 1] = column + flat * frames.frame_bytes();
+    bool started = false;
+    for (int64_t j = frames.k - 2; j >= 0; --j) {
+        started = started || ring.first[flat];
+        if (!started) flat = ring.before(flat);
+        parts[j] = started && !frames.repeat ? nullptr : column + flat * frames.frame_bytes();
+    }
+    frames.put_all(stack, parts);
+}
+
+// The leaves of a stored row that may be written again, and what makes that safe where the memory outlives a process.
+struct Rewritable {
+    std::vector<int> leaves;  // ascending; none of them is an observation
+
+    // Kept only where the memory outlives a process; else null.
+    uint64_t* checksums = nullptr;  // [slots, envs] of these leaves of a row, which the row's other checksums leave out
+    int64_t* journal = nullptr;     // 1 + the slot that is being written (0: none), then the new bytes of its leaves
+};
+
+// A ring, the columns of its leaves, and which leaves have a meaning.
+struct RingMemory {
+    Ring ring{};
+    std::vector<Leaf> leaves;
+    std::vector<int> observed;          // which leaves are observations, ascending
+    std::vector<char*> next_columns;    // of the next observations, if they are stored beside their rows
+    int reward, terminated, truncated;  // which leaves they are
+    Rewritable rewritable;
+    bool same_step;  // environments are known to reset in the step that ends an episode
+
+    const Leaf& leaf(int i) const { return leaves[static_cast<size_t>(i)]; }
+    const Leaf& observation(size_t o) const { return leaf(observed[o]); }
+    bool has_stacks() const {
+        return std::any_of(observed.begin(), observed.end(), [this](int o) { return leaf(o).stacked(); });
     }
 };
 

@@ -1,50 +1,418 @@
-// Writes steps into the ring.
+// Writes steps into the ring: a block of steps is read from the caller's memory, checked, and stored.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
-#include "chains.hpp"
-#include "ring_memory.hpp"
-#include "step_block.hpp"
+#include "checksums.hpp"
+#include "ring.hpp"
 
 namespace relive {
 
-class RingWriter {
+// The items of one leaf in the order [steps, environments]: exact dtype, contiguous.
+struct GivenLeaf {
+    const char* data;
+    const char* source;  // the caller's memory, before any cast
+    int64_t source_bytes;
+    std::vector<char> scratch;  // the items, if they had to be cast
+};
+
+// The axes before a leaf's own shape: [steps, environments], each only if it is given.
+struct LeadingAxes {
+    int64_t steps, envs;
+    bool has_steps, has_envs;
+
+    // Write the axes that are given to `shape`. Returns how many there are.
+    int put(int64_t* shape) const {
+        int count = 0;
+        if (has_steps) shape[count++] = steps;
+        if (has_envs) shape[count++] = envs;
+        return count;
+    }
+};
+
+// Use an array for a leaf, with a cast if one is needed; false if it is no exact fit.
+inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, GivenLeaf& given) {
+    int64_t leading[2];
+    const int lead = axes.put(leading);
+    if (!array.ends_with(lead, leaf.ndim, leaf.shape) || !array.contiguous()) return false;
+    for (int d = 0; d < lead; ++d)
+        if (array.shape[d] != leading[d]) return false;
+    given.data = given.source = array.data;
+    given.source_bytes = array.elements() * array.itemsize();
+    if (array.dtype == leaf.dtype) {
+        if (leaf.dtype != kBool || are_flags(array.data, given.source_bytes)) return true;
+        given.scratch.resize(static_cast<size_t>(given.source_bytes));
+        as_flags(given.scratch.data(), array.data, given.source_bytes);
+    } else {
+        if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
+        const int64_t elements = leaf.given_elements() * axes.steps * axes.envs;
+        given.scratch.resize(static_cast<size_t>(elements) * 4);
+        if (!narrow(reinterpret_cast<float*>(given.scratch.data()), array.as<double>(), elements)) return false;
+    }
+    given.data = given.scratch.data();
+    return true;
+}
+
+// The steps of one call, before any of them is stored. Step i is one of `count()` in the order [steps, environments].
+class StepBlock {
 public:
-    explicit RingWriter(RingMemory& memory) : memory_(memory), ring_(memory.ring), block_(memory), chains_(memory) {
-        touched_.kind = ring_.kind;
+    explicit StepBlock(const RingMemory& memory) : memory_(memory), given_(memory.leaves.size() + memory.observed.size()) {}
+
+    // Begin a call of so many steps of all environments, or of the environments in `env_index`.
+    void begin(int64_t steps, const int64_t* env_index = nullptr, int64_t envs = 0) {
+        steps_ = steps;
+        of_all_envs_ = !env_index;
+        envs_ = env_index ? envs : memory_.ring.envs;
+        if (env_index) env_index_.assign(env_index, env_index + envs);
+        continues_.clear();
     }
 
-    // The steps to write. Fill the block, check it, then write it.
-    StepBlock& block() { return block_; }
-    ChainCounter& chains() { return chains_; }
+    int64_t steps() const { return steps_; }
+    int64_t envs() const { return envs_; }
+    int64_t count() const { return steps_ * envs_; }
+    bool of_all_envs() const { return of_all_envs_; }
+    int64_t env_at(int64_t n) const { return of_all_envs_ ? n : env_index_[static_cast<size_t>(n)]; }
+    const int64_t* env_ids() const { return of_all_envs_ ? nullptr : env_index_.data(); }
 
-    // Whether every stack of the block can be rebuilt: -1, or the leaf that cannot.
-    int64_t check_stacks();
+    // All leaves, then the next observations.
+    size_t size() const { return given_.size(); }
+    GivenLeaf& given(size_t i) { return given_[i]; }
 
-    // Write all steps of the block, which are checked.
-    void write();
+    const char* item(size_t leaf, int64_t bytes, int64_t i) const { return given_[leaf].data + i * bytes; }
+    const char* obs(size_t o, int64_t i) const {
+        return item(static_cast<size_t>(memory_.observed[o]), memory_.observation(o).given_bytes, i);
+    }
+    const char* next_obs(size_t o, int64_t i) const {
+        return item(memory_.leaves.size() + o, memory_.observation(o).given_bytes, i);
+    }
 
-    Touched& touched() { return touched_; }
-    void keep_touched(bool on) { keep_touched_ = on; }
+    const char* flags(int leaf) const { return given_[static_cast<size_t>(leaf)].data; }
+    bool ended(int64_t i) const { return flags(memory_.terminated)[i] || flags(memory_.truncated)[i]; }
+
+    // Whether every reward that is a float is finite.
+    bool has_finite_rewards() const {
+        for (int l = memory_.reward; l < memory_.terminated; ++l) {  // one leaf per agent
+            const Leaf& leaf = memory_.leaf(l);
+            const char* data = given_[static_cast<size_t>(l)].data;
+            const int64_t elements = leaf.given_elements() * count();
+            if (leaf.dtype == kFloat32 && !all_finite(reinterpret_cast<const float*>(data), elements)) return false;
+            if (leaf.dtype == kFloat64 && !all_finite(reinterpret_cast<const double*>(data), elements)) return false;
+        }
+        return true;
+    }
+
+    // Whether the observation and the next observation of the first step share memory: then the environment reuses its
+    // array.
+    bool overlaps(size_t o) const {
+        const GivenLeaf& a = given_[static_cast<size_t>(memory_.observed[o])];
+        const GivenLeaf& b = given_[memory_.leaves.size() + o];
+        return a.source < b.source + b.source_bytes / steps_ && b.source < a.source + a.source_bytes / steps_;
+    }
+
+    // Whether every stack can be rebuilt from single frames. Returns -1, or the leaf that cannot (`size()` counts them).
+    // Remembers which steps continue the step before.
+    int64_t check_stacks() {
+        if (!memory_.has_stacks()) return -1;
+        const Ring& ring = memory_.ring;
+        continues_.resize(static_cast<size_t>(count()));
+        std::vector<uint8_t> reset(static_cast<size_t>(count()), 0);
+        for (int64_t i = 0; i < count(); ++i) {
+            const int64_t env = env_at(i % envs_), before = i - envs_;
+            const bool start = i >= envs_ && reset[static_cast<size_t>(before)];
+            reset[static_cast<size_t>(i)] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
+            if (reset[static_cast<size_t>(i)]) continue;  // its observation is not stored
+            const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
+                                             : !start && !ended(before) && continues_block(i);
+            // A step after a reset row continues it too, though its stack starts anew.
+            continues_[static_cast<size_t>(i)] = continues || (start && continues_block(i));
+            int64_t bad = continues ? -1 : unpadded(i);
+            if (bad < 0) bad = unstackable(i);
+            if (bad >= 0) return bad;
+        }
+        return -1;
+    }
+
+    // Whether step i starts with the observation that a slot holds.
+    bool starts_with(int64_t flat, int64_t i) const {
+        for (size_t o = 0; o < memory_.observed.size(); ++o)
+            if (differ(o, observation_at(o, flat, rebuilt_), obs(o, i))) return false;
+        return true;
+    }
+
+    // Whether step i starts with the observation of the pending row of its environment.
+    bool continues_pending(int64_t row, int64_t env, int64_t i) const {
+        return continues_.empty() ? starts_with(memory_.ring.at(row, env), i) : continues_[static_cast<size_t>(i)] != 0;
+    }
+
+    // Whether two slots hold different observations; of stacked frames, whole stacks are compared.
+    bool leads_away(int64_t flat, int64_t next) const {
+        std::vector<char> own, led;
+        for (size_t o = 0; o < memory_.observed.size(); ++o)
+            if (differ(o, observation_at(o, flat, own), observation_at(o, next, led))) return true;
+        return false;
+    }
+
+    // Free the memory of large casts.
+    void forget_casts() {
+        for (GivenLeaf& each : given_)
+            if (each.scratch.capacity() > (1 << 20)) std::vector<char>().swap(each.scratch);
+    }
 
 private:
-    bool all_continue(int64_t t) const;
-    void write_all_envs(int64_t t);
-    void close_all_envs(int64_t row, int64_t first_step, bool open);
-    void write_one(int64_t env, int64_t i);
-    void finish_beside(int64_t env, int64_t row, int64_t i, bool with_obs);
-    void store_leaves(int64_t flat, int64_t i, bool with_obs);
-    void store_next_obs(int64_t flat, int64_t i);
+    // An observation at a slot: in its column, or if it is stacked, built in `rebuilt`.
+    const char* observation_at(size_t o, int64_t flat, std::vector<char>& rebuilt) const {
+        const Leaf& leaf = memory_.observation(o);
+        if (!leaf.stacked()) return leaf.at(flat);
+        rebuilt.resize(static_cast<size_t>(leaf.given_bytes));
+        build_stack(memory_.ring, leaf, leaf.column, flat, rebuilt.data());
+        return rebuilt.data();
+    }
 
-    std::vector<int64_t>* touched_slots() { return keep_touched_ ? &touched_.slots : nullptr; }
+    bool differ(size_t o, const char* a, const char* b) const {
+        return std::memcmp(a, b, static_cast<size_t>(memory_.observation(o).given_bytes)) != 0;
+    }
+
+    // Whether step i starts with the observation that the step before it in this block led to.
+    bool continues_block(int64_t i) const {
+        for (size_t o = 0; o < memory_.observed.size(); ++o)
+            if (differ(o, obs(o, i), next_obs(o, i - envs_))) return false;
+        return true;
+    }
+
+    // The leaf whose stack is more than its newest frame and padding, as a stack at the start of an episode must be; or -1.
+    int64_t unpadded(int64_t i) const {
+        std::vector<char> newest, padded;
+        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+            const Leaf& leaf = memory_.observation(o);
+            if (!leaf.stacked()) continue;
+            newest.resize(static_cast<size_t>(leaf.bytes));
+            padded.resize(static_cast<size_t>(leaf.given_bytes));
+            leaf.frames.take(newest.data(), obs(o, i), leaf.frames.k - 1);
+            const char* frames[kMostFrames];
+            std::fill_n(frames, leaf.frames.k - 1, leaf.frames.repeat ? newest.data() : nullptr);
+            frames[leaf.frames.k - 1] = newest.data();
+            leaf.frames.put_all(padded.data(), frames);
+            if (differ(o, padded.data(), obs(o, i))) return memory_.observed[o];
+        }
+        return -1;
+    }
+
+    // The next observation that does not follow the observation of step i; or -1.
+    int64_t unstackable(int64_t i) const {
+        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+            const Leaf& leaf = memory_.observation(o);
+            if (leaf.stacked() && !leaf.frames.follows(next_obs(o, i), obs(o, i)))
+                return static_cast<int64_t>(memory_.leaves.size() + o);
+        }
+        return -1;
+    }
+
+    const RingMemory& memory_;
+    int64_t steps_ = 0, envs_ = 0;
+    std::vector<GivenLeaf> given_;
+    bool of_all_envs_ = true;
+    std::vector<int64_t> env_index_;
+    std::vector<uint8_t> continues_;     // of stacks: which steps start where the step before led; empty without stacks
+    mutable std::vector<char> rebuilt_;  // a stack, for comparison
+};
+
+// Written data that looks like a mistake. The numbers lie below every other status of a write.
+enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kLooksRestarted, kLooksInfinite };
+
+// Counts how the steps that one object writes are joined. The counters are no part of what is stored.
+struct Continuity {
+    int64_t followed = 0;   // steps after a step that did not end its episode
+    int64_t cut = 0;        // of these, steps that do not start where the step before led
+    int64_t ended = 0;      // ends of episodes that a step was seen after
+    int64_t reset = 0;      // of these, ends that lead to the observation of that step and not to their own
+    int64_t restarted = 0;  // steps that show a reset from outside that was not announced by a cut
+    int64_t infinite = 0;   // writes with a reward that is infinite or no number
+
+    bool watches_cuts = false;  // statistics count episodes: a cut that nobody announced joins two of them
+
+    // A step that should have begun with the pending observation: a reset row, or one of an episode that goes on.
+    void count_start(bool continues, bool is_reset_row) {
+        followed += !is_reset_row;
+        cut += !is_reset_row && !continues;
+        restarted += !continues && (is_reset_row || watches_cuts);
+    }
+
+    // An end that leads to where the next episode starts. A truncated end may be an episode that simply goes on, unless
+    // the environments are known to reset in the same step.
+    void count_end(bool leads_to_start, bool surely_over) {
+        if (leads_to_start && !surely_over) return;
+        ++ended;
+        reset += leads_to_start;
+    }
+
+    // A warning that has not been given before.
+    Warning next_warning() {
+        // Unless most steps are joined, observations were changed: that says nothing about resets.
+        const bool looks[] = {followed >= 64 && 2 * cut > followed, ended >= 8 && reset == ended,
+                              restarted > 0 && 2 * cut < followed, infinite > 0};
+        for (int i = 0; i < 4; ++i) {
+            if (!looks[i] || warned_[i]) continue;
+            warned_[i] = true;
+            return static_cast<Warning>(kLooksCut + i);
+        }
+        return kNoWarning;
+    }
+
+private:
+    bool warned_[4] = {};
+};
+
+class RingWriter {
+public:
+    StepBlock block;  // the steps to write: fill it, check it, then write it
+    Continuity continuity;
+    Touched touched;
+    bool keeps_touched = false;
+
+    explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) { touched.kind = ring_.kind; }
+
+    // Write all steps of the block, which are checked. `touched` is empty.
+    void write() {
+        const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.keeps_next && !memory_.has_stacks();
+        continuity.infinite += !block.has_finite_rewards();
+        for (int64_t t = 0; t < block.steps(); ++t) {
+            if (may_copy && all_continue(t)) {
+                write_all_envs(t);
+                continue;
+            }
+            for (int64_t n = 0; n < block.envs(); ++n) write_one(block.env_at(n), t * block.envs() + n);
+        }
+    }
+
+private:
+    std::vector<int64_t>* touched_slots() { return keeps_touched ? &touched.slots : nullptr; }
+
+    // Count the end that step i follows, if that end is still stored. An episode of one step tells nothing: a bandit may
+    // well pass the next context as the next observation.
+    void count_end(int64_t env, int64_t i) {
+        const int64_t row = minus(ring_.head[env], 2);  // the step that ended; the row after it holds the observation that it led to
+        if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
+        const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
+        const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
+        if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
+        const bool terminated = memory_.leaf(memory_.terminated).column[flat];
+        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // cut
+        continuity.count_end(block.leads_away(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
+    }
+
+    // Whether all environments have the same head and continue their episodes, or start one.
+    bool all_continue(int64_t t) const {
+        const int64_t envs = ring_.envs, row = ring_.head[0], flat = ring_.at(row, 0);
+        const bool open = ring_.open[0];
+        for (int64_t e = 0; e < envs; ++e)
+            if (ring_.head[e] != row || static_cast<bool>(ring_.open[e]) != open || ring_.resetting[e]) return false;
+        for (size_t o = 0; o < memory_.observed.size() && open; ++o) {
+            const Leaf& leaf = memory_.observation(o);
+            if (std::memcmp(leaf.at(flat), block.obs(o, t * envs), static_cast<size_t>(leaf.bytes * envs)) != 0) return false;
+        }
+        return true;
+    }
+
+    // A step of all environments is one copy per leaf.
+    void write_all_envs(int64_t t) {
+        Ring ring = ring_;  // a copy of the pointers: no store can change them, so that they stay in registers
+        const int64_t envs = ring.envs, row = ring.head[0], next = plus(row, 1), first_step = t * envs;
+        const int64_t flat = ring.at(row, 0), next_flat = ring.at(next, 0);
+        const bool open = ring.open[0];
+        if (open) continuity.followed += envs;
+        else for (int64_t e = 0; e < envs; ++e) count_end(e, first_step + e);
+        std::vector<int64_t>* slots = touched_slots();
+        for (int64_t e = 0; e < envs; ++e) ring.begin(e);
+        for (int64_t e = 0; e < envs && !open; ++e) ring.advance(row, e, slots);
+        for (int64_t e = 0; e < envs; ++e) ring.advance(next, e, slots);
+        for (size_t l = 0; l < memory_.leaves.size(); ++l) {
+            const Leaf& leaf = memory_.leaves[l];
+            if (!(leaf.is_observation && open)) copy_block(leaf.at(flat), block.item(l, leaf.bytes, first_step), leaf.bytes * envs);
+        }
+        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+            const Leaf& leaf = memory_.observation(o);
+            copy_block(leaf.at(next_flat), block.next_obs(o, first_step), leaf.bytes * envs);
+        }
+        const char* terminated = block.flags(memory_.terminated) + first_step;
+        const char* truncated = block.flags(memory_.truncated) + first_step;
+        for (int64_t e = 0; e < envs; ++e) {
+            const bool end = terminated[e] || truncated[e], closes = end && !ring.next_step;
+            if (!open) ring.first[flat + e] = 1;
+            ring.first[next_flat + e] = 0;
+            store_checksums(memory_, flat + e, row, !open, true);
+            store_checksums(memory_, next_flat + e, next, true, false);
+            ring.kind[flat + e] = kTransition;
+            ring.kind[next_flat + e] = closes ? kFinal : kPending;
+            ring.resetting[e] = end && ring.next_step;
+            ring.head[e] = plus(next, closes);
+            ring.open[e] = !closes;
+            ring.count[e] = plus(ring.count[e], 1);
+            if (slots) slots->push_back(flat + e);
+            ring.complete(e);
+        }
+    }
+
+    static void store(const Leaf& leaf, char* column, int64_t flat, const char* given) {
+        if (leaf.stacked()) leaf.frames.take(column + flat * leaf.bytes, given, leaf.frames.k - 1);
+        else std::memcpy(column + flat * leaf.bytes, given, static_cast<size_t>(leaf.bytes));
+    }
+
+    void store_next_obs(int64_t flat, int64_t i) {
+        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+            const Leaf& leaf = memory_.observation(o);
+            store(leaf, ring_.keeps_next ? memory_.next_columns[o] : leaf.column, flat, block.next_obs(o, i));
+        }
+    }
+
+    void write_one(int64_t env, int64_t i) {
+        std::vector<int64_t>* slots = touched_slots();
+        const bool reset = ring_.next_step && ring_.resetting[env];
+        int64_t row = ring_.head[env];
+        bool open = ring_.open[env];  // the row has its observation already
+        const bool continues = !open || reset || block.continues_pending(row, env, i);
+        if (!open) count_end(env, i);
+        else continuity.count_start(reset ? block.starts_with(ring_.at(row, env), i) : continues, reset);
+        ring_.begin(env);
+        if (!continues) {
+            ring_.kind[ring_.at(row, env)] = kFinal;
+            row = plus(row, 1);
+            open = false;
+        }
+        if (!open) ring_.advance(row, env, slots);
+        const int64_t flat = ring_.at(row, env);
+        for (size_t l = 0; l < memory_.leaves.size(); ++l) {
+            const Leaf& leaf = memory_.leaves[l];
+            if (!(leaf.is_observation && open)) store(leaf, leaf.column, flat, block.item(l, leaf.given_bytes, i));
+        }
+        if (!open) ring_.first[flat] = 1;
+        ring_.kind[flat] = reset ? kFinal : kTransition;
+        ring_.count[env] = plus(ring_.count[env], !reset);
+        if (slots && !reset) slots->push_back(flat);
+        const bool end = block.ended(i) && !reset;
+        if (ring_.next_step) ring_.resetting[env] = end;
+        if (ring_.keeps_next) {
+            store_next_obs(flat, i);
+            store_checksums(memory_, flat, row, !open, true);
+            ring_.head[env] = plus(row, 1);
+            return ring_.complete(env);
+        }
+        const int64_t next = plus(row, 1), next_flat = ring_.at(next, env);
+        ring_.advance(next, env, slots);
+        store_next_obs(next_flat, i);
+        store_checksums(memory_, flat, row, !open, true);
+        ring_.first[next_flat] = reset;
+        store_checksums(memory_, next_flat, next, true, false);
+        const bool closes = end && !ring_.next_step;
+        ring_.kind[next_flat] = closes ? kFinal : kPending;
+        ring_.head[env] = plus(next, closes);
+        ring_.open[env] = !closes;
+        ring_.complete(env);
+    }
 
     RingMemory& memory_;
     Ring& ring_;
-    StepBlock block_;
-    ChainCounter chains_;
-    Touched touched_;
-    bool keep_touched_ = false;
 };
 
 }  // namespace relive

@@ -4,17 +4,41 @@
 // which lives as long as any of them. A large tensor has a block of its own, so that keeping the rewards of a batch does
 // not keep its images.
 #pragma once
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "array_view.hpp"
-#include "host_memory.hpp"
+#include "arrays.hpp"
 
 namespace relive {
+
+struct OutOfMemory : std::bad_alloc {
+    const char* what() const noexcept override {
+        return "memory: expected room for the whole result, got less. Ask for fewer rows or shorter sequences.";
+    }
+};
+
+// Throws OutOfMemory if the system says that so many bytes cannot be had. It grants pages that it does not have, and
+// ends a process when they are touched. Only requests for very much are looked at.
+inline void require_memory(int64_t bytes) {
+    if (bytes <= int64_t{1} << 30) return;
+#ifdef __linux__
+    std::FILE* file = std::fopen("/proc/meminfo", "r");
+    if (!file) return;
+    char line[128];
+    long long kilobytes = -1;
+    while (kilobytes < 0 && std::fgets(line, sizeof line, file))
+        if (std::sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) kilobytes = -1;
+    std::fclose(file);
+    if (kilobytes >= 0 && bytes / 1024 > kilobytes) throw OutOfMemory();
+#endif
+}
 
 struct TensorPlan {
     DataType dtype;
@@ -29,8 +53,8 @@ class TensorPlans {
 public:
     static constexpr int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-    // Plan one more tensor. Its memory is `data(i)` once the tensors are made.
-    void add(DataType dtype, int ndim, const int64_t* shape) {
+    // Plan one more tensor and return its number i. Its memory is `data(i)` once the tensors are made.
+    size_t add(DataType dtype, int ndim, const int64_t* shape) {
         TensorPlan plan{dtype, ndim, {}, dtype.bytes(), false, nullptr};
         bool is_empty = false;  // then strides are counted all the same
         for (int d = 0; d < ndim; ++d) {
@@ -49,19 +73,23 @@ public:
             shared_bytes_ += round_up(plan.bytes);
         }
         plans_.push_back(plan);
+        return plans_.size() - 1;
     }
 
     // Plan a tensor [lead…, shape…]; `what` is named if it has too many axes.
-    void add(DataType dtype, int lead_ndim, const int64_t* lead, int ndim, const int64_t* shape, const char* what) {
+    size_t add(DataType dtype, int lead_ndim, const int64_t* lead, int ndim, const int64_t* shape, const char* what) {
         if (lead_ndim + ndim > kMaxDims) throw std::invalid_argument(std::string(what) + ": expected fewer axes");
         int64_t whole[kMaxDims];
-        std::memcpy(whole, lead, sizeof(int64_t) * static_cast<size_t>(lead_ndim));
-        std::memcpy(whole + lead_ndim, shape, sizeof(int64_t) * static_cast<size_t>(ndim));
-        add(dtype, lead_ndim + ndim, whole);
+        std::copy_n(shape, ndim, std::copy_n(lead, lead_ndim, whole));
+        return add(dtype, lead_ndim + ndim, whole);
     }
 
     std::vector<TensorPlan>& plans() { return plans_; }
     char* data(size_t i) const { return plans_[i].data; }
+    template <class T>
+    T* as(size_t i) const {
+        return reinterpret_cast<T*>(plans_[i].data);
+    }
     int64_t bytes() const { return total_; }
     size_t shared() const { return shared_; }
     int64_t shared_bytes() const { return shared_bytes_; }
@@ -73,6 +101,60 @@ private:
     std::vector<TensorPlan> plans_;
     size_t shared_ = 0;  // how many tensors share a block
     int64_t shared_bytes_ = 0, total_ = 0;
+};
+
+// A block that was just freed is still in the processor's cache, and its pages exist. An allocator would hand out another
+// block first, or give the pages back.
+class BlockCache {
+public:
+    // `bytes` is a multiple of 64. Null if there is no memory.
+    void* take(size_t bytes) {
+        void* memory = is_cached(bytes) ? find(bytes) : nullptr;
+        return memory ? memory : std::aligned_alloc(64, bytes);
+    }
+
+    void give_back(void* memory, size_t bytes) {
+        if (!is_cached(bytes)) return std::free(memory);
+        // Never wait for the mutex: in a forked child its holder may not exist.
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (!lock) return std::free(memory);
+        if (count_ == kMostBlocks) {
+            std::free(blocks_[0].memory);
+            std::copy(blocks_ + 1, blocks_ + count_--, blocks_);
+        }
+        blocks_[count_++] = {memory, bytes};
+    }
+
+    static BlockCache& instance() {
+        static BlockCache* instance = new BlockCache;  // never destroyed: tensors may outlive the module
+        return *instance;
+    }
+
+private:
+    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMostBlocks = 4;
+
+    static bool is_cached(size_t bytes) { return bytes >= kSmallest && bytes <= kLargest; }
+
+    void* find(size_t bytes) {
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (!lock) return nullptr;
+        for (size_t i = count_; i-- > 0;)
+            if (blocks_[i].bytes == bytes) {
+                void* memory = blocks_[i].memory;
+                std::copy(blocks_ + i + 1, blocks_ + count_--, blocks_ + i);
+                return memory;
+            }
+        return nullptr;
+    }
+
+    struct Block {
+        void* memory;
+        size_t bytes;
+    };
+
+    std::mutex mutex_;
+    Block blocks_[kMostBlocks];
+    size_t count_ = 0;
 };
 
 }  // namespace relive

@@ -395,7 +395,7 @@ class RingMemory(Subject):
             name: ((self.envs,), torch.bool if name in ("open", "resetting") else torch.int64)
             for name in ("head", "open", "resetting", "count", "floor")
         }
-        self.state = {name: torch.zeros(sizes[name][0], dtype=sizes[name][1]) for name in _native.RING_STATE}
+        self.state = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in sizes.items()}
         self.journal = torch.zeros(self.envs, dtype=torch.int64) if self.durable else None
         self.seals = torch.zeros(*lead, 2, dtype=torch.int64) if self.durable else None
         self.last = (self.slots, near.random() < 0.3, near.random() < 0.3, self.single, 2, 3, 4)

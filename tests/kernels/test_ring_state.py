@@ -54,10 +54,6 @@ def buffers(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: kernels.buffer_of(array) for name, array in state.items()}
 
 
-def test_the_module_names_the_arrays_in_its_order() -> None:
-    assert tuple(SHAPES) == kernels.native().RING_STATE
-
-
 def test_arrays_by_name_are_written_whatever_their_order() -> None:
     state = zeros(SHAPES)
     ring = ring_over(buffers(dict(reversed(state.items()))))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relive.replay.backend import Backend
     from relive.replay.row_storage import RowStorage
 
-_MOST_ASKED = 1024
+_MOST_ASKED = 4096
 """Slots whose ids are compared, or those of one row of all environments."""
 _KINDS = ("empty", "transition", "final", "pending", "history")
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <new>
 
-#include "../core/block_cache.hpp"
 #include "../core/tensor_plans.hpp"
 #include "arguments.hpp"
 
@@ -36,16 +35,16 @@ public:
 
     // Describe tensor `i` for torch, which releases its reference to this block when the tensor dies.
     dlpack::ManagedTensor* describe(size_t i, const TensorPlan& plan) {
-        Description& made = descriptions()[i];
+        Description& description = descriptions()[i];
         int64_t stride = 1;
         for (int d = plan.ndim - 1; d >= 0; --d) {
-            made.shape[d] = plan.shape[d];
-            made.strides[d] = stride;
+            description.shape[d] = plan.shape[d];
+            description.strides[d] = stride;
             stride *= plan.shape[d];
         }
-        made.tensor = {{1, 0}, this, release, 0, {plan.data, {dlpack::kCPU, 0}, plan.ndim, plan.dtype, made.shape, made.strides, 0}};
+        description.tensor = {{1, 0}, this, release, 0, {plan.data, {dlpack::kCPU, 0}, plan.ndim, plan.dtype, description.shape, description.strides, 0}};
         references_.fetch_add(1, std::memory_order_relaxed);
-        return &made.tensor;
+        return &description.tensor;
     }
 
 private:
@@ -105,7 +104,7 @@ T* target(nb::object& out, DataType dtype, int64_t count) {
     TensorPlans plans;
     plans.add(dtype, 1, &count);
     out = make_tensors(plans)[0];
-    return reinterpret_cast<T*>(plans.data(0));
+    return plans.as<T>(0);
 }
 
 }  // namespace relive::bind

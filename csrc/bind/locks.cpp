@@ -1,26 +1,47 @@
-// ProcessLock: a context manager around a mutex that processes share. After a holder has died, the next one repairs.
+// Locks that a signal cannot lose: GuardedLock of threads, ProcessLock of processes. `complete` makes a change whole.
 #include <nanobind/nanobind.h>
 
-#include "arguments.hpp"
-
-#if defined(__linux__)
 #include <chrono>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "../core/process_mutex.hpp"
-#endif
+#include "arguments.hpp"
 
 namespace relive::bind {
-
-#if defined(__linux__)
 namespace {
 
+// `lock` is a threading.RLock. Whoever has taken it calls `guard` first, and has not taken it if that raises. Entering and
+// leaving are native calls: an exception from a signal handler comes before or after, never between lock and promise.
+class GuardedLock {
+public:
+    GuardedLock(const nb::object& lock, nb::callable guard)
+        : acquire_(lock.attr("acquire")), release_(lock.attr("release")), guard_(std::move(guard)) {}
+
+    void enter() {
+        acquire_();
+        try {
+            guard_();
+        } catch (...) {
+            exit();
+            throw;
+        }
+    }
+
+    void exit() { release_(); }
+
+private:
+    nb::object acquire_, release_, guard_;
+};
+
+#if defined(__linux__)
 using Clock = std::chrono::steady_clock;
 using Status = ProcessMutex::Status;
 
 constexpr double kForever = 1e9;  // seconds; more may be too many nanoseconds to count
 
+// A context manager around a mutex that processes share. After a holder has died, the next one repairs.
 class ProcessLock {
 public:
     // `memory` is uint8 [128], zeros if `is_new`. `mend` is called by the first holder after one that died. Nobody waits
@@ -30,7 +51,7 @@ public:
           mutex_(memory_of<uint8_t>(owner_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
           mend_(std::move(mend)),
           patience_(patience) {
-        if (!(patience >= 0)) throw std::invalid_argument("patience: expected seconds, got " + std::to_string(patience));
+        if (!(patience >= 0)) refuse("patience: expected seconds, got ", patience);
     }
 
     void enter() {
@@ -110,10 +131,17 @@ private:
     double seconds_;
     bool is_mine_ = false;
 };
+#endif
 
 }  // namespace
 
-void bind_process_lock(nb::module_& m) {
+void bind_locks(nb::module_& m) {
+    nb::class_<GuardedLock>(m, "GuardedLock")
+        .def(nb::init<nb::object, nb::callable>())
+        .def("__enter__", &GuardedLock::enter)
+        .def("__exit__", [](GuardedLock& self, nb::args) { self.exit(); });
+    m.def("complete", [](nb::callable change) { complete(change); });
+#if defined(__linux__)
     m.attr("LOCK_BYTES") = ProcessMutex::kBytes;
     nb::class_<ProcessLock>(m, "ProcessLock")
         .def(nb::init<nb::object, bool, nb::callable, double>())
@@ -124,9 +152,7 @@ void bind_process_lock(nb::module_& m) {
     nb::class_<Within>(m, "Within")
         .def("__enter__", &Within::enter)
         .def("__exit__", [](Within& self, nb::args) { self.exit(); });
-}
-#else
-void bind_process_lock(nb::module_&) {}
 #endif
+}
 
 }  // namespace relive::bind

@@ -1,5 +1,7 @@
-// Which instruction set the reverse scan uses on this machine.
-#include "reverse_scan.hpp"
+// The reverse scan for every machine that the module is built for (SSE2 on x86-64, NEON on ARM), and the choice between it
+// and the one for AVX2.
+#define RELIVE_SCAN_ISA baseline
+#include "reverse_scan_kernels.hpp"
 
 namespace relive::scan {
 namespace {
@@ -17,7 +19,7 @@ Table table_of(bool avx2) {
     if (avx2) return avx2_table();
 #endif
     static_cast<void>(avx2);
-    return baseline_table();
+    return baseline::table();
 }
 
 Table& chosen() {

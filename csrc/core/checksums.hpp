@@ -1,0 +1,173 @@
+// Checksums of rows that outlive their process, which show whether the bytes that are read are those that were written;
+// and rewriting of leaves, which leaves each row as it was or as it was to become if a process dies meanwhile.
+//
+// A row has one checksum of its observation, one of its leaves that may be written again, one of everything else.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "ring.hpp"
+
+namespace relive {
+
+// One-to-one in both arguments, so that a change of a single word always changes the result. The rotation brings high bits
+// down; without it two changes of high bits would cancel each other.
+inline uint64_t mix(uint64_t state, uint64_t word) {
+    const uint64_t product = (state ^ word) * 0x9E3779B97F4A7C15u;
+    return (product << 29) | (product >> 35);
+}
+
+inline uint64_t word_at(const char* data, int64_t bytes) {
+    uint64_t word = 0;
+    std::memcpy(&word, data, static_cast<size_t>(bytes));
+    return word;
+}
+
+// Mix all bytes in; 128 or more of them in four lanes, which a processor works on at once.
+inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
+    int64_t i = 0;
+    if (bytes >= 128) {
+        uint64_t lanes[4] = {state, state + 1, state + 2, state + 3};
+        for (; i + 32 <= bytes; i += 32)
+            for (int lane = 0; lane < 4; ++lane) {
+                uint64_t word;
+                std::memcpy(&word, data + i + 8 * lane, 8);
+                lanes[lane] = mix(lanes[lane], word);
+            }
+        for (const uint64_t lane : lanes) state = mix(state, lane);
+    }
+    for (; i + 8 <= bytes; i += 8) state = mix(state, word_at(data + i, 8));
+    return i < bytes ? mix(state, word_at(data + i, bytes - i)) : state;
+}
+
+inline uint64_t checksum_of_observation(const RingMemory& memory, int64_t flat, int64_t row) {
+    uint64_t state = mix(mix(1, static_cast<uint64_t>(row)), memory.ring.first[flat]);
+    for (size_t o = 0; o < memory.observed.size(); ++o) {
+        const Leaf& leaf = memory.observation(o);
+        state = mix_bytes(state, leaf.at(flat), leaf.bytes);
+    }
+    return state;
+}
+
+inline uint64_t checksum_of_rest(const RingMemory& memory, int64_t flat, int64_t row) {
+    uint64_t state = mix(2, static_cast<uint64_t>(row));
+    const std::vector<int>& rewritable = memory.rewritable.leaves;
+    for (int l = 0; l < static_cast<int>(memory.leaves.size()); ++l) {
+        const Leaf& leaf = memory.leaf(l);
+        const bool is_rewritable = std::find(rewritable.begin(), rewritable.end(), l) != rewritable.end();
+        if (!leaf.is_observation && !is_rewritable) state = mix_bytes(state, leaf.at(flat), leaf.bytes);
+    }
+    for (size_t o = 0; o < memory.next_columns.size(); ++o) {
+        const int64_t bytes = memory.observation(o).bytes;
+        state = mix_bytes(state, memory.next_columns[o] + flat * bytes, bytes);
+    }
+    return state;
+}
+
+inline uint64_t checksum_of_rewritable(const RingMemory& memory, int64_t flat, int64_t row) {
+    uint64_t state = mix(3, static_cast<uint64_t>(row));
+    for (const int l : memory.rewritable.leaves) state = mix_bytes(state, memory.leaf(l).at(flat), memory.leaf(l).bytes);
+    return state;
+}
+
+inline void store_rewritable_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
+    if (memory.rewritable.checksums) memory.rewritable.checksums[flat] = checksum_of_rewritable(memory, flat, row);
+}
+
+// Out of line: most memories keep no checksums, and a small row is written in a microsecond.
+RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+    uint64_t* checksums = memory.ring.checksums;
+    if (of_observation) checksums[2 * flat] = checksum_of_observation(memory, flat, row);
+    if (of_rest) checksums[2 * flat + 1] = checksum_of_rest(memory, flat, row);
+    if (of_rest) store_rewritable_checksum(memory, flat, row);
+}
+
+// Store the checksums of a written row, if the ring keeps any. A pending row has that of its observation already.
+inline void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+    if (memory.ring.checksums) compute_checksums(memory, flat, row, of_observation, of_rest);
+}
+
+// Store the checksums of every row as it is, after rows were written directly.
+inline void store_all_checksums(const RingMemory& memory) {
+    const Ring& ring = memory.ring;
+    for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat)
+        store_checksums(memory, flat, ring.row_of(flat), true, true);
+}
+
+// broken[slot] = 1 if a row from `since[env]` on and before `until[env]` differs from its checksums. Of a row that holds
+// only an observation, only that is compared; leaves that may be written again are not (see `find_torn_rows`).
+inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
+    const Ring& ring = memory.ring;
+    for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {
+        const int64_t row = ring.row_of(flat), env = flat % ring.envs;
+        const uint8_t kind = ring.kind[flat];
+        broken[flat] = 0;
+        if (kind == kEmpty || row < since[env] || row >= until[env]) continue;
+        const bool is_step = kind == kTransition || kind == kHistory;
+        broken[flat] = ring.checksums[2 * flat] != checksum_of_observation(memory, flat, row) ||
+                       (is_step && ring.checksums[2 * flat + 1] != checksum_of_rest(memory, flat, row));
+    }
+}
+
+// torn[slot] = 1 if the rewritable leaves of a row that may be drawn differ from their checksum.
+inline void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
+    const Ring& ring = memory.ring;
+    const uint64_t* checksums = memory.rewritable.checksums;
+    for (int64_t flat = 0; flat < ring.num_flat(); ++flat)
+        torn[flat] = ring.kind[flat] == kTransition && checksums &&
+                     checksums[flat] != checksum_of_rewritable(memory, flat, ring.row_of(flat));
+}
+
+// The bytes of the rewritable leaves of a row.
+inline int64_t rewritable_bytes(const RingMemory& memory) {
+    int64_t bytes = 0;
+    for (const int l : memory.rewritable.leaves) bytes += memory.leaf(l).bytes;
+    return bytes;
+}
+
+// Only the compiler has to be kept from moving stores: whoever goes on after a kill sees them in the order of the program.
+inline void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+// Complete the row that a process died writing, if any.
+inline void finish_write_back(RingMemory& memory) {
+    int64_t* journal = memory.rewritable.journal;
+    if (!journal || *journal < 1 || *journal > memory.ring.num_flat()) return;
+    const int64_t flat = *journal - 1;
+    const char* entry = reinterpret_cast<const char*>(journal + 1);
+    for (const int l : memory.rewritable.leaves) {
+        const Leaf& leaf = memory.leaf(l);
+        std::memcpy(leaf.at(flat), entry, static_cast<size_t>(leaf.bytes));
+        entry += leaf.bytes;
+    }
+    store_rewritable_checksum(memory, flat, memory.ring.row_of(flat));
+    keep_order();
+    *journal = 0;
+}
+
+// Write row i of `given[l]` to slot i of the rewritable leaf l, in order: of a slot that comes twice, the last row stays.
+// A slot below 0 and a null pointer are passed over. With a journal, a row's new bytes are noted before they are stored.
+inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const std::vector<const char*>& given) {
+    int64_t* journal = memory.rewritable.journal;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t flat = slots[i];
+        if (flat < 0) continue;
+        char* entry = journal ? reinterpret_cast<char*>(journal + 1) : nullptr;
+        for (size_t l = 0; l < given.size(); ++l) {
+            const Leaf& leaf = memory.leaf(memory.rewritable.leaves[l]);
+            const char* source = given[l] ? given[l] + i * leaf.bytes : leaf.at(flat);
+            char* target = journal ? entry : leaf.at(flat);
+            if (target != source) std::memcpy(target, source, static_cast<size_t>(leaf.bytes));
+            if (journal) entry += leaf.bytes;
+        }
+        if (!journal) continue;
+        keep_order();
+        *journal = 1 + flat;
+        keep_order();
+        finish_write_back(memory);
+    }
+}
+
+}  // namespace relive

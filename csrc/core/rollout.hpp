@@ -1,0 +1,265 @@
+// The columns of a rollout: written one row of all columns at a time, read item by item or as sequences of steps.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "tensor_plans.hpp"
+
+namespace relive {
+
+// An array [items…, shape…] that is read or written item by item.
+struct Column {
+    char* data;
+    DataType dtype;
+    int64_t items = 1;
+    int64_t bytes;  // of an item
+    int ndim;       // of an item
+    int64_t shape[kMaxDims];
+
+    // An item has the last `item_ndim` axes of the array.
+    Column(const ArrayView& array, int item_ndim)
+        : data(array.data), dtype(array.dtype), bytes(array.itemsize()), ndim(item_ndim) {
+        if (ndim < 0 || ndim > array.ndim)
+            throw std::invalid_argument("item_ndim: expected 0 to " + std::to_string(array.ndim) + ", got " + std::to_string(ndim));
+        const int lead = array.ndim - ndim;
+        for (int d = 0; d < lead; ++d) items *= array.shape[d];
+        for (int d = 0; d < ndim; ++d) bytes *= shape[d] = array.shape[lead + d];
+    }
+
+    // Plan a tensor [lead…, shape…].
+    void plan(TensorPlans& plans, int lead_ndim, const int64_t* lead) const {
+        plans.add(dtype, lead_ndim, lead, ndim, shape, "source");
+    }
+};
+
+// One row of one column, planned before any row is written.
+struct ColumnWrite {
+    enum Kind { kZeros, kCopy, kFlags, kNarrow } kind;
+    char* target;
+    const char* source;
+    int64_t bytes;              // of the target
+    std::vector<char> numbers;  // of a number or a list
+
+    // Plan to write an array; false if it is no exact fit.
+    bool read_from(const ArrayView& array, const Column& column) {
+        if (!array.ends_with(0, column.ndim, column.shape) || !array.contiguous()) return false;
+        source = array.data;
+        if (array.dtype == column.dtype) kind = array.dtype == kBool ? kFlags : kCopy;
+        else if (array.dtype == kFloat64 && column.dtype == kFloat32) kind = kNarrow;
+        else return false;
+        return true;
+    }
+
+    // False if a finite number became infinite: then the row is no row.
+    bool run() const noexcept {
+        switch (kind) {
+            case kZeros: std::memset(target, 0, static_cast<size_t>(bytes)); break;
+            case kCopy: copy_block(target, source, bytes); break;
+            case kFlags: as_flags(target, source, bytes); break;
+            case kNarrow: return narrow(reinterpret_cast<float*>(target), reinterpret_cast<const double*>(source), bytes / 4);
+        }
+        return true;
+    }
+};
+
+// Which steps of a rollout make which sequences.
+//
+// A rollout's valid steps are listed environment by environment in time order; a sequence is a run of that list. The list
+// is cut at the end of each environment, and at the end of each episode if sequences may not cross episodes.
+struct Cuts {
+    int64_t length;  // of a full sequence; 0: as long as possible
+    int64_t stride;  // between the starts of full sequences
+    bool split;      // at the ends of episodes
+    bool keep_tail;  // one more, shorter sequence of the steps that full sequences leave over
+};
+
+struct Flags {
+    const uint8_t* terminated;  // [steps, envs]
+    const uint8_t* truncated;   // [steps, envs]
+    const uint8_t* mask;        // [steps, envs] which steps are valid; null: all
+    const uint8_t* starting;    // [envs] environments whose first step starts an episode
+    int64_t steps, envs;
+};
+
+// The rows of a sequence's steps.
+struct RowRun {
+    const int64_t* rows;
+    int64_t steps;
+};
+
+struct Sequences {
+    std::unique_ptr<int64_t[]> order;   // flat rows t · N + n of the valid steps
+    std::unique_ptr<bool[]> is_first;   // [steps, envs] steps that start an episode
+    std::vector<RowRun> runs;
+    int64_t longest = 0;
+
+    // Add the sequences of a run of steps.
+    void cut(const int64_t* rows, int64_t steps, const Cuts& cuts) {
+        if (steps == 0) return;
+        const int64_t length = cuts.length ? cuts.length : steps;
+        int64_t at = 0, covered = 0;
+        for (; at + length <= steps; at += cuts.stride) {
+            add(rows + at, length);
+            covered = at + length;
+            if (covered == steps) break;
+        }
+        if (covered < steps && (cuts.keep_tail || covered == 0)) add(rows + at, steps - at);
+    }
+
+private:
+    void add(const int64_t* rows, int64_t steps) {
+        runs.push_back({rows, steps});
+        longest = steps > longest ? steps : longest;
+    }
+};
+
+inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
+    const int64_t steps = flags.steps, envs = flags.envs, rows = steps * envs;
+    Sequences sequences;
+    sequences.order.reset(new int64_t[static_cast<size_t>(rows)]);
+    sequences.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
+    // A step starts an episode if the one before ended, or only reset.
+    bool* after = sequences.is_first.get() + envs;
+    for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
+    for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
+    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // of the valid steps of an environment
+    int64_t* next = sequences.order.get();
+    for (int64_t env = 0; env < envs; ++env) {
+        int64_t valid = 0;
+        for (int64_t row = env; row < rows; row += envs) {
+            next[valid] = row;
+            ended[valid] = after[row];
+            valid += !flags.mask || flags.mask[row] != 0;
+        }
+        int64_t begin = 0;
+        while (const void* end = cuts.split ? std::memchr(ended.get() + begin, 1, static_cast<size_t>(valid - begin)) : nullptr) {
+            const int64_t stop = static_cast<const bool*>(end) - ended.get() + 1;
+            sequences.cut(next + begin, stop - begin, cuts);
+            begin = stop;
+        }
+        sequences.cut(next + begin, valid - begin, cuts);
+        next += valid;
+    }
+    for (int64_t row = 0; flags.mask && row < rows; ++row) after[row] = !flags.mask[row];
+    return sequences;
+}
+
+// Reads batches of sequences.
+class SequenceReader {
+public:
+    enum class Layout { kBatchFirst, kTimeFirst, kPacked };
+
+    // The sequences of one batch. Packed: the longest sequence first, and the rows of all first steps before the second
+    // steps.
+    struct Batch {
+        std::vector<RowRun> runs;
+        std::vector<int64_t> packed_rows, packed_sizes;
+    };
+
+    // `steps` are read at every step of a sequence, `carried` at its first step.
+    SequenceReader(const Sequences& sequences, int64_t rows, int64_t length, Layout layout, std::vector<Column> steps,
+                   std::vector<Column> carried)
+        : sequences_(sequences), rows_(rows), length_(length), layout_(layout), steps_(std::move(steps)),
+          carried_(std::move(carried)) {
+        ArrayView is_first;
+        is_first.data = reinterpret_cast<char*>(sequences.is_first.get());
+        is_first.dtype = kBool;
+        steps_.emplace_back(is_first, 0);
+    }
+
+    Batch choose(const int64_t* which, int64_t count) const {
+        Batch batch;
+        std::vector<RowRun>& runs = batch.runs;
+        for (int64_t i = 0; i < count; ++i) runs.push_back(sequences_.runs[static_cast<size_t>(which[i])]);
+        if (layout_ != Layout::kPacked) return batch;
+        std::stable_sort(runs.begin(), runs.end(), [](const RowRun& a, const RowRun& b) { return a.steps > b.steps; });
+        for (int64_t k = 0; k < runs.front().steps; ++k) {
+            const size_t before = batch.packed_rows.size();
+            for (auto run = runs.begin(); run != runs.end() && run->steps > k; ++run) batch.packed_rows.push_back(run->rows[k]);
+            batch.packed_sizes.push_back(static_cast<int64_t>(batch.packed_rows.size() - before));
+        }
+        return batch;
+    }
+
+    // Plan the tensors of a batch: the steps [B, length, …] (time first: [length, B, …]), which steps start an episode, the
+    // mask, the first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
+    void plan(const Batch& batch, TensorPlans& plans) const {
+        const bool packed = layout_ == Layout::kPacked, time_first = layout_ == Layout::kTimeFirst;
+        const auto count = static_cast<int64_t>(batch.runs.size()), total = static_cast<int64_t>(batch.packed_rows.size());
+        const int64_t shape[] = {packed ? total : time_first ? length_ : count, time_first ? count : length_};
+        const auto longest = static_cast<int64_t>(batch.packed_sizes.size());
+        for (const Column& column : steps_) column.plan(plans, packed ? 1 : 2, shape);
+        if (packed) plans.add(kInt64, 1, &longest);
+        else plans.add(kBool, 2, shape);
+        plans.add(kInt64, 1, &count);
+        for (const Column& column : carried_) column.plan(plans, 1, &count);
+    }
+
+    // Fill the tensors of the plan.
+    void read(const Batch& batch, const TensorPlans& plans) const {
+        const std::vector<int64_t>&rows = batch.packed_rows, &sizes = batch.packed_sizes;
+        const size_t after = steps_.size();  // the mask or the sizes, the first rows, then what is carried
+        for (size_t s = 0; s < after; ++s) {
+            if (layout_ != Layout::kPacked) read_steps(batch.runs, steps_[s], plans.data(s));
+            else gather(plans.data(s), steps_[s].data, rows.data(), static_cast<int64_t>(rows.size()), steps_[s].bytes, rows_);
+        }
+        if (layout_ == Layout::kPacked) std::memcpy(plans.data(after), sizes.data(), sizes.size() * sizeof(int64_t));
+        else mask_steps(batch.runs, plans.data(after));
+        auto* first = reinterpret_cast<int64_t*>(plans.data(after + 1));
+        const auto count = static_cast<int64_t>(batch.runs.size());
+        for (int64_t i = 0; i < count; ++i) first[i] = *batch.runs[static_cast<size_t>(i)].rows;
+        for (size_t c = 0; c < carried_.size(); ++c)
+            gather(plans.data(after + 2 + c), carried_[c].data, first, count, carried_[c].bytes, rows_);
+    }
+
+private:
+    static constexpr int64_t kStepsAhead = 4;  // more would push each other out of the cache: steps lie a whole row apart
+
+    // Call `visit(run, place, step)` for every sequence: its first step is item `place` of the output, the others follow
+    // `step` items apart.
+    template <class Visit>
+    void for_runs(const std::vector<RowRun>& runs, Visit visit) const {
+        const bool time_first = layout_ == Layout::kTimeFirst;
+        const auto count = static_cast<int64_t>(runs.size());
+        for (int64_t i = 0; i < count; ++i)
+            visit(runs[static_cast<size_t>(i)], time_first ? i : i * length_, time_first ? count : 1);
+    }
+
+    void mask_steps(const std::vector<RowRun>& runs, char* mask) const noexcept {
+        for_runs(runs, [&](RowRun run, int64_t place, int64_t step) {
+            for (int64_t k = 0; k < length_; ++k) mask[place + k * step] = k < run.steps;
+        });
+    }
+
+    // Copy the items of all steps, then zeros up to `length`.
+    void read_steps(const std::vector<RowRun>& runs, const Column& column, char* out) const noexcept {
+        const bool near = rows_ * column.bytes <= kNear;
+        with_size(column.bytes, [&, out](auto size) {
+            const int64_t bytes = size ? size : column.bytes, length = length_;
+            const char* items = column.data;
+            for_runs(runs, [=](RowRun run, int64_t place, int64_t step) {
+                char* target = out + place * bytes;
+                int64_t k = 0;
+                for (; k < run.steps; ++k, target += step * bytes) {
+                    if (!near && k + kStepsAhead < run.steps) prefetch_item(items + run.rows[k + kStepsAhead] * bytes, bytes);
+                    std::memcpy(target, items + run.rows[k] * bytes, static_cast<size_t>(bytes));
+                }
+                for (; k < length; ++k, target += step * bytes) std::memset(target, 0, static_cast<size_t>(bytes));
+            });
+        });
+    }
+
+    const Sequences& sequences_;
+    int64_t rows_, length_;
+    Layout layout_;
+    std::vector<Column> steps_, carried_;
+};
+
+}  // namespace relive
