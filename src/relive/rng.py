@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from relive.storage.codec import Node
 
 _MOST_BYTES = 1 << 20
-"""Of the saved states of generators."""
+"""The largest saved state."""
 _MOST = {"has_uint32": 1, "uinteger": 2**32 - 1}
 """The largest values of numpy's half-used word."""
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
@@ -36,16 +36,16 @@ class Randomness:
         self.bits = np.random.PCG64DXSM(seed)
         """The bit generator that all draws on the host come from, native ones too."""
         self.capsule = self.bits.capsule
-        """The same for the native core."""
+        """The generator of the native core."""
         self._devices: dict[torch.device, torch.Generator] = {}
         self._slice_starts: torch.Tensor | None = None
-        """Where the slices of the last batch began, for the next one."""
+        """The starts of the last batch's slices, for the next one."""
 
     def config(self) -> None:
-        """Nothing: where a stream is does not depend on how it was seeded."""
+        """Always empty: the place of a stream does not depend on how it was seeded."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Where the stream is, as the values and arrays of a `State`."""
+        """The place in the stream, as the values and arrays of a `State`."""
         bits, devices = self._host_and_devices()
         values = {
             "state": str(bits["state"]["state"]),  # 128 bits, which JSON readers elsewhere would round
@@ -72,7 +72,7 @@ class Randomness:
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
-        """Where the stream is, to be restored soon."""
+        """The place in the stream, for `restore`."""
         return self._host_and_devices()
 
     def restore(self, snapshot: Any) -> None:

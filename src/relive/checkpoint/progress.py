@@ -15,7 +15,7 @@ _PATIENCE = 2.0
 def show_progress(
     parts: Iterable[Any], total: int, what: str, steps: Callable[[Any], int] | None = None
 ) -> Iterator[Any]:
-    """The same parts; when they take long, a terminal shows how many of `total` bytes, or `steps`, have passed."""
+    """Pass parts on; when they take long, a terminal shows how many of `total` bytes, or `steps`, have passed."""
     started, passed, bar = time.monotonic(), 0, None
     try:
         for part in parts:

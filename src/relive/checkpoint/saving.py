@@ -57,7 +57,7 @@ class PreviousSave:
         return replace(self, segments=kept, saved=kept[-1].stop if kept else None)
 
     def without_rows(self) -> PreviousSave:
-        """The same lineage, whose next checkpoint is written in full."""
+        """This lineage, with a next checkpoint that is written in full."""
         return replace(self, segments=[], saved=None)
 
 
@@ -162,7 +162,7 @@ def _is_continued(base: PreviousSave, archive: Archive, entries: Mapping[int, En
 
 
 def _verify_segments(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:
-    """The same with segments that are as they were written, each read again if its file may have changed since.
+    """The base with segments that are as they were written, each read again if its file may have changed since.
 
     Without any if one of them is `damaged`, which is told there.
     """

@@ -154,7 +154,7 @@ def text_card(
     rows: Sequence[Sequence[object]] = (),
     notes: Iterable[str] = (),
 ) -> str:
-    """The same as plain text, with control characters escaped.
+    """A card as plain text, with control characters escaped.
 
     >>> print(text_card("Report", [("rows", 3), ("sampler", None)], ("field", "min"), [("obs", 0.5)], ["odd"]))
     Report

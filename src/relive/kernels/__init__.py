@@ -1,4 +1,4 @@
-"""Which implementation of a kernel runs: native C++ on the CPU, Triton on CUDA and ROCm, torch ops everywhere else.
+"""The choice of kernels: native C++ on the CPU, Triton on CUDA and ROCm, torch ops everywhere else.
 
 The decision is made here and nowhere else. Estimators have no Triton kernel: once per rollout, torch ops will do.
 `_native` takes only exact fits (plain CPU arrays of the right dtype and shape) and answers "no" otherwise; nothing in
@@ -51,7 +51,7 @@ complete: Callable[[Callable[[], object]], None] = getattr(_native, "complete", 
 
 
 def backend() -> Literal["native", "torch", "triton"]:
-    """What works on CPU tensors at this moment: the C++ core, torch ops, or Triton's interpreter."""
+    """The kernels that work on CPU tensors at this moment: the C++ core, torch ops, or Triton's interpreter."""
     return _forced or ("torch" if _active is None else "native")
 
 
@@ -157,7 +157,7 @@ def without_exchange() -> Iterator[None]:
 
 
 def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
-    """Which kernels serve a memory that consists of these tensors and stacks so many frames."""
+    """The kernels that serve rows in these tensors, with stacks of so many frames."""
     if runs_triton(tensors):
         return "triton"
     if not runs_native(tensors) or frames > native().MOST_FRAMES:
@@ -202,7 +202,7 @@ def exchange() -> bool:
 
 
 def buffer_of(tensor: torch.Tensor | None) -> Any:
-    """What the native core reads a CPU tensor through: the tensor itself, or its numpy twin under an older torch."""
+    """The object that the native core reads a CPU tensor through: the tensor, or numpy's view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()

@@ -13,7 +13,7 @@ from relive.storage import Allocator, LocalAllocator
 
 
 class RingTensors(NamedTuple):
-    """What tells where the row of an id is: see `replay.ring.Ring`."""
+    """The tensors of a ring that locate the row of an id: see `replay.ring.Ring`."""
 
     kind: torch.Tensor
     head: torch.Tensor
@@ -63,7 +63,7 @@ class PriorityTree(Protocol):
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What `draw` returns, with weights (smallest / priority)^beta, float32 [count] in (0, 1].
+        """The slots that `draw` returns, with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
         The smallest is that of these leaves, or of all leaves. Weights are written to `weights` if it is given.
         """
@@ -288,7 +288,7 @@ class _Running:
         )  # fmt: skip
 
     def add_up(self, sums: torch.Tensor) -> None:
-        """Of the blocks' sums [blocks, 2] in both scales."""
+        """The total of the blocks' sums [blocks, 2] in both scales."""
         torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._where))
         torch.where(self._usual_total >= _FAINT_TOTAL, self._usual, self._faint, out=self._chosen)
 

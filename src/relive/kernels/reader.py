@@ -27,7 +27,7 @@ class Reader(Protocol):
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
     ) -> None:
-        """The same, into tensors of the caller's."""
+        """Read the rows that `take` would into tensors of the caller's."""
         ...
 
 

@@ -48,7 +48,7 @@ class _NativeRows:
 
 
 class _Addresses:
-    """Where tensors were."""
+    """The addresses of tensors when the writer was made."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors, self._addresses = tensors, [tensor.data_ptr() for tensor in tensors]

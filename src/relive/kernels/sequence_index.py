@@ -1,4 +1,4 @@
-"""Which rows of a rollout only reset, and which steps make which sequences: found once, in C++ or torch ops."""
+"""The dummy steps of a rollout and the steps of its sequences: found once, in C++ or torch ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cuts:
     """How the valid steps of an environment, or of each of its episodes, are cut into sequences."""
 
     length: int | None
-    """Of a full sequence; None: whatever is cut is one sequence."""
+    """The length of a full sequence; None: an episode is one sequence."""
     stride: int
     """Between the starts of full sequences."""
     split: bool
@@ -26,7 +26,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Flags:
-    """What is known of a rollout's first `steps` steps; flags may have more rows [≥ steps, N]."""
+    """The sequences of a rollout's first `steps` steps; flags may have more rows [≥ steps, N]."""
 
     steps: int
     terminated: torch.Tensor
@@ -66,7 +66,7 @@ class TorchIndex:
         return len(self.start)
 
     def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the sequences `which`: rows [B, length], -1 after the last step of each; the mask; the first rows [B]."""
+        """Rows of the sequences `which` [B, length], -1 after the last step of each; the mask; the first rows [B]."""
         place = torch.arange(length, device=which.device)
         start, count = self.start[which], self.count[which]
         mask = place < count.unsqueeze(1)
@@ -75,7 +75,7 @@ class TorchIndex:
 
 
 def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-    """Which rows only reset [T + 1, N]: those after a row that `ended` [T, N], unless that row was a reset itself.
+    """Mask of dummy steps [T + 1, N]: the rows after a row that `ended` [T, N], unless that row was a reset itself.
 
     `resetting` [N] are the resets of the first row.
     """

@@ -18,7 +18,7 @@ class SequenceReader(Protocol):
     """Sequences of steps, read by their numbers."""
 
     def take(self, which: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
-        """Of the sequences `which[start:stop]`: steps, is_first, sizes, first rows [B], what is carried [B, …].
+        """The sequences `which[start:stop]`: steps, is_first, sizes, first rows [B], what is carried [B, …].
 
         Steps are [B, length, …] or time first [length, B, …], zero where their mask, the sizes, is False. Packed they
         are [total, …] as `PackedSequence` wants them, the longest sequence first, and the sizes are its batch sizes.

@@ -35,7 +35,7 @@ class Backend:
         self.rows = rows
         """The tensors."""
         self.ring = rows.ring
-        """What each slot holds, and the arithmetic of slots and ids."""
+        """The kind of row in each slot, and the arithmetic of slots and ids."""
         self.allocator, self.schema, self.device = rows.allocator, rows.schema, rows.device
         self.num_envs = rows.ring.num_envs
         self.keeps_next = rows.keeps_next
@@ -87,7 +87,7 @@ class Backend:
         self.ring.recover()
 
     def doubts(self) -> Iterator[str]:
-        """What looks like a mistake in the stored rows and could not be told while they were written."""
+        """Messages about stored rows that look like a mistake and could not be told while they were written."""
         return iter(())
 
     # Drawing

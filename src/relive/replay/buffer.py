@@ -174,12 +174,12 @@ class ReplayBuffer(StateDictMixin):
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
-        """What a buffer of this description will keep, before it is made."""
+        """The bytes that a buffer of this description would take, before it is made."""
         return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes (without the sampler's own)."""
+        """The bytes of this buffer's rows (without the sampler's own)."""
         return self.storage.rows.nbytes
 
     @property
@@ -309,7 +309,7 @@ class ReplayBuffer(StateDictMixin):
         return number
 
     def handle(self) -> lazy.Handle:
-        """What `relive.connect` in another process takes to use this very buffer (device=Memory.shared()).
+        """A handle for `relive.connect` in another process, to use this very buffer (device=Memory.shared()).
 
         Any number of processes may add, sample and update priorities. Each environment is written by one of them: pass
         its `env_ids`. A process that starts again after it was killed calls `cut(env_ids)` first.
@@ -474,7 +474,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def is_open(self) -> torch.Tensor:
-        """Which environments are inside an episode [N]: the next step may go on from where the last one led."""
+        """Mask of environments that are inside an episode [N]: the next step may go on from where the last one led."""
         with self._lock:
             return self.storage.ring.open.clone()
 
@@ -572,7 +572,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What has a state beside the rows and the sampler, by its name in files."""
+        """The objects with a state beside the rows and the sampler, by their names in files."""
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:

@@ -31,16 +31,16 @@ FEWEST_STEPS, FEWEST_ENDS = 64, 8
 
 @dataclass(frozen=True)
 class Chains:
-    """What was counted."""
+    """Counts of joined and unjoined steps."""
 
     followed: int = 0
     """Steps after one that did not end its episode."""
     cut: int = 0
-    """Of these, steps that do not start where the one before led."""
+    """Steps among `followed` that do not start where the one before led."""
     ended: int = 0
     """Ends of episodes that a step was seen after."""
     reset: int = 0
-    """Of these, ends that lead to the observation of that step and not to their own one."""
+    """Ends among `ended` that lead to the observation of that step and not to their own one."""
 
     restarted: int = 0
     """Steps that show a reset from outside that was not announced by `cut()`."""
@@ -51,7 +51,7 @@ class Chains:
         return Chains(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """What looks like a mistake: a name and a message each."""
+        """Yield a name and a message for everything that looks like a mistake."""
         if self.followed >= FEWEST_STEPS and 2 * self.cut > self.followed:
             yield "cuts", self.of_cuts()
         if self.ended >= FEWEST_ENDS and self.reset == self.ended:
@@ -98,7 +98,7 @@ class Chains:
 
 @dataclass
 class Counter:
-    """What one object has seen, and which doubts it has spoken of: each once."""
+    """The counts of one buffer object, and the doubts that it has spoken of: each once."""
 
     is_on: bool
     """Counting on other devices than the host would be launches for every step; `check()` looks at what is stored."""
@@ -106,7 +106,7 @@ class Counter:
     told: set[str] = field(default_factory=set)
 
     def doubt(self, chains: Chains) -> str | None:
-        """What looks like a mistake and was not spoken of yet."""
+        """The first message that was not spoken of yet; None without one."""
         for name, message in chains.doubts():
             if name not in self.told:
                 self.told.add(name)
@@ -139,7 +139,7 @@ def of_step(
 
 
 def of_stored(rows: RowStorage) -> Chains:
-    """What the stored steps show; `cut()` is told from a cut by nothing."""
+    """The counts that the stored steps show; an announced `cut()` looks like any other."""
     ring = rows.ring
     if rows.keeps_next:
         return Chains()
@@ -165,7 +165,7 @@ def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray
 
 
 def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of flat slots: the end of an episode of several steps is there, it is a terminated one, and it leads away."""
+    """Masks of flat slots: holds the end of an episode of several steps, is terminated, leads elsewhere."""
     ring = rows.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
@@ -179,7 +179,7 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _hold(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
-    """Which flat slots hold these observations, bit by bit."""
+    """Mask of flat slots that hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
     for i, given in zip(rows.observed, obs, strict=True):
         same &= (_held(rows, slots, i) == _raw(given, len(slots))).all(1)

@@ -16,21 +16,21 @@ from relive.schema.fields import Schema
 from relive.schema.mutable import mutable_schema
 
 NO_ROW = -1
-"""What "step_index" holds where a sequence has no step."""
+"""The entry of "step_index" where a sequence has no step."""
 
 
 class NamedRows(NamedTuple):
-    """Where the named rows are."""
+    """The slots of named rows."""
 
     slots: torch.Tensor
     """Flat slots [K]; -1 for rows that are gone, and where no row was named."""
     lead: tuple[int, ...]
     """The shape of what named them: (B,) or (B, L)."""
     is_padding: torch.Tensor | None = None
-    """Which of them name no row."""
+    """Mask of entries that name no row."""
 
     def without_padding(self, gone: Any) -> Any:
-        """Of a number of slots that are -1, how many are of rows that are gone; a tensor on other devices."""
+        """The number of overwritten rows among `gone` slots that are -1; a tensor on other devices."""
         return gone if self.is_padding is None else gone - _count(self.is_padding)
 
     @property
@@ -138,9 +138,9 @@ class SortedRows(NamedTuple):
 
     ids: torch.Tensor
     slots: torch.Tensor
-    """Where they are, in the flat list of slots."""
+    """Their flat slots."""
     starts: torch.Tensor
-    """Which of them start an episode, or what is left of it."""
+    """Mask of transitions that start an episode, or what is left of it."""
 
     def episodes(self) -> list[torch.Tensor]:
         """The ids of each episode."""

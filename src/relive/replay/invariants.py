@@ -127,13 +127,13 @@ class _Ages:
         self.is_newest = self.is_stored & (self.age == 0)
         self.is_alive = self.age < ring.alive
         self.is_early = self.age > since - (slots - ring.alive)
-        """What it would be a stack of may have been lost."""
+        """Mask of rows whose older frames may have been lost."""
         self.is_step = (self.kind == TRANSITION) | (self.kind == HISTORY)
         self.follows = self.age < np.minimum(since, slots - 1)
         """The row before is there too."""
 
     def after(self, what: np.ndarray) -> np.ndarray:
-        """Which rows come after those that something is true of."""
+        """Mask of the rows after those of a mask."""
         return np.roll(what, 1, 0) & self.follows
 
     def require(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
@@ -147,7 +147,7 @@ class _Ages:
 
 
 def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
-    """What each slot may hold, by its distance to the head."""
+    """Verify the kind of every slot by its distance to the head."""
     ring, kind = rows.ring, ages.kind
     require_all(kind < len(_KINDS), "kind", f"one of 0 to {len(_KINDS) - 1}", kind)
     ages.require((kind != EMPTY) | ~ages.is_stored, "kind", "a row that was written", kind)
@@ -165,7 +165,7 @@ def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
 
 
 def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
-    """What separates episodes, and which rows start one."""
+    """Verify the rows between episodes, and the rows that start one."""
     kind, first, final = ages.kind, host.first, ages.kind == FINAL
     after_final = ages.after(final)
     if not rows.next_step:
@@ -203,7 +203,7 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
 
 
 def _check_counts(host: _Host) -> None:
-    """What is remembered about the kinds agrees with them."""
+    """Verify that the counts of transitions agree with the kinds."""
     found = np.count_nonzero(host.kind == TRANSITION, axis=0)
     require_all(host.count == found, "count", "the number of transitions", host.count)
 

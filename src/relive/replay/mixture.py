@@ -56,7 +56,7 @@ class Mixture:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the numbers in "source" mean."""
+        """The names of the buffers, in the order of the numbers in "source"."""
         return tuple(self.buffers)
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ class NativeBackend(Backend):
         return self._draw_of_few(count, random) if drawn is None else drawn
 
     def _draw_of_few(self, count: int, random: Randomness) -> torch.Tensor:
-        """The same where transitions are so rare that the core does not find them by chance."""
+        """Draw where transitions are so rare that the core does not find them by chance."""
         slots = self.stored() if self._few is None else self._few
         self._few = slots if self._is_alone else None
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)

@@ -182,7 +182,7 @@ class ReadPlan:
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
     def within(self, slots: int) -> ReadPlan:
-        """The same batches of a ring of so many slots, which holds no longer episodes."""
+        """A plan that reads no further than a ring of so many slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), most_steps=slots - 1)
         reduced = self.reduced.within(slots)

@@ -29,18 +29,19 @@ from relive.storage import Allocator
 from relive.storage.codec import Node
 
 MOST_ROWS = 4
-"""What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
+"""Rows that a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
 
 MOST_IDS = 2**63 - 1
 
 NO_ID = -(2**63)
-"""What stands for the id of no row: nobody asks for it, while -1 names no step of a sequence."""
+"""The id of no row: nobody asks for it, while -1 names no step of a sequence."""
 
 _MANY_STEPS = 1024
 
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
-"""What a slot holds: nothing; a row that may be drawn; only the observation that an episode ended with; only the newest
-observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger ones."""
+"""The kinds of slots: nothing; a row that may be drawn; only the observation that an episode ended with; only the
+newest observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger
+ones."""
 
 
 def _of_slots(dtype: torch.dtype) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Ring:
     slots: int
     num_envs: int
     kind: torch.Tensor = field(metadata=_of_slots(torch.uint8))
-    """What each slot holds."""
+    """The kind of every slot."""
     first: torch.Tensor = field(metadata=_of_slots(torch.bool))
     """This observation starts an episode."""
     head: torch.Tensor = field(metadata=_of_envs(torch.int64))
@@ -76,7 +77,7 @@ class Ring:
     floor: torch.Tensor = field(metadata=_of_envs(torch.int64))
     """The first row since the last clear, or since older ones were lost."""
     journal: torch.Tensor | None = None
-    """Where a step that is being written began, 1 + 2 · head + open, else 0; see `recover`. No part of the state."""
+    """The start of a step that is being written, 1 + 2 · head + open, else 0; see `recover`. Not saved."""
 
     @staticmethod
     def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -153,7 +154,7 @@ class Ring:
         return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """What flat slots hold."""
+        """The kinds of flat slots."""
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
@@ -344,7 +345,7 @@ class HostRing:
         return rows % self.capacity
 
     def coming(self, count: int) -> list[tuple[slice, slice]]:
-        """Where the next `count` rows go: pieces of them and their slots. Of more than fit, only the last ones go."""
+        """The places of the next `count` rows: pieces of them and their slots; the last ones where not all fit."""
         if self.head + count > 2**63 - 1:
             raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
         start = max(count - self.capacity, 0)

@@ -85,10 +85,10 @@ class RowStorage:
         """The leaves as callers give them."""
         self._given_shapes = tuple((*self.lead, *field.shape) for field in self._given)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
-        """Where native kernels find `tensors`."""
+        """The addresses of `tensors`, for native kernels."""
 
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Where a row that is written again is noted first, and the checksums [S, N] of what may be written again."""
+        """The journal of a row that is written again, and the checksums [S, N] of what may be written again."""
         allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
         kept = bool(self.mutable) and allocator.persistent
         journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
@@ -103,7 +103,7 @@ class RowStorage:
 
     @property
     def nbytes(self) -> int:
-        """The same, in bytes."""
+        """The bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors)
 
     def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,7 +179,7 @@ class RowStorage:
         return fitted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
-        """What to say of a stack (of a leaf, or after all leaves of a next observation) that cannot be rebuilt."""
+        """The error for a stack (of a leaf, or after all leaves of a next observation) that cannot be rebuilt."""
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.observed[leaf - count] if is_next else leaf
@@ -191,7 +191,7 @@ class RowStorage:
         return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
 
     def misplaced(self, leaf: int) -> SchemaError:
-        """What to say of a value that fits its leaf and cannot be read all the same."""
+        """The error for a value that fits its leaf and cannot be read all the same."""
         return misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
 
     # Saving

@@ -100,7 +100,7 @@ class ReplaySettings:
         return {name: (field.dtype, field.shape) for name, field in columns.items()}
 
     def config(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The arguments as JSON."""
         trees = self.schema.config()
         return {
             "capacity": self.capacity,

@@ -1,4 +1,4 @@
-"""What is given for the coming step: fields that were staged before it, and the values that complete them."""
+"""The values of the coming step: fields that were staged before it, and those that complete them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TorchBackend(Backend):
         self.counter = Counter(is_on=self._waits)
         """How the steps that were written are joined."""
         self.is_empty = True
-        """Nothing was written since the last clear: what the host knows without asking the device."""
+        """True if the host knows, without asking the device, that nothing was written since the last clear."""
         self._counted = as_numpy_if_cpu(rows.ring.count)
         self._written: list[Written] = []
         self._queues = Queues(rows.ring, in_order=not rows.keeps_next)
@@ -198,7 +198,7 @@ class TorchBackend(Backend):
         return self.ring.id_of(slots) if drawn is None else drawn[-1]
 
     def _known(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """What was drawn with these slots: their entries in the queues."""
+        """The entries of the queues that these slots were drawn with; None if they were not."""
         if self._drawn is None or self._drawn[0] is not slots or self._version_of(slots) != self._drawn[2]:
             return None  # a sampler may have put others in their place
         return self._drawn[1]
@@ -238,7 +238,7 @@ _LAST = 2**63 - 1
 
 
 class Queues:
-    """Where the j-th transition of each environment is: a draw is one number below the count of all transitions.
+    """The place of the j-th transition of each environment: a draw is one number below the count of all transitions.
 
     Made by the first draw and then kept up by writes, so that neither looks at all slots.
     """
@@ -318,13 +318,13 @@ class Written(NamedTuple):
     """One step that was written: its rows and, where next observations are shared, the rows after them."""
 
     envs: torch.Tensor | None
-    """Which environments it is of; None: all."""
+    """The environments that stepped; None: all."""
     ids: torch.Tensor
     """[2, K], or [1, K] where next observations are stored."""
     slots: torch.Tensor
-    """Where they are: none of those after the first is a transition."""
+    """Their slots: none of those after the first is a transition."""
     is_reset: torch.Tensor | None
-    """Which rows only reset, and are no transitions [K]; None: none."""
+    """Mask of dummy steps, which are no transitions [K]; None: none."""
     left: torch.Tensor | None
     """Slots of rows that may no longer be drawn [2 K]; None: they were overwritten."""
 
@@ -370,7 +370,7 @@ class TorchWriter:
         self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
         self._own = (ring.head, ring.open, ring.resetting, ring.count)
-        """What the ring knows of these environments: its own tensors, or copies that are put back at the end."""
+        """The state of these environments in the ring: its own tensors, or copies that are put back at the end."""
         if envs is not None:
             self._own = tuple(each[envs] for each in self._own)
         self._head, self._open, self._resetting, self._count = self._own
@@ -537,7 +537,7 @@ class TorchWriter:
             changes.add(rows.broken.copy_, broken)
 
     def _kept(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """What is stored of a leaf: all of it, or the newest frame of a stack."""
+        """The stored part of a leaf: all of it, or the newest frame of a stack."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 

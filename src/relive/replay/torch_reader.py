@@ -41,13 +41,13 @@ class EpisodeExtent(NamedTuple):
 
 
 def until_last(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of n rows [n, B] come after the last step, and how many [B]: the first that is no step ends them."""
+    """Mask of n rows [n, B] after the last step, and how many they are [B]: the first that is no step ends them."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
 
 _PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
-"""Where the slots of an anchor are in `ends_of_run`."""
+"""The place of an anchor's slots in `ends_of_run`."""
 
 
 class TorchReader(PlanReader):
@@ -172,7 +172,7 @@ def nearest(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.
 @lru_cache(maxsize=128)  # a tensor made of numbers would wait for the device
 @torch.inference_mode(False)  # they are used later, in whatever mode
 def _constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of all offsets of all groups: the step, whether it counts from the last step on, whether a final one counts."""
+    """For all offsets of all groups: the step, whether it counts from the last step on, whether a final one counts."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]

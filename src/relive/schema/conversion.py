@@ -83,7 +83,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a dtype that torch can index."""
+    """The memory of a tensor as a dtype that torch can index."""
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 

@@ -75,7 +75,7 @@ class Field:
         return [name, list(self.shape), str(self.dtype).removeprefix("torch."), *self.settings()]
 
     def settings(self) -> list[Any]:
-        """What this kind of field has beside a shape and a dtype, as JSON."""
+        """The settings of this kind of field beside shape and dtype, as JSON."""
         return []
 
     @classmethod

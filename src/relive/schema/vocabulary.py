@@ -12,7 +12,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 from relive.errors import explain
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-"""What fields and arrays may be called in files."""
+"""The names that fields and arrays may have in files."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

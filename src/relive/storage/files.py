@@ -49,7 +49,7 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """What the disk does not give is an error that names the file."""
+    """Turn an error of the disk into one that names the file."""
     try:
         yield
     except OSError as error:

@@ -68,7 +68,7 @@ def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
 
 
 def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
-    """So many float64 in [0, 1)."""
+    """Random float64 in [0, 1)."""
     out = torch.empty(count, dtype=torch.float64, device=stream.device)
     for part in out.split(MOST_DRAWS):
         block, programs = draw_blocks(len(part), 256)

@@ -43,7 +43,7 @@ class TritonTree:
         self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
         """Flags of the subtrees whose leaves changed."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
-        """Of each leaf, the last place where a running update has it; else 0."""
+        """The last place of each leaf in a running update; 0 if it is not in it."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         """The largest priority that `accept` was given."""
         self.faults = torch.zeros(3, dtype=torch.int64, device=device)

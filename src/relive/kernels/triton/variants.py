@@ -12,12 +12,12 @@ class Variant(NamedTuple):
     kernel: Any
     """The function under `@triton.jit`."""
     name: str
-    """What is special about this form, for the table in the docs."""
+    """The peculiarity of this form, for the table in the docs."""
     types: Mapping[str, Any]
     """The argument types in Triton's words ("*fp32", "i64"); a tuple of them for an argument that is a tuple."""
     constants: Mapping[str, Any]
     """The values of the arguments that are `tl.constexpr`."""
     options: Mapping[str, Any] = {}
-    """What the launch passes beside arguments: `num_warps`, `enable_fp_fusion`."""
+    """Options of the launch beside its arguments: `num_warps`, `enable_fp_fusion`."""
     aligned: tuple[str, ...] = ()
     """Arguments that are addresses, or tuples of addresses, divisible by 16."""

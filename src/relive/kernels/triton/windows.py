@@ -1,4 +1,4 @@
-"""Which steps lie around rows, for sequences: the windows [B, L] of flat slots and their marks, in one launch."""
+"""The steps around rows, for sequences: the windows [B, L] of flat slots and their marks, in one launch."""
 
 # What is jitted is Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -18,7 +18,7 @@ from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import Rings, blocks
 
 MOST_STEPS = 1024
-"""Of a window: rows are looked at all at once."""
+"""The longest window: its rows are looked at all at once."""
 
 
 @triton.jit
@@ -97,18 +97,18 @@ def windows_kernel(
 
 
 class Windows(NamedTuple):
-    """What is known of the steps around rows."""
+    """The steps around rows, and their marks."""
 
     slots: torch.Tensor
     """Flat slots [B, L], -1 after the last step."""
     mask: torch.Tensor
-    """Which of them are steps, as bytes."""
+    """Mask of real steps, as bytes."""
     train: torch.Tensor
-    """Which of them are the drawn row or come after it, as bytes."""
+    """Mask of the drawn row and of the steps after it, as bytes."""
     is_first: torch.Tensor
-    """Which of them start an episode, as bytes."""
+    """Mask of steps that start an episode, as bytes."""
     ids: torch.Tensor
-    """Of the drawn rows [B]."""
+    """The ids of the drawn rows [B]."""
 
 
 def _tiles(before: int, after: int, cross: bool) -> dict[str, int]:

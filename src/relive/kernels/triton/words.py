@@ -14,12 +14,12 @@ INTERPRETED: bool = bool(knobs.runtime.interpret)
 MOST_INTERPRETED = 1024
 """Items of a program there."""
 MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
-"""Of a tile of words."""
+"""The largest number of columns in a tile of words."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 Form = tuple[int, int, int, int, bool]
-"""What kernels know of a leaf: words of a row, columns of a tile, frames k, inner, pads by zeros; see `Frames`."""
+"""The form of a leaf, for kernels: words of a row, columns of a tile, frames k, inner, pads by zeros; see `Frames`."""
 
 
 class Frames(NamedTuple):

@@ -121,7 +121,7 @@ def _store_leaves(leaves, slot, given, item, where, FORMS: tl.constexpr):
 def _continues(
     obs, given, following, first, pending, item, valid, opened, resets, broken, num_envs, size, OBS: tl.constexpr
 ):
-    """Which steps start with the pending observation. Stacks that cannot be rebuilt are counted."""
+    """Mask of steps that start with the pending observation. Stacks that cannot be rebuilt are counted."""
     differs = valid.to(tl.int32) * 0
     for i in tl.static_range(len(OBS)):
         differs |= _differs(obs[i], given[i], first, pending, item, valid, num_envs, size, tl.constexpr(OBS[i]))

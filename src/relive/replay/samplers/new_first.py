@@ -82,7 +82,7 @@ class NewFirst(Sampler):
     def _ready(
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which rows [width, N] start a sequence whose steps are all there, and how many steps each has."""
+        """Mask of rows [width, N] that start a sequence whose steps are all there, and how many steps each has."""
         ring, length, width = self._ring, self.length, len(slots)
         kind = ring.kind_at(slots)
         is_step = is_written & (kind == TRANSITION)

@@ -390,7 +390,7 @@ class _OnDevice(Prioritized):
             yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
 
     def check(self) -> None:
-        """What the base class verifies, and that nothing was skipped."""
+        """Verify the priorities, and that nothing was skipped."""
         super().check()
         for fault in self.faults():
             raise InvariantError(fault)

@@ -144,7 +144,7 @@ def require_sampler(sampler: Any) -> Sampler:
 
 
 def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
-    """What a user's sampler has returned, if it is `count` slots of transitions and their weights.
+    """The return value of a user's sampler, if it is `count` slots of transitions and their weights.
 
     The values of slots are verified in host memory only: elsewhere that would wait for the device.
     """

@@ -58,7 +58,7 @@ class WithoutReplacement(Sampler):
         return found, at
 
     def check(self) -> None:
-        """What is left of the epoch are rows that were issued since the last clear, each once."""
+        """Verify that the rest of the epoch is rows that were issued since the last clear, each once."""
         require(self._at >= 0, "epoch", "a place of at least 0", self._at)
         ring, left = self._ring, self._ids[self._at :]
         slots, never = ring.locate(left)

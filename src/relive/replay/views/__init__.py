@@ -1,4 +1,4 @@
-"""What is read around a row: any view works with any sampler."""
+"""Views: descriptions of what is read around a row. Any view works with any sampler."""
 
 from relive.replay.views.hindsight import Hindsight
 from relive.replay.views.n_step import NStep

@@ -1,4 +1,4 @@
-"""What if that had been the goal: steps relabelled with goals that their own episode reached."""
+"""Hindsight: steps relabelled with goals that their own episode reached."""
 
 from __future__ import annotations
 

@@ -26,19 +26,19 @@ class View(Protocol):
     """
 
     def plan(self, schema: Schema, /) -> ReadPlan:
-        """What is read around each row, asked once per buffer; a SchemaError says what these fields do not allow."""
+        """The plan for these fields, asked once per buffer; a SchemaError says what they do not allow."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadContext:
-    """What a view may ask while it finishes a batch."""
+    """The drawn rows, for a view that finishes a batch."""
 
     slots: torch.Tensor
     """Flat slots of the drawn rows [B]."""
     random: Randomness
     plan: ReadPlan
-    """What was read."""
+    """The plan that the batch was read by."""
     _backend: Backend
 
     @property
