@@ -100,16 +100,16 @@ def lock_for(owner: Any, lock: Any = None) -> Any:
     return threading.RLock() if lock is None else lock
 
 
-def mend_callback(owner: Any) -> Callable[[], None]:
-    """A function that calls `owner._mend`, for the owner's lock: it does not keep the owner alive."""
+def recovery_callback(owner: Any) -> Callable[[], None]:
+    """A function that calls `owner._recover`, for the owner's lock: it does not keep the owner alive."""
     reference = weakref.ref(owner)
 
-    def mend() -> None:
+    def recover() -> None:
         buffer = reference()
         if buffer is not None:
-            buffer._mend()
+            buffer._recover()
 
-    return mend
+    return recover
 
 
 def use_copy(owner: Any) -> None:

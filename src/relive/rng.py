@@ -68,7 +68,7 @@ class Randomness:
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
             self._go_to(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
-        except (RuntimeError, TypeError) as error:  # no device of this machine, or no state of its generator
+        except (RuntimeError, TypeError) as error:  # the device is not here, or the state does not fit
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:

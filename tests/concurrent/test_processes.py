@@ -410,7 +410,7 @@ def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(
         ring = replay.storage.rows.ring
         assert ring.journal is not None
         ring.journal[torn] = 1 + 2 * before[-6][torn] + before[-5][torn].long()
-        replay._mend()
+        replay._recover()
         assert_exact(replay)
         lost = ids - set(replay.ids().tolist())
         assert all(row % 2 in torn for row in lost), "the step of one environment undid another's"
@@ -440,7 +440,7 @@ def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
         add(count)
         assert ring.journal is not None
         ring.journal[0] = journal
-        replay._mend()
+        replay._recover()
         replay.check()
         rows = replay[replay.ids()]
         expected = torch.stack([rows["action"] - 2, rows["action"] - 1, rows["action"]], 1).clamp(min=0)
@@ -453,11 +453,11 @@ def test_a_clear_that_was_stopped_half_way_leaves_whole_rows() -> None:
     steps(replay, 0, 15, end=4)
     kind = replay.storage.rows.ring.kind
     kind[:9] = 0
-    replay._mend()
+    replay._recover()
     assert_exact(replay)
     assert len(replay) > 0
     kind.zero_()
-    replay._mend()
+    replay._recover()
     assert_exact(replay)
     assert len(replay) == 0
 
@@ -469,7 +469,7 @@ def test_without_a_journal_a_half_written_step_would_be_served() -> None:
     head, column = replay.storage.rows.ring.head.clone(), replay.storage.rows.leaves[0]
     steps(replay, 9, 1)
     column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of it never came
-    replay._mend()
+    replay._recover()
     with pytest.raises(AssertionError):
         assert_exact(replay)
     assert (replay.storage.rows.ring.head > head).all()

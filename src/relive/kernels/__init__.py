@@ -184,9 +184,9 @@ def lock_bytes() -> int:
     return native().LOCK_BYTES
 
 
-def process_lock(memory: torch.Tensor, is_new: bool, mend: Callable[[], None], seconds: float) -> Any:
-    """A re-entrant lock in shared memory; `mend` is called when its last holder died."""
-    return native().ProcessLock(buffer_of(memory), is_new, mend, seconds)
+def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
+    """A re-entrant lock in shared memory; `recover` is called when its last holder died."""
+    return native().ProcessLock(buffer_of(memory), is_new, recover, seconds)
 
 
 def guarded_lock(guard: Callable[[], object]) -> Any:

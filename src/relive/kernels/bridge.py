@@ -47,7 +47,7 @@ class _Bridge:
 
 
 class RingMemory(_Bridge):
-    """The ring of a replay buffer; batches are put together by their readers."""
+    """The ring of a replay buffer; readers assemble the batches."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(_native.RingMemory(*map(as_array, arguments)))

@@ -28,9 +28,9 @@ def powers(gamma: float, count: int, device: torch.device) -> tuple[torch.Tensor
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def ends_of_run(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places [3, 1] in a run of `count` steps and what it led to: the first, the one after all, the last step.
+    """Offsets [3, 1] of the first step, the state after a run of `count` steps and its last step, and their changes.
 
-    And how each place moves [3, 1] with every step that is missing at the end.
+    The changes [3, 1] are added for every step that is missing at the end.
     """
     places = torch.tensor([[0], [count], [count - 1]], device=device)
     return places, torch.tensor([[0], [-1], [-1]], device=device)

@@ -34,7 +34,7 @@ class Flags:
     mask: torch.Tensor | None
     """[steps, N] which are valid; None: all."""
     starting: torch.Tensor
-    """[N] whose first one starts an episode."""
+    """Mask of environments whose first step starts an episode [N]."""
 
 
 class SequenceIndex(Protocol):

@@ -103,7 +103,7 @@ def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
 
 
 def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
-    """Mask of steps whose chain goes on from t to t + 1: no end at t, and a row after it that is no masked one."""
+    """Mask of steps whose chain goes on from t to t + 1: no end at t, and the row after it is there."""
     open_ = torch.logical_or(terminated, truncated).logical_not_()
     if mask is not None:
         open_ = open_.logical_and_(mask.roll(-1, 0))

@@ -33,13 +33,13 @@ class Backend:
 
     def __init__(self, rows: RowStorage) -> None:
         self.rows = rows
-        """The tensors."""
+        """The tensors of the rows."""
         self.ring = rows.ring
         """The kind of row in each slot, and the arithmetic of slots and ids."""
         self.allocator, self.schema, self.device = rows.allocator, rows.schema, rows.device
         self.num_envs = rows.ring.num_envs
         self.keeps_next = rows.keeps_next
-        """Rows are in no order: only transitions can be read."""
+        """Next observations are stored with the rows, which have no order: only transitions can be read."""
         self.warning: str | None = None
         """A message about steps that look like a mistake, which was not issued yet; None without one."""
         self._readers: dict[Any, Reader] = {}
@@ -189,6 +189,10 @@ class Backend:
     def heads(self) -> torch.Tensor:
         """The row that each environment writes next [N], sharing memory."""
         return self.ring.head
+
+    def allocate(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros for every slot [num_slots], kept where the rows are: processes that share these share it."""
+        return self.allocator.allocate(f"sampler.{name}", (self.num_slots,), dtype)
 
     # Verifying
 

@@ -17,7 +17,7 @@ from relive.checkpoint.snapshot import Rows, SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, NotReadyError, SchemaError, explain, warn_user
 from relive.kernels import complete
-from relive.locking import ClosedLock, lock_for, mend_callback
+from relive.locking import ClosedLock, lock_for, recovery_callback
 from relive.replay.backend import Backend
 from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, updated_priority, write_back
 from relive.replay.invariants import faults_of
@@ -141,7 +141,7 @@ class ReplayBuffer(StateDictMixin):
         """The number of steps that a RateLimit has let through with the write that it is making."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
-        self._lock = lock_for(self, allocator.lock(mend_callback(self)))
+        self._lock = lock_for(self, allocator.lock(recovery_callback(self)))
         self._allocator = allocator
         self._before_write = allocator.before_write if allocator.durable else None
         if allocator.durable:
@@ -192,7 +192,7 @@ class ReplayBuffer(StateDictMixin):
         """The norms that take in every transition, by field or path."""
         return self._observers.norm
 
-    def _mend(self) -> None:
+    def _recover(self) -> None:
         """A process died that had the lock: make a buffer again of what it left."""
         self.storage.recover()
         self.sampler.on_recover()

@@ -158,7 +158,7 @@ def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     ages.require(ages.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
     may_be_history = ~ages.is_alive | ages.is_early
-    may_be_history |= bool(rows.mutable)  # what was written again when the power failed is withheld
+    may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes a row history
     ages.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
     if not rows.keeps_next:
         ages.require(~(ages.is_step & ages.is_newest), "kind", "no transition as the newest row", kind)

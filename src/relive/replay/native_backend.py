@@ -198,7 +198,7 @@ class NativeBackend(Backend):
             self.rows.rewriting[0] = 0
 
     def seal(self) -> None:
-        """Take every row for what was written."""
+        """Store the checksums of all rows as they are now."""
         self._core.seal_all()
 
     def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ class RecoverableBuffer:
 
     @property
     def _backend(self) -> NativeBackend:
-        """The backend of disk memory, which no other can be."""
+        """The backend: disk memory always has the native one."""
         return cast("NativeBackend", self._alive.storage)
 
     @property
@@ -91,7 +91,7 @@ class RecoverableBuffer:
         self._backend.write_behind(file, offset, nbytes)
 
     def seal(self) -> None:
-        """Take every row for what was written."""
+        """Store the checksums of all rows as they are now."""
         self._backend.seal()
 
     def recover(self, record: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:

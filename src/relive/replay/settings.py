@@ -62,7 +62,7 @@ class ReplaySettings:
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
-        """Fields are leaves, and there are no extra ones."""
+        """Every field is one leaf, and there are no extra fields."""
 
     def _refuse_uncounted(self, *given: bool) -> None:
         """Refuse statistics and norms of shared memory: they would count the steps of one process alone."""

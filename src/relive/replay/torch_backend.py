@@ -322,7 +322,7 @@ class Written(NamedTuple):
     ids: torch.Tensor
     """[2, K], or [1, K] where next observations are stored."""
     slots: torch.Tensor
-    """Their slots: none of those after the first is a transition."""
+    """The slots of `ids`; those of the rows after hold no transition."""
     is_reset: torch.Tensor | None
     """Mask of dummy steps, which are no transitions [K]; None: none."""
     left: torch.Tensor | None

@@ -310,7 +310,7 @@ class Storage:
             path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
                 raise entry.error("a name of its own")
-            if path not in own:  # an optional field was read with all others
+            if path not in own:  # optional fields are in `own` already
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
                 own[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = own[path]

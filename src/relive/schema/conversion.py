@@ -145,7 +145,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if array.dtype not in DTYPES.values():  # another byte order, or a long double
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
-    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C names several integers alike
+    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C has several names for one type
     # torch has neither read-only nor reversed memory. At an odd address the native core reads nothing and torch may
     # crash.
     odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)

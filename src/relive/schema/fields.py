@@ -102,7 +102,7 @@ class Carry(Field):
         super().__init__(shape, dtype)
 
     def settings(self) -> list[Any]:
-        return [1]  # format 1 has a number of steps here: those between two kept states, before the first release
+        return [1]  # format 1 keeps a number here: once the steps between two kept states
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:

@@ -109,7 +109,7 @@ class Observers:
         self, block: Mapping[int, torch.Tensor], resetting: torch.Tensor | None, measured: Mapping[str, torch.Tensor],
         envs: torch.Tensor | None = None,
     ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
-        """A function that counts some steps by torch ops, and the environments that only reset in the step after them.
+        """A function that counts these steps with torch ops, and the environments whose next step is a dummy step.
 
         Steps are in time order: columns [T, K, …] of the environments `envs` (or of all), of which those in `resetting`
         only reset in the first step. A field that the steps do not have is not in the block. `measured` belongs to a

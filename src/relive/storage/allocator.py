@@ -60,7 +60,7 @@ class Allocator:
         """Wait until everything is on the disk."""
 
     def replacing(self) -> AbstractContextManager[None]:
-        """Held while all of the contents are replaced: a process that dies inside leaves nothing."""
+        """Context manager for replacing all contents: if the process dies inside, none remain."""
         return nullcontext()
 
     def reading_in_order(self) -> AbstractContextManager[None]:
@@ -168,7 +168,7 @@ class Memory:
         return LocalAllocator(self.device, self.is_pinned) if self.allocator is None else self.allocator(owner)
 
     def own(self, kind: str) -> Allocator:
-        """The allocator of a buffer of a kind that is only kept in a process's own memory."""
+        """The allocator for buffers that live in one process only; raises for shared and disk memory."""
         if self.allocator is not None:
             remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))

@@ -105,7 +105,7 @@ class DiskAllocator(Allocator):
         """The open files of commits."""
         self.is_open = True
         self._left = self._due = self._until_behind = math.inf
-        """Rows that may be written, and time that may pass, before a commit; steps before the disk is told to begin."""
+        """Rows that may be written before the next commit, when it is due, and steps until the disk begins to write."""
         self._is_closing = False
         """The last record says that the buffer is closed."""
         open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commits)

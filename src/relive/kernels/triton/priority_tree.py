@@ -53,7 +53,7 @@ class TritonTree:
         self._launches: dict[Any, Launch] = {}
 
     def _bind(self, key: Any, kernel: Any, own: tuple[Any, ...], **constants: Any) -> Launch:
-        """A kernel with memory of its own, which is always the same for this key."""
+        """Bind a kernel to its fixed arguments; the launch is kept under `key`."""
         self._launches[key] = launch = Launch(kernel, own, {**kernels.OPTIONS, **constants})
         return launch
 

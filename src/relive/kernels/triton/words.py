@@ -50,7 +50,7 @@ class Leaf(NamedTuple):
 
 
 def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
-    """The memory of a contiguous tensor as one list of words: those of its items, or words like others."""
+    """A contiguous tensor's memory as flat integers of its item size, or of the dtype of `like`."""
     # As strided: an axis of length one may have any stride, which a view of another dtype minds.
     flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
     word = _INTEGERS[tensor.element_size()] if like is None else like.dtype

@@ -48,7 +48,7 @@ class Counted(Sampler):
         if inner.takes_priorities:
             self.update = inner.update
         self._kind = self.storage.ring.kind.view(-1)
-        self._counts = self.storage.allocator.allocate("sampler.drawn", self._kind.shape, torch.int64)
+        self._counts = self.storage.allocate("drawn", torch.int64)
 
     def sample(self, count: int) -> Chosen:
         slots, weight = self._inner.choose(count)
@@ -92,7 +92,7 @@ class Counted(Sampler):
         self._counts.copy_(drawn)
 
     def check(self) -> None:
-        """Only transitions have been drawn."""
+        """Verify that only transitions have a count of draws."""
         require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
         right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
         require_all(right, "count of draws", "0, or more for a transition", self._counts)

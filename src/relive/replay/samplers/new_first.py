@@ -110,6 +110,6 @@ class NewFirst(Sampler):
         self._shown.copy_(shown)
 
     def check(self) -> None:
-        """Only rows that were written have been shown."""
+        """Verify that only rows that were written have been shown."""
         right = (self._shown >= 0) & (self._shown <= self._ring.head)
         require_all(right, "rows that were shown", "a row of 0 to the head", self._shown)

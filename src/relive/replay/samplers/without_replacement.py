@@ -49,7 +49,7 @@ class WithoutReplacement(Sampler):
         return slots, None
 
     def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
-        """The next `count` rows of an epoch that are still stored, or the fewer that are left; and the place after."""
+        """The epoch's next `count` rows that are still stored (fewer at its end), and the position after them."""
         found = ids[:0]
         while len(found) < count and at < len(ids):
             stop = at + count - len(found)

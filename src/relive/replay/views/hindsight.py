@@ -24,7 +24,7 @@ from relive.schema.vocabulary import suggests_init_keywords
 Relabel = Callable[[torch.Tensor, torch.Tensor, "lazy.TensorDict"], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
 
-It is given every step that is read, also padding and those that keep their goal; what it says of these does not count.
+It gets every step that is read, including padding and steps that keep their goal; its results for these are ignored.
 """
 
 
