@@ -73,10 +73,10 @@ def test_samplers_views_and_helpers_do_the_same_under_any_default_device(
         window = rl.Window(obs=[-1, 0])
         batches = [replay.sample(4, view).to_dict() for view in (rl.NStep(2, 0.9), rl.Sequence(3, burn_in=1), window)]
         batches += [replay[replay.ids()].to_dict(), *(episode.to_dict() for episode in replay.episodes())]
-        mixture = rl.Mixture({"a": replay}, {"a": 1.0})
-        with rl.prefetch(replay, 4) as coming:
+        batches.append(rl.Mixture({"a": replay}, {"a": 1.0}).sample(4).to_dict())
+        with rl.prefetch(replay, 4) as coming:  # last: it draws ahead
             batches.append(next(iter(coming)).to_dict())
-        return [*batches, mixture.sample(4).to_dict(), replay.stats.summary() if replay.stats else {}]
+        return [*batches, replay.stats.summary() if replay.stats else {}]
 
     usual = read()
     default_device("meta")

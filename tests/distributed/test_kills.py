@@ -161,7 +161,7 @@ def judge(totals: dict[str, Any], kills: int) -> None:
 @pytest.mark.promise("F1")
 @pytest.mark.parametrize("kills", select(1, of=[1, 3]))
 def test_kills_under_load(kills: int, tmp_path: Path, cluster: str) -> None:
-    totals = stress(tmp_path, kills, pause=1.0, seed=0)
+    totals = stress(tmp_path, kills, pause=3.0 / kills, seed=0)
     tell(f"F1: {totals}")
     judge(totals, kills)
 

@@ -244,13 +244,13 @@ def stage(buffer: Any, number: int) -> Callable[[], Any]:
 
 
 def complete_staged(buffer: Any, number: int) -> None:
-    if buffer._given.staged:
+    if buffer._input.staged:
         rest = step(number) | extras(number)
         buffer.add(**{name: value for name, value in rest.items() if name not in ("obs", "number")})
 
 
 def stage_some(buffer: Any, number: int) -> None:
-    if not buffer._given.staged:
+    if not buffer._input.staged:
         stage(buffer, number)()
 
 

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[2]
 CLASSES = [
-    name for name in rl.__all__ if inspect.isclass(made := getattr(rl, name)) and not issubclass(made, Exception)
+    name
+    for name in rl.__all__
+    if inspect.isclass(made := getattr(rl, name))
+    and not issubclass(made, Exception)
+    and not getattr(made, "_is_protocol", False)
 ]
 
 

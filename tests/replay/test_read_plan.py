@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class Wrong:
+class Wrong(rl.View):
     """A view that returns what is no batch."""
 
     returned: Any

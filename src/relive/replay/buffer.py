@@ -27,7 +27,7 @@ from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import resume
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
 from relive.replay.step_input import StepInput, plan_counts
-from relive.replay.views import View
+from relive.replay.views import Hindsight, View
 from relive.replay.views.view import Finish, ReadContext, bind_view
 from relive.schema.assembly import (
     assemble,
@@ -387,10 +387,14 @@ class ReplayBuffer(StateDictMixin):
     ) -> lazy.TensorDict:
         """Reserve memory, draw rows, and read them. Only a view's `finish` may fail after the draw."""
         self._require_rows(count, reader)
-        if finish is not None:
-            leaves = self._read(*self.sampler.choose(count), reader, finish)
-            return assemble(leaves, leaves[INDEX].shape) if out is None else copy_into(out, leaves)
         sampler, weight = self.sampler, None
+        if finish is not None:
+            if out is not None and isinstance(getattr(finish, "__self__", None), Hindsight):  # others are their users'
+                reader.targets(reader.plan.reduced or reader.plan, count, out, sampler.returns_weights)
+            leaves = self._read(*sampler.choose(count), reader, finish)
+            if out is None:
+                return assemble(leaves, leaves[INDEX].shape)
+            return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
         reserved = reader.reserve(count, out, sampler.returns_weights)
         if out is not None and sampler.returns_weights:
             slots = sampler.sample_into(count, reserved[WEIGHT])
@@ -398,7 +402,7 @@ class ReplayBuffer(StateDictMixin):
             slots, weight = sampler.choose(count)
         if len(slots) != count:  # the rest of an epoch
             out = None if out is None else out[: len(slots)]
-            reserved = reader.reserve(len(slots), out, False)
+            reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
         return reader.fill(reserved, slots, weight, out)
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:

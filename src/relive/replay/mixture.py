@@ -17,7 +17,7 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import NO_ROW, conformed, flat_ids, mutable_leaves, padded_rows, write_back
 from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
-from relive.replay.views import View
+from relive.replay.views import Hindsight, View
 from relive.schema.assembly import assemble, check_batch_size, check_destination, checked_targets, copy_into, to_device
 from relive.schema.checks import as_float
 from relive.schema.conversion import as_tensor, numpy_view, row_ids
@@ -102,6 +102,8 @@ class Mixture:
             if count and not len(buffer):
                 remedy = "Add steps to this buffer first, or give it the ratio 0."
                 raise NotReadyError(explain(f"sample: {name}", "at least 1 stored transition", 0, remedy))
+            if count:
+                buffer.sampler.require_rows(count)
 
     def _drawn(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
         if out is not None:
@@ -120,15 +122,19 @@ class Mixture:
             part["source",] = torch.full_like(index, source)
             parts.append(part)
         leaves = _joined(parts)
-        return assemble(leaves, leaves["index",].shape) if out is None else copy_into(out, leaves)
+        rows = len(leaves["index",])
+        if out is None:
+            return assemble(leaves, leaves["index",].shape)
+        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # the rest of an epoch
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before anything is drawn, where it is known what a batch will be."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._bound(view)
-        if finish is not None or any(buffer.sampler.may_return_fewer for buffer in buffers):
+        if finish is not None and not isinstance(getattr(finish, "__self__", None), Hindsight):
             return
-        forms = reader.plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
+        plan = reader.plan if finish is None else reader.plan.reduced or reader.plan
+        forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms["weight",] = (count,), torch.float32
         checked_targets(out, forms, buffers[0].device)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from relive import lazy
-from relive.schema.assembly import assemble, checked_targets
+from relive.errors import SchemaError, explain
+from relive.schema.assembly import assemble, checked_targets, copy_leaves
 from relive.schema.fields import Path, Schema, caller_shape
 from relive.schema.mutable import is_carried
 
@@ -214,10 +215,18 @@ class PlanReader:
         """Reserve memory for a batch before its rows are drawn, for `fill`; that of `out`, verified, if it is given."""
         if out is None:
             return None
-        forms = self.plan.forms(self._backend.schema, count)
+        return self.targets(self.plan, count, out, weighs)
+
+    def targets(self, plan: ReadPlan, count: int, out: lazy.TensorDict, weighs: bool) -> Leaves:
+        """The tensors of `out` by path; raises if a batch of a plan does not fit them."""
+        forms = plan.forms(self._backend.schema, count)
         if weighs:
             forms[WEIGHT] = (count,), torch.float32
-        return dict(zip(forms, checked_targets(out, forms, self._backend.device), strict=True))
+        found = checked_targets(out, forms, self._backend.device)
+        if out.batch_size[:1] != (count,):
+            remedy = "Pass an earlier batch as out=."
+            raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
+        return dict(zip(forms, found, strict=True))
 
     def fill(
         self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
@@ -225,8 +234,7 @@ class PlanReader:
         """The batch of the rows at these slots in reserved memory; weights are in `out` already."""
         leaves = self.read(slots)
         if out is not None:
-            for path, leaf in leaves.items():
-                reserved[path].copy_(leaf)
+            copy_leaves((reserved[path], leaf) for path, leaf in leaves.items())
             return out
         if weight is not None:
             leaves[WEIGHT] = weight

@@ -187,7 +187,7 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
         return {path: steps[path] for path in plan.paths}
     if plan.layout is Layout.PACKED:
         items = {read.path for read in plan.reads if read.group.offsets is None}
-        return {path: steps[path][:, 0] if path in items else steps[path] for path in plan.paths}
+        return {path: steps[path][:, 0].contiguous() if path in items else steps[path] for path in plan.paths}
     train, device = steps[TRAIN], steps[TRAIN].device
     preceding = (steps[MASK] & ~train).sum(1) if plan.reach[0] else torch.zeros_like(steps[INDEX])
     ended = (steps[("terminated",)] & train).long()

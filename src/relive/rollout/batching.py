@@ -105,7 +105,8 @@ def read_into(
 ) -> Read:
     """A function that reads rows of leaves [T, N, …] into the caller's batch `out`."""
     like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, like, next(iter(leaves.values())).device)
+    device = next((leaf.device for leaf in leaves.values()), None)
+    targets = [] if device is None else checked_targets(out, like, device)
     if any(overlaps(target, leaf) for target in targets for leaf in leaves.values()):
         got, remedy = "memory of the rollout", "Pass a batch as out=."
         raise SchemaError(explain("out", "memory outside the rollout", got, remedy))

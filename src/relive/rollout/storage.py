@@ -85,7 +85,7 @@ class Storage:
                 raise _reentered()
             self.write(row, leaves, which)
         except BaseException:
-            if row == self.num_stored:
+            if row == self.num_stored and self._present != before:
                 self._set_present(before)
             raise
 

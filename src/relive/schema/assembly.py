@@ -95,9 +95,15 @@ def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
     targets = checked_targets(out, like, next(iter(leaves.values())).device)
-    for target, leaf in zip(targets, leaves.values(), strict=True):
-        target.copy_(leaf)
+    copy_leaves(zip(targets, leaves.values(), strict=True))
     return out
+
+
+@torch.inference_mode()  # which takes tensors that were made in it, and others
+def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy into each first tensor the second one."""
+    for target, leaf in pairs:
+        target.copy_(leaf)
 
 
 def checked_targets(
@@ -114,6 +120,9 @@ def checked_targets(
     targets: list[torch.Tensor] = []
     for path, (shape, dtype) in like.items():
         target = out.get(path)
+        if out.get(path) is not target:
+            remedy = "Pass out.contiguous()."
+            raise SchemaError(explain("out", "a TensorDict of tensors", f"a {type(out).__name__}", remedy))
         plain = target.is_contiguous() and not target.requires_grad
         if tuple(target.shape) != shape or target.dtype != dtype or not plain or target.device != device:
             got = f"{target.dtype} of shape {tuple(target.shape)} and strides {target.stride()} on {target.device}"

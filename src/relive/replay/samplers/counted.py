@@ -43,7 +43,7 @@ class Counted(Sampler):
     def on_bind(self) -> None:
         inner: Any = self.sampler.bind(self.storage, self.rng)
         self._inner = inner
-        self.updates_by_id, self.faults = inner.updates_by_id, inner.faults
+        self.updates_by_id, self.faults, self.require_rows = inner.updates_by_id, inner.faults, inner.require_rows
         self.rescale, self.optional_state = inner.rescale, inner.optional_state
         if inner.takes_priorities:
             self.update = inner.update

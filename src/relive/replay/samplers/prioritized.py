@@ -63,7 +63,8 @@ class Prioritized(Sampler):
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
 
     weight_i = (M · P(i))^-beta, divided by the largest weight, so that weights are in (0, 1]: (p_min / p_i)^beta, as M
-    and Σp cancel. A new row gets the largest priority accepted so far, 1 at first. (Schaul et al., Prioritized Experience Replay, 2016.)
+    and Σp cancel. A new row gets the largest priority accepted so far, 1 at first. (Schaul et al., Prioritized
+    Experience Replay, 2016.)
 
     Args:
         alpha: how much priorities count: 0 draws uniformly, 1 in proportion.

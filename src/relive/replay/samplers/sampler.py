@@ -12,6 +12,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.backend import Backend
 from relive.rng import Randomness
+from relive.schema.assembly import copy_leaves
 
 Self = TypeVar("Self", bound="Sampler")
 Chosen = tuple[torch.Tensor, torch.Tensor | None]
@@ -108,8 +109,11 @@ class Sampler:
         """Choose `count` rows and write their weights to a tensor."""
         slots, weights = self.choose(count)
         if weights is not None:
-            weight.copy_(weights)
+            copy_leaves([(weight[: len(slots)], weights)])
         return slots
+
+    def require_rows(self, count: int) -> None:
+        """Raise a NotReadyError if `sample` would, before several buffers draw for one batch."""
 
     def rescale(self, alpha: float, eps: float) -> None:
         """Apply its own exponents to loaded priorities, which were stored with `alpha` and `eps`."""

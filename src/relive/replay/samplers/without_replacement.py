@@ -36,11 +36,14 @@ class WithoutReplacement(Sampler):
         """The rows of this epoch, in its order."""
         self._at = 0
 
-    def sample(self, count: int) -> Chosen:
+    def require_rows(self, count: int) -> None:
         stored = len(self.storage)
         if count > stored:
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
             raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
+
+    def sample(self, count: int) -> Chosen:
+        self.require_rows(count)
         ids, (slots, at) = self._ids, self._next(self._ids, self._at, count)
         if len(slots) < (count if self.drop_last else 1):
             ids = self.storage.ids(shuffled(self.storage.stored(), self.rng))

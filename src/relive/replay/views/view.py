@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import Leaves, ReadPlan
+from relive.replay.read_plan import INDEX, Leaves, ReadPlan
 from relive.replay.views.transition import Transition
 from relive.rng import Randomness
 from relive.schema.fields import Path, Schema
@@ -74,6 +74,10 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     if not isinstance(plan, ReadPlan):
         where, remedy = f"{type(chosen).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
         raise SchemaError(explain(where, "a ReadPlan", type(plan).__name__, remedy))
+    if not plan.reads or any(read.leaf not in range(len(backend.schema.fields)) for read in plan.reads):
+        where, expected = f"{type(chosen).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
+        got = [read.leaf for read in plan.reads]
+        raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.within(backend.ring.slots)
     if not plan.is_transition or plan.reduced is not None:  # goals come from other steps
         require_order(backend, view)
@@ -93,10 +97,16 @@ def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
     for path, leaf in leaves.items():
         if not isinstance(path, tuple) or not path or not all(isinstance(name, str) for name in path):
             raise SchemaError(explain(where, "paths that are tuples of names", repr(path), remedy))
+        if any(path[:depth] in leaves for depth in range(1, len(path))):
+            raise SchemaError(explain(where, "paths that name leaves", f"a leaf inside another at {path}", remedy))
         if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0 or len(leaf) != rows or leaf.device != device:
             got = f"{tuple(leaf.shape)} on {leaf.device}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             expected = f"{rows} rows on {device}"
             raise SchemaError(explain(f"{where}: {'.'.join(path)}", expected, got, remedy))
+    ids = leaves.get(INDEX)
+    if ids is not None and (ids.dtype != torch.int64 or ids.ndim != 1):
+        got = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise SchemaError(explain(f"{where}: index", f"int64 of shape ({rows},)", got, "Leave it as it was read."))
     return leaves
 
 
