@@ -213,7 +213,8 @@ def test_a_forged_checkpoint_costs_little_and_an_older_one_is_tried(name: str, t
     is_newest = not (tmp_path / "manifests" / "00000003.json").exists()
     assert kind == ("loaded" if is_newest else "CorruptCheckpoint"), said
     assert grown < 64
-    assert seconds < (1 if is_newest else 6)
+    most = 1 if is_newest else 6
+    assert seconds < most or apart(cost, tmp_path)[2] < most  # a busy machine may be slow once
     if is_newest:
         with pytest.raises(rl.CorruptCheckpoint, match="0000000[12]"):
             rl.load(tmp_path, number=2)
