@@ -144,7 +144,10 @@ def _written(
     drawn: tuple[torch.Tensor, torch.Tensor] | None, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Leaves and weights, these in the tensor of the caller if there is one."""
-    return drawn if drawn is None or weights is None else (drawn[0], weights.copy_(drawn[1]))
+    if drawn is None or weights is None:
+        return drawn
+    with torch.inference_mode():  # which takes tensors that were made in it, and others
+        return drawn[0], weights.copy_(drawn[1])
 
 
 def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
