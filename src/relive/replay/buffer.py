@@ -131,6 +131,8 @@ class ReplayBuffer(StateDictMixin):
         if self.sampler.follows_writes:
             self.storage.keep_touched()
         self._is_uniform = isinstance(self.sampler, Uniform)
+        self._bytes_of_row = 2 * self.nbytes // self.storage.num_slots + 64
+        """The bytes that a row of a batch takes at most: two observations, and what is computed."""
         self._views: dict[View | None, tuple[PlanReader, Finish | None]] = {}
         """The readers of views that were asked for, and what the views do with a batch."""
         self._follows_writes = self.sampler.follows_writes
@@ -415,7 +417,7 @@ class ReplayBuffer(StateDictMixin):
         """Raise if there is no row to draw, or no memory for so many."""
         if self.storage.maybe_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-        nbytes = count * reader.plan.most_items * (2 * self.storage.rows.nbytes // self.storage.num_slots + 64)
+        nbytes = count * reader.plan.most_items * self._bytes_of_row
         if nbytes > _MANY_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
