@@ -174,7 +174,7 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
     stays = np.ones(len(final), bool)
     for i in rows.observed:
-        stays &= (_held(rows, own, i) == _held(rows, final, i)).all(1)
+        stays &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
     return is_end, terminated, ~stays
 
 
@@ -182,11 +182,11 @@ def _hold(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.nd
     """Mask of flat slots that hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
     for i, given in zip(rows.observed, obs, strict=True):
-        same &= (_held(rows, slots, i) == _raw(given, len(slots))).all(1)
+        same &= (_bytes_at(rows, slots, i) == _raw(given, len(slots))).all(1)
     return same
 
 
-def _held(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
+def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
     """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
     if leaf in rows.stacked:
         return _raw(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))

@@ -41,7 +41,7 @@ class NativeBackend(Backend):
         self._write_back = _write_back_of(self._core, rows)
         self._reads_files = rows.seals is not None
         self._is_alone = not rows.allocator.persistent
-        """Nobody else writes these rows, and none of its pages are asked for."""
+        """Whether no other process writes these rows, and no pages of a file are asked for."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few: torch.Tensor | None = None
         """The slots of all transitions, where they are few; kept until something is written."""

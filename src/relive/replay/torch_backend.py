@@ -186,7 +186,7 @@ class TorchBackend(Backend):
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.keeps_next:
             return super().next_and_ids(slots)
-        rows = self._known(slots)
+        rows = self._entries_of(slots)
         if rows is None:
             rows = self._table_of_rows().index_select(1, slots)
         return rows[:2], rows[2]
@@ -194,10 +194,10 @@ class TorchBackend(Backend):
     # Naming
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        drawn = self._known(slots)
+        drawn = self._entries_of(slots)
         return self.ring.id_of(slots) if drawn is None else drawn[-1]
 
-    def _known(self, slots: torch.Tensor) -> torch.Tensor | None:
+    def _entries_of(self, slots: torch.Tensor) -> torch.Tensor | None:
         """The entries of the queues that these slots were drawn with; None if they were not."""
         if self._drawn is None or self._drawn[0] is not slots or self._version_of(slots) != self._drawn[2]:
             return None  # a sampler may have put others in their place
@@ -275,7 +275,7 @@ class Queues:
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Entries of transitions [3, count], uniformly and with replacement."""
         if self._entries is None:
-            self._entries = self._found()
+            self._entries = self._make_entries()
             self._add_up()
         number = random.integers(count, self._ring.kind.device) % self._total
         env = torch.searchsorted(self._bounds, number, right=True)
@@ -289,7 +289,7 @@ class Queues:
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
     @torch.inference_mode(False)  # writes change it later, in whatever mode
-    def _found(self) -> torch.Tensor:
+    def _make_entries(self) -> torch.Tensor:
         ring = self._ring
         self._ends = torch.add(ring.first_ids[0], ring.count, alpha=ring.num_envs)
         ids = ring.ids().view(ring.slots, -1)
@@ -303,7 +303,7 @@ class Queues:
         if self._entries is None:
             return
         ring, fresh = self._ring, Queues(self._ring, in_order=self._in_order)
-        fresh._entries = fresh._found()
+        fresh._entries = fresh._make_entries()
         number = torch.arange(ring.slots, device=ring.kind.device).unsqueeze(1)
         first = self._ends - ring.count * ring.num_envs
         places = (first + number * ring.num_envs) % ring.size
@@ -479,7 +479,7 @@ class TorchWriter:
         """The step itself: a transition, or final where it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
-            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._kept(i, leaf))
+            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
             if reset is not None and i in rows.observed:  # of a reset, what the step before led to
                 kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
             changes.add(flat.index_copy_, 0, slots, kept)
@@ -498,7 +498,7 @@ class TorchWriter:
         rows = self._rows
         for i, leaf in zip(rows.observed, nexts, strict=True):
             flat = bits_of(rows.leaves[i].flatten(0, 1))
-            changes.add(flat.index_copy_, 0, slots, bits_of(self._kept(i, leaf)))
+            changes.add(flat.index_copy_, 0, slots, bits_of(self._stored_part(i, leaf)))
         if starts is None:
             changes.add(self._first.index_fill_, 0, slots, False)
         else:
@@ -536,7 +536,7 @@ class TorchWriter:
         if broken is not rows.broken:
             changes.add(rows.broken.copy_, broken)
 
-    def _kept(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
+    def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
         """The stored part of a leaf: all of it, or the newest frame of a stack."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
