@@ -27,8 +27,8 @@ from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import resume
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
 from relive.replay.step_input import StepInput, plan_counts
-from relive.replay.views import Hindsight, View
-from relive.replay.views.view import Finish, ReadContext, bind_view
+from relive.replay.views import View
+from relive.replay.views.view import Finish, ReadContext, bind_view, plan_of_batch
 from relive.schema.assembly import (
     assemble,
     check_batch_size,
@@ -391,8 +391,9 @@ class ReplayBuffer(StateDictMixin):
         self._require_rows(count, reader)
         sampler, weight = self.sampler, None
         if finish is not None:
-            if out is not None and isinstance(getattr(finish, "__self__", None), Hindsight):  # others are their users'
-                reader.targets(reader.plan.reduced or reader.plan, count, out, sampler.returns_weights)
+            plan = plan_of_batch(reader.plan, finish)
+            if out is not None and plan is not None:
+                reader.targets(plan, count, out, sampler.returns_weights)
             leaves = self._read(*sampler.choose(count), reader, finish)
             if out is None:
                 return assemble(leaves, leaves[INDEX].shape)

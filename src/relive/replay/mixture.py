@@ -17,7 +17,8 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import NO_ROW, conformed, flat_ids, mutable_leaves, padded_rows, write_back
 from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
-from relive.replay.views import Hindsight, View
+from relive.replay.views import View
+from relive.replay.views.view import plan_of_batch
 from relive.schema.assembly import assemble, check_batch_size, check_destination, checked_targets, copy_into, to_device
 from relive.schema.checks import as_float
 from relive.schema.conversion import as_tensor, numpy_view, row_ids
@@ -131,9 +132,9 @@ class Mixture:
         """Verify `out` before anything is drawn, where it is known what a batch will be."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._bound(view)
-        if finish is not None and not isinstance(getattr(finish, "__self__", None), Hindsight):
+        plan = plan_of_batch(reader.plan, finish)
+        if plan is None:
             return
-        plan = reader.plan if finish is None else reader.plan.reduced or reader.plan
         forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms["weight",] = (count,), torch.float32

@@ -470,7 +470,7 @@ class RolloutBuffer(StateDictMixin):
             part.load_state(saved.part(name))
 
     def rows(self) -> None:
-        """None: no row is final, so that `state` holds all of them."""
+        """Always None: rows may still change, so that `state` holds all of them."""
 
     def _parts(self) -> dict[str, Any]:
         """The parts of the rollout by their names in files, in the order of loading."""

@@ -34,12 +34,12 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
-            self.replay_buffer_class = self._chosen()
+            self.replay_buffer_class = self._choose_class()
             self.n_steps = 1  # else a warning says that the class was passed, and steps are ignored
         super()._setup_model()
         self.n_steps = n_steps
 
-    def _chosen(self) -> type[ReplayBuffer]:
+    def _choose_class(self) -> type[ReplayBuffer]:
         if isinstance(self.observation_space, spaces.Dict):
             if self.n_steps != 1:
                 got, remedy = f"n_steps={self.n_steps}", "Flatten the observations, or use relive.NStep."

@@ -87,6 +87,13 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     return plan, lambda leaves, context: check_finished(chosen, finish(leaves, context), context)
 
 
+def plan_of_batch(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
+    """The plan of the batch that a caller gets; None if a user's `finish`, which `bind_view` wraps, computes it."""
+    if finish is None:
+        return plan
+    return (plan.reduced or plan) if hasattr(finish, "__self__") else None
+
+
 def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
     """The leaves that a user's view has returned, if they are tensors by path with an item for each row."""
     where, rows = f"{type(view).__name__}.finish", len(context.slots)
