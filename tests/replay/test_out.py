@@ -138,3 +138,104 @@ def test_an_index_of_another_shape_is_refused(backend: str) -> None:
 
     with pytest.raises(rl.SchemaError, match=r"^Odd\.finish: index: expected int64 of shape \(4,\)"):
         made().sample(4, Odd())
+
+
+def _with(out: TensorDict, name: str, leaf: torch.Tensor) -> TensorDict:
+    return TensorDict({**out, name: leaf}, batch_size=out.batch_size)
+
+
+@pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
+@pytest.mark.parametrize("make", [made, mixed])
+def test_memory_of_the_buffer_is_refused_before_the_draw(make: Any, view: Any, backend: str) -> None:
+    source = make()
+    replay = source if make is made else source.buffers["a"]
+    out = source.sample(4, view)
+    stored = replay.columns["reward"][:4, 0]
+    before = digest(replay._random, replay.sampler), stored.clone()
+    with pytest.raises(rl.SchemaError, match=r"^out\.reward: expected memory outside the buffer"):
+        source.sample(4, view, out=_with(out, "reward", stored))
+    assert digest(replay._random, replay.sampler) == before[0]
+    assert torch.equal(stored, before[1])
+
+
+def test_memory_of_the_buffer_is_refused_for_a_view_that_computes(backend: str) -> None:
+    class Doubled:
+        def plan(self, schema: Any) -> Any:
+            return rl.Transition().plan(schema)
+
+        def finish(self, batch: Any, context: Any) -> Any:
+            return batch | {("reward",): 2 * batch[("reward",)]}
+
+    replay, view = made(), Doubled()
+    out = replay.sample(4, view)
+    stored = replay.columns["reward"][:4, 0]
+    before = digest(replay._random), stored.clone()
+    with pytest.raises(rl.SchemaError, match=r"^out\.reward: expected memory outside the buffer"):
+        replay.sample(4, view, out=_with(out, "reward", stored))
+    assert digest(replay._random) == before[0]
+    assert torch.equal(stored, before[1])
+
+
+def test_memory_of_a_state_dict_is_refused(backend: str) -> None:
+    replay = made(rl.Counted())
+    out, saved = replay.sample(4), replay.state_dict()
+    rewards = saved["rows"]["column3"]
+    assert rewards.data_ptr() == replay.columns["reward"].data_ptr()
+    leaves = {"reward": rewards[:4, 0], "index": saved["arrays"]["sampler.drawn"][:4]}
+    before = digest(replay._random, replay.sampler), replay[replay.ids()]
+    for name, leaf in leaves.items():
+        with pytest.raises(rl.SchemaError, match=rf"^out\.{name}: expected memory outside the buffer"):
+            replay.sample(4, out=_with(out, name, leaf))
+    assert digest(replay._random, replay.sampler) == before[0]
+    assert (replay[replay.ids()] == before[1]).all()
+
+
+@pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
+def test_leaves_that_overlap_each_other_are_refused_before_the_draw(view: Any, backend: str) -> None:
+    replay = made()
+    out = replay.sample(4, view)
+    memory = torch.zeros(6)
+    out = _with(_with(out, "reward", memory[:4]), "action", memory[2:])
+    before = digest(replay._random)
+    with pytest.raises(rl.SchemaError, match=r"^out: expected leaves with memory of their own"):
+        replay.sample(4, view, out=out)
+    assert digest(replay._random) == before
+
+
+def test_leaves_of_a_minibatch_that_overlap_each_other_are_refused(backend: str) -> None:
+    rollout = rl.RolloutBuffer(4, obs=(), action=(), num_envs=2)
+    for _ in range(4):
+        rollout.add([0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [False, False], [False, False])
+    (out,) = rollout.minibatches(8, fields=["obs", "action"])
+    memory = torch.zeros(12)
+    out = TensorDict({**out, "obs": memory[:8], "action": memory[4:]}, batch_size=[8])
+    with pytest.raises(rl.SchemaError, match=r"^out: expected leaves with memory of their own"):
+        next(iter(rollout.minibatches(8, fields=["obs", "action"], out=out)))
+
+
+@pytest.mark.parametrize("offsets", [(-1, 1), (1, 2), (0, 1, 3), (1, 0), ()])
+def test_a_packed_plan_with_gaps_is_refused(offsets: Any, backend: str) -> None:
+    class Gaps:
+        def plan(self, schema: Any) -> Any:
+            plan = rl.Sequence(2).plan(schema)
+            reads = tuple(
+                read if read.group.offsets is None else read._replace(group=read.group._replace(offsets=offsets))
+                for read in plan.reads
+            )
+            return type(plan)(reads, layout=plan.layout)
+
+    expected = "consecutive offsets around 0" if offsets else "at least one offset"
+    with pytest.raises(rl.SchemaError, match=rf"^Gaps\.plan: expected {expected}"):
+        made().sample(2, Gaps())
+
+
+def test_a_packed_plan_of_different_ranges_is_refused(backend: str) -> None:
+    class Uneven:
+        def plan(self, schema: Any) -> Any:
+            plan = rl.Sequence(2).plan(schema)
+            first = plan.reads[0]
+            reads = (first._replace(group=first.group._replace(offsets=range(3))), *plan.reads[1:])
+            return type(plan)(reads, layout=plan.layout)
+
+    with pytest.raises(rl.SchemaError, match=r"^Uneven\.plan: expected consecutive offsets around 0"):
+        made().sample(2, Uneven())

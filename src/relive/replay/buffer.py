@@ -30,11 +30,14 @@ from relive.replay.step_input import StepInput, plan_counts
 from relive.replay.views import View
 from relive.replay.views.view import Finish, ReadContext, bind_view, plan_of_batch
 from relive.schema.assembly import (
+    MemoryRange,
     assemble,
     check_batch_size,
     check_destination,
     copy_into,
     import_tensordict,
+    memory_range,
+    refuse_shared_memory,
     to_device,
 )
 from relive.schema.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
@@ -390,15 +393,18 @@ class ReplayBuffer(StateDictMixin):
         """Reserve memory, draw rows, and read them. Only a view's `finish` may fail after the draw."""
         self._require_rows(count, reader)
         sampler, weight = self.sampler, None
+        own = () if out is None else self._memory()
         if finish is not None:
             plan = plan_of_batch(reader.plan, finish)
             if out is not None and plan is not None:
-                reader.targets(plan, count, out, sampler.returns_weights)
+                reader.targets(plan, count, out, sampler.returns_weights, own)
+            elif out is not None:
+                refuse_shared_memory(out, own)
             leaves = self._read(*sampler.choose(count), reader, finish)
             if out is None:
                 return assemble(leaves, leaves[INDEX].shape)
             return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
-        reserved = reader.reserve(count, out, sampler.returns_weights)
+        reserved = reader.reserve(count, out, sampler.returns_weights, own)
         if out is not None and sampler.returns_weights:
             slots = sampler.sample_into(count, reserved[WEIGHT])
         else:
@@ -407,6 +413,11 @@ class ReplayBuffer(StateDictMixin):
             out = None if out is None else out[: len(slots)]
             reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
         return reader.fill(reserved, slots, weight, out)
+
+    def _memory(self) -> list[MemoryRange]:
+        """The memory of rows and of the sampler, which `out` must not overlap."""
+        state = self.sampler.state() if self.sampler.is_ours else {}
+        return [*self.storage.rows.memory_ranges, *(memory_range(array) for array in state.values() if array.numel())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
         """The leaves of a batch, for a batch of several buffers. The caller holds the lock."""

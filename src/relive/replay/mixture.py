@@ -19,7 +19,15 @@ from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
 from relive.replay.views.view import plan_of_batch
-from relive.schema.assembly import assemble, check_batch_size, check_destination, checked_targets, copy_into, to_device
+from relive.schema.assembly import (
+    assemble,
+    check_batch_size,
+    check_destination,
+    checked_targets,
+    copy_into,
+    refuse_shared_memory,
+    to_device,
+)
 from relive.schema.checks import as_float
 from relive.schema.conversion import as_tensor, numpy_view, row_ids
 from relive.schema.fields import caller_shape
@@ -133,12 +141,14 @@ class Mixture:
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._bound(view)
         plan = plan_of_batch(reader.plan, finish)
+        own = [memory for buffer in buffers for memory in buffer._memory()]
         if plan is None:
+            refuse_shared_memory(out, own)
             return
         forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms["weight",] = (count,), torch.float32
-        checked_targets(out, forms, buffers[0].device)
+        checked_targets(out, forms, buffers[0].device, own)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -13,7 +13,7 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.assembly import assemble, checked_targets, copy_leaves
+from relive.schema.assembly import MemoryRange, assemble, checked_targets, copy_leaves
 from relive.schema.fields import Path, Schema, caller_shape
 from relive.schema.mutable import is_carried
 
@@ -211,18 +211,20 @@ class PlanReader:
     def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
         """A batch of rows that are drawn uniformly, in one call; None where there is no such call."""
 
-    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Any:
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool, own: Iterable[MemoryRange] = ()) -> Any:
         """Reserve memory for a batch before its rows are drawn, for `fill`; that of `out`, verified, if it is given."""
         if out is None:
             return None
-        return self.targets(self.plan, count, out, weighs)
+        return self.targets(self.plan, count, out, weighs, own)
 
-    def targets(self, plan: ReadPlan, count: int, out: lazy.TensorDict, weighs: bool) -> Leaves:
-        """The tensors of `out` by path; raises if a batch of a plan does not fit them."""
+    def targets(
+        self, plan: ReadPlan, count: int, out: lazy.TensorDict, weighs: bool, own: Iterable[MemoryRange] = ()
+    ) -> Leaves:
+        """The tensors of `out` by path; raises if a batch of a plan does not fit them, or if they overlap `own`."""
         forms = plan.forms(self._backend.schema, count)
         if weighs:
             forms[WEIGHT] = (count,), torch.float32
-        found = checked_targets(out, forms, self._backend.device)
+        found = checked_targets(out, forms, self._backend.device, own)
         if out.batch_size[:1] != (count,):
             remedy = "Pass an earlier batch as out=."
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))

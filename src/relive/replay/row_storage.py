@@ -13,6 +13,7 @@ from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.invariants import check_rows
 from relive.replay.ring import Ring, load_ring
+from relive.schema.assembly import memory_range
 from relive.schema.conversion import (
     bits_of,
     convert,
@@ -86,6 +87,8 @@ class RowStorage:
         self._given_shapes = tuple((*self.lead, *field.shape) for field in self._given)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """The addresses of `tensors`, for native kernels."""
+        self.memory_ranges = tuple(memory_range(tensor) for tensor in self.tensors if tensor.numel())
+        """The memory of `tensors`, which no caller may pass as `out`."""
 
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The journal of a row that is written again, and the checksums [S, N] of what may be written again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from relive.replay.read_plan import (
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import TorchBackend
-from relive.schema.assembly import assemble
+from relive.schema.assembly import MemoryRange, assemble
 from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import require_all
 
@@ -205,9 +205,9 @@ class TritonReader(PlanReader):
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
-    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool) -> Leaves:
+    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool, own: Iterable[MemoryRange] = ()) -> Leaves:
         if out is not None:
-            return super().reserve(count, out, weighs)
+            return super().reserve(count, out, weighs, own)
         forms, device = self.plan.forms(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 

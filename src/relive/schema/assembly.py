@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from relive.errors import SchemaError, explain
 from relive.schema.checks import positive
 from relive.schema.conversion import device_of
 from relive.schema.fields import Field, Path, Schema
+
+MemoryRange = tuple[int, int]
+"""Addresses of the first byte and of the byte after the last."""
 
 _MOST_ROWS = 2**31 - 1
 
@@ -107,12 +111,17 @@ def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def checked_targets(
-    out: lazy.TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+    out: lazy.TensorDict,
+    like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]],
+    device: torch.device,
+    own: Iterable[MemoryRange] = (),
 ) -> list[torch.Tensor]:
-    """The tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ."""
+    """The tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ.
+
+    Also raises if two of them overlap, or if one overlaps the memory `own` of the buffer that fills them.
+    """
     remedy = "Pass an earlier batch as out=."
-    if not isinstance(out, lazy.TensorDictBase):
-        raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
+    _require_tensordict(out)
     keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
     if keys != set(like):
         expected, got = (sorted(".".join(path) for path in paths) for paths in (like, keys))
@@ -130,7 +139,48 @@ def checked_targets(
             expected = f"contiguous {dtype} of shape {shape} on {device}, without a gradient"
             raise SchemaError(explain(f"out.{'.'.join(path)}", expected, got, remedy))
         targets.append(target)
+    _refuse_overlaps(dict(zip(like, targets, strict=True)), own)
     return targets
+
+
+def refuse_shared_memory(out: lazy.TensorDict, own: Iterable[MemoryRange]) -> None:
+    """Raise if leaves of `out` overlap each other or the memory `own` of the buffer that fills them."""
+    _require_tensordict(out)
+    leaves = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in out.items(True, True)}
+    _refuse_overlaps({path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}, own)
+
+
+def _require_tensordict(out: object) -> None:
+    if not isinstance(out, lazy.TensorDictBase):
+        remedy = "Pass an earlier batch as out=."
+        raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
+
+
+def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryRange]) -> None:
+    # Sorted by address: if any two ranges overlap, two neighbours do.
+    ranges = sorted(
+        [(*memory_range(leaf), path) for path, leaf in targets.items()] + [(start, stop, None) for start, stop in own],
+        key=_start,
+    )
+    for (_, stop, path), (start, _, after) in pairwise(ranges):
+        if stop <= start or path is after is None:
+            continue
+        remedy = "Pass an earlier batch as out=."
+        if path is None or after is None:
+            where = f"out.{'.'.join(path or after or ())}"
+            raise SchemaError(explain(where, "memory outside the buffer", "memory of the buffer", remedy))
+        got = f"{'.'.join(path)} and {'.'.join(after)} in the same memory"
+        raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
+
+
+def memory_range(tensor: torch.Tensor) -> MemoryRange:
+    """The addresses of the first byte of a contiguous tensor and of the byte after its last."""
+    start = 0 if tensor.device.type == "meta" else tensor.data_ptr()
+    return (start, start + tensor.nbytes) if start else (0, 0)
+
+
+def _start(memory: tuple[int, int, Path | None]) -> int:
+    return memory[0]
 
 
 def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:

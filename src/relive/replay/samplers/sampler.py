@@ -35,13 +35,14 @@ class Sampler:
 
     storage: Backend
     rng: Randomness
-    _is_ours: bool
+    is_ours: bool = False
+    """Whether the class is one of this package, whose results need no verification."""
 
     def bind(self: Self, storage: Backend, rng: Randomness) -> Self:
         """A copy that chooses rows of this storage with these random numbers."""
         bound = copy.copy(self)
         bound.storage, bound.rng = storage, rng
-        bound._is_ours = type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
+        bound.is_ours = type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
         bound.on_bind()
         return bound
 
@@ -103,7 +104,7 @@ class Sampler:
     def choose(self, count: int) -> Chosen:
         """`sample`, verified if the class is a user's."""
         chosen = self.sample(count)
-        return chosen if self._is_ours else check_chosen(self, chosen, count)
+        return chosen if self.is_ours else check_chosen(self, chosen, count)
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
         """Choose `count` rows and write their weights to a tensor."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import INDEX, Leaves, ReadPlan
+from relive.replay.read_plan import INDEX, Layout, Leaves, ReadPlan
 from relive.replay.views.transition import Transition
 from relive.rng import Randomness
 from relive.schema.fields import Path, Schema
@@ -79,12 +80,38 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         got = [read.leaf for read in plan.reads]
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.within(backend.ring.slots)
+    _check_offsets(chosen, plan)
     if not plan.is_transition or plan.reduced is not None:  # goals come from other steps
         require_order(backend, view)
     finish = getattr(chosen, "finish", None)
     if finish is None or type(chosen).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return plan, finish
     return plan, lambda leaves, context: check_finished(chosen, finish(leaves, context), context)
+
+
+def _check_offsets(view: Any, plan: ReadPlan) -> None:
+    """Raise unless every window has offsets, and those of packed sequences are one range around the drawn row."""
+    windows = [group.offsets for group in plan.groups if group.offsets is not None]
+    where, remedy = f"{type(view).__name__}.plan", "Start from the plan of rl.Sequence, or use another layout."
+    for offsets in windows:
+        if not len(offsets):
+            raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
+        if plan.layout is Layout.PACKED and not _is_range_around_0(offsets):
+            raise SchemaError(explain(where, "consecutive offsets around 0", _brief(offsets), remedy))
+        if plan.layout is Layout.PACKED and (offsets[0], offsets[-1]) != (windows[0][0], windows[0][-1]):
+            got = f"{_brief(windows[0])} and {_brief(offsets)}"
+            expected = "consecutive offsets around 0, the same for all leaves"
+            raise SchemaError(explain(where, expected, got, remedy))
+
+
+def _is_range_around_0(offsets: Sequence[int]) -> bool:
+    if not offsets[0] <= 0 <= offsets[-1] or len(offsets) != offsets[-1] - offsets[0] + 1:
+        return False
+    return isinstance(offsets, range) or all(b - a == 1 for a, b in pairwise(offsets))
+
+
+def _brief(offsets: Sequence[int]) -> str:
+    return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
 def plan_of_batch(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
