@@ -43,8 +43,7 @@ from relive.replay.samplers import (
 )
 from relive.replay.views import Hindsight, NStep, Sequence, Transition, View, Window
 from relive.rollout.buffer import RolloutBuffer
-from relive.schema.fields import Carry, Field, Stacked
-from relive.schema.mutable import Mutable
+from relive.schema.fields import Carry, Field, Mutable, Stacked
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import RunningNorm
 from relive.storage import Memory

@@ -36,11 +36,21 @@ from relive.schema.assembly import (
 )
 from relive.schema.checks import nonempty, positive, share
 from relive.schema.conversion import as_tensor, bits_of, convert_leaves, path_name, row_ids
-from relive.schema.declarations import device_of, tree_of
-from relive.schema.fields import Declaration, Field, Schema, Tree, declare, declare_whole, kept_dtype, refuse_reserved
+from relive.schema.fields import (
+    Declaration,
+    Field,
+    Schema,
+    Tree,
+    declare,
+    declare_whole,
+    device_of,
+    kept_dtype,
+    refuse_mutable,
+    refuse_reserved,
+    tree_of,
+)
 from relive.schema.invariants import require, require_all, require_form
-from relive.schema.mutable import refuse_mutable
-from relive.schema.vocabulary import suggests_keywords, suggests_methods
+from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
 from relive.storage.codec import Node
 

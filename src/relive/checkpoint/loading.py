@@ -30,7 +30,7 @@ from relive.errors import (
     explain,
 )  # fmt: skip
 from relive.schema.conversion import bits_of
-from relive.schema.declarations import present
+from relive.schema.fields import present
 from relive.storage import Memory
 from relive.storage.allocator import expect_bulk
 from relive.storage.codec import ArrayInfo, Node, arrays_in_file, memory_of, require_flags

@@ -14,7 +14,7 @@ from relive.replay.views import View
 from relive.schema.assembly import check_batch_size, check_destination
 from relive.schema.checks import finite, positive
 from relive.schema.conversion import env_numbers
-from relive.schema.vocabulary import suggests_keywords
+from relive.schema.suggestions import suggests_keywords
 
 _PAUSES = (0.0002, 0.005)
 """Seconds between two looks at the counts: the first pause, and the longest."""

@@ -13,7 +13,7 @@ from relive.datasets.untrusted import damage, decode_budget, require_similar_siz
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
-from relive.schema.vocabulary import NAME
+from relive.schema.suggestions import NAME
 from relive.storage.allocator import available_bytes
 
 Columns: TypeAlias = Mapping[str, str | None]

@@ -44,7 +44,7 @@ from relive.schema.autoreset import DeclaredMode, settings_of, warn_of_frame_sta
 from relive.schema.buffer_schemas import replay_nbytes, replay_schema
 from relive.schema.conversion import as_tensor, row_ids
 from relive.schema.fields import DTYPES, Declaration, Path
-from relive.schema.vocabulary import suggests_keywords, suggests_methods
+from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm

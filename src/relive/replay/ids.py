@@ -12,8 +12,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.backend import Backend
 from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, path_name, row_ids
-from relive.schema.fields import Schema
-from relive.schema.mutable import mutable_schema
+from relive.schema.fields import Schema, mutable_schema
 
 NO_ROW = -1
 """The entry of "step_index" where a sequence has no step."""

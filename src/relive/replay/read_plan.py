@@ -14,8 +14,7 @@ import torch
 from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.schema.assembly import MemoryRange, assemble, checked_targets, copy_leaves
-from relive.schema.fields import Path, Schema, caller_shape
-from relive.schema.mutable import is_carried
+from relive.schema.fields import Path, Schema, caller_shape, is_carried
 
 if TYPE_CHECKING:
     from relive.replay.backend import Backend

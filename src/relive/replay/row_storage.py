@@ -24,8 +24,7 @@ from relive.schema.conversion import (
     refuse_reused_leaves,
     with_own_storage,
 )
-from relive.schema.fields import Path, Schema, Stacked, caller_field
-from relive.schema.mutable import Mutable, is_carried
+from relive.schema.fields import Mutable, Path, Schema, Stacked, caller_field, is_carried
 from relive.storage import Allocator
 
 

@@ -20,9 +20,7 @@ from relive.replay.torch_backend import TorchBackend
 from relive.schema.autoreset import parse_autoreset
 from relive.schema.buffer_schemas import check_replay, replay_nbytes, replay_schema
 from relive.schema.checks import positive
-from relive.schema.declarations import device_of, tree_of
-from relive.schema.fields import Declaration
-from relive.schema.mutable import Mutable
+from relive.schema.fields import Declaration, Mutable, device_of, tree_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of

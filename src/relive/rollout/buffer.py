@@ -37,9 +37,8 @@ from relive.schema.assembly import check_destination, import_tensordict, to_devi
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
 from relive.schema.checks import positive
-from relive.schema.declarations import device_of, tree_of
-from relive.schema.fields import Declaration, Path
-from relive.schema.vocabulary import suggests_keywords, suggests_methods
+from relive.schema.fields import Declaration, Path, device_of, tree_of
+from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers, observers_of

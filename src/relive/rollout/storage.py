@@ -19,8 +19,7 @@ from relive.kernels.row_writer import Which, row_writer
 from relive.schema.assembly import assemble, selected_leaves
 from relive.schema.checks import nonempty
 from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
-from relive.schema.declarations import path_of
-from relive.schema.fields import Path, Schema
+from relive.schema.fields import Path, Schema, path_of
 from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_form
 from relive.storage import Memory
 

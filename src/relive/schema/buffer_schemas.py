@@ -17,9 +17,9 @@ from relive.schema.fields import (
     declare,
     declare_real,
     declare_whole,
+    refuse_mutable,
     refuse_reserved,
 )
-from relive.schema.mutable import refuse_mutable
 
 OPTIONAL = ("value", "log_prob")
 """Fields that the steps of a rollout may leave out, if all of its steps do."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium as gym
@@ -13,7 +15,7 @@ import torch
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.schema.checks import count, one_of, same_keys
-from relive.schema.vocabulary import NAME, field_remedy
+from relive.schema.suggestions import NAME, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -40,6 +42,10 @@ MOST_NESTED = 64
 _PADS = ("repeat", "zero")
 FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
 """The dtypes that a field may have, by their numpy equivalents."""
+
+_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+"""The dtypes that a field may have, by their names in files."""
+_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -157,6 +163,42 @@ class Stacked(Field):
         return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PADS))
 
 
+@dataclass(frozen=True, init=False)
+class Mutable(Field):
+    """A field of a replay buffer's rows that `ReplayBuffer.write` may write again: latent states, relabelled rewards.
+
+    Every leaf but those of an observation, which is also the next observation of another row, can be one. Checkpoints
+    save mutable fields whole each time; all other fields are saved once.
+
+    Args:
+        field: what is stored: a shape, a `Field` or a `Carry`. Of a dict, each leaf is declared by itself.
+
+    >>> Mutable(32)
+    Mutable(shape=(32,), dtype=torch.float32, field=Field(shape=(32,), dtype=torch.float32))
+    """
+
+    field: Field
+
+    def __init__(self, field: Declaration) -> None:
+        inner = declare("Mutable", field)
+        if type(inner) not in (Field, Carry):
+            got = "a dict" if isinstance(inner, dict) else inner
+            remedy = "Declare the leaves of a dict as Mutable one by one."
+            raise SchemaError(explain("Mutable", "one Field or Carry", got, remedy))
+        assert isinstance(inner, Field)
+        super().__init__(inner.shape, inner.dtype)
+        object.__setattr__(self, "field", inner)
+
+    def settings(self) -> list[Any]:
+        kind, _, _, *settings = self.field.config()
+        return [kind, *settings]
+
+    @classmethod
+    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Mutable:
+        kind, *rest = settings
+        return cls(Field.kinds[kind.one_of(("field", "carry"))].with_settings(plain, rest))
+
+
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a field that only data describe. Learners work in float32; float64 would only double the memory."""
     return torch.float32 if dtype == torch.float64 else dtype
@@ -172,6 +214,11 @@ def caller_shape(field: Field) -> tuple[int, ...]:
 def caller_field(field: Field) -> Field:
     """The field as callers pass it: of a stacked one, a plain field with the axis of its frames."""
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
+
+
+def is_carried(field: Field) -> bool:
+    """Whether sequences return a field only at their start."""
+    return isinstance(field.field if isinstance(field, Mutable) else field, Carry)
 
 
 Tree: TypeAlias = "Field | dict[str, Tree]"
@@ -280,6 +327,27 @@ def config_of(tree: Tree) -> Any:
     if isinstance(tree, dict):
         return {name: config_of(child) for name, child in tree.items()}
     return tree.config()
+
+
+def tree_of(node: lazy.Node) -> Tree:
+    """The declaration that `config_of` made JSON of; a CorruptCheckpoint says what cannot be one."""
+    if isinstance(node.value, dict):
+        if not node.value:
+            raise node.error("at least one field")
+        return {name: tree_of(child) for name, child in node.entries().items()}
+    parts = node.items(8)
+    if not parts:
+        raise node.error("a field")
+    kind = Field.kinds[parts[0].one_of(Field.kinds)]
+    if len(parts) < 3:
+        raise node.error("a kind, a shape and a dtype")
+    shape, dtype = parts[1].shape(), _NAMES[parts[2].one_of(_NAMES)]
+    if any(size < 1 for size in shape):
+        raise parts[1].error("positive sizes")
+    try:
+        return kind.with_settings(Field(shape, dtype), parts[3:])
+    except ValueError as error:  # more settings, or fewer
+        raise node.error(f"the settings of a {kind.__name__} ({error})") from None
 
 
 class Schema:
@@ -392,3 +460,50 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
         if name in reserved:
             expected = f"other names than {', '.join(sorted(reserved))}, which are reserved"
             raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))
+
+
+@lru_cache(maxsize=64)  # asked at every write
+def mutable_schema(schema: Schema) -> Schema:
+    """The mutable leaves of a schema, as a schema of their own."""
+    pruned = {name: _pruned(tree) for name, tree in schema.trees.items()}
+    return Schema({name: tree for name, tree in pruned.items() if tree is not None})
+
+
+def _pruned(tree: Tree) -> Tree | None:
+    """The mutable leaves of a declaration; None if it has none."""
+    if isinstance(tree, Field):
+        return tree if isinstance(tree, Mutable) else None
+    pruned = {name: _pruned(child) for name, child in tree.items()}
+    return {name: child for name, child in pruned.items() if child is not None} or None
+
+
+def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:
+    """Raise if a leaf of one of the fields `names` is mutable."""
+    mutable: tuple[Path, ...] = mutable_schema(schema).paths
+    for path in mutable:
+        if path[0] in names:
+            raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
+
+
+def device_of(node: lazy.Node) -> torch.device:
+    """The device of a saved buffer, if this machine has it."""
+    if node.text(_DEVICE).startswith("meta"):
+        raise node.error("a device that holds data")
+    return present(node.value)
+
+
+def present(device: str | torch.device) -> torch.device:
+    """A device that this machine has; of any other, an IncompatibleCheckpoint."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, ImportError, RuntimeError) as error:
+        got, remedy = str(error).partition("\n")[0], "Pass device=."
+        raise IncompatibleCheckpoint(explain(f"device {device}", "a device of this machine", got, remedy)) from None
+
+
+def path_of(node: lazy.Node) -> Path:
+    """A path to a leaf."""
+    names = node.items(MOST_NESTED)
+    if not names:
+        raise node.error("at least one name")
+    return tuple(name.text() for name in names)

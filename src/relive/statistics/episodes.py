@@ -14,7 +14,7 @@ from relive.schema.checks import positive
 from relive.schema.conversion import convert, device_of, env_numbers
 from relive.schema.fields import FLAG, NUMBER, Field
 from relive.schema.invariants import require, require_all, require_form
-from relive.schema.vocabulary import suggests_keywords
+from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
 from relive.storage.allocator import require_memory
 

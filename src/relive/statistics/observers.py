@@ -16,10 +16,9 @@ from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.schema.autoreset import info_numbers
 from relive.schema.conversion import path_name
-from relive.schema.declarations import path_of
-from relive.schema.fields import Field, Path, Schema, caller_shape
+from relive.schema.fields import Field, Path, Schema, caller_shape, path_of
 from relive.schema.invariants import require
-from relive.schema.vocabulary import NAME
+from relive.schema.suggestions import NAME
 from relive.statistics.counting import bind, claim, counters, plan
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm

@@ -22,7 +22,7 @@ import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.schema.conversion import clean_bools
-from relive.schema.vocabulary import NAME
+from relive.schema.suggestions import NAME
 from relive.storage.allocator import available_bytes
 
 FORMAT = 1

@@ -22,7 +22,7 @@ import torch
 
 import relive as rl
 from relive.inspector.saved import check
-from relive.schema.declarations import path_of
+from relive.schema.fields import path_of
 from relive.storage.codec import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint

@@ -21,7 +21,7 @@ from relive.rng import Randomness
 from relive.schema.checks import finite, number, one_of, positive, share
 from relive.schema.conversion import as_numpy_if_cpu
 from relive.schema.invariants import require, require_all
-from relive.schema.vocabulary import suggests_init_keywords
+from relive.schema.suggestions import suggests_init_keywords
 
 
 @dataclass(frozen=True)

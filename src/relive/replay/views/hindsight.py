@@ -13,13 +13,12 @@ from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
-from relive.replay.views.transition import Transition
-from relive.replay.views.view import ReadContext, View
+from relive.replay.views.view import ReadContext, Transition, View
 from relive.schema.assembly import assemble
 from relive.schema.checks import share as require_share
 from relive.schema.conversion import convert, path_name
 from relive.schema.fields import Path, Schema
-from relive.schema.vocabulary import suggests_init_keywords
+from relive.schema.suggestions import suggests_init_keywords
 
 Relabel = Callable[[torch.Tensor, torch.Tensor, "lazy.TensorDict"], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).

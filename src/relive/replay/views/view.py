@@ -1,22 +1,29 @@
-"""Views: descriptions of what is read around a drawn row, bound to the rows of one buffer."""
+"""Views describe a batch by a read plan: single steps, n-step returns, sequences. `bind_view` verifies users' views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Offsets
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import INDEX, Layout, Leaves, ReadPlan
-from relive.replay.views.transition import Transition
+from relive.replay.read_plan import INDEX, Layout, Leaves, ReadPlan, row_plan, sequence_plan
 from relive.rng import Randomness
+from relive.schema.checks import positive
+from relive.schema.checks import share as require_share
 from relive.schema.fields import Path, Schema
+from relive.schema.suggestions import suggests_init_keywords
 
 if TYPE_CHECKING:
     from relive.replay.backend import Backend
+
+_MOST_STEPS = 2**30
 
 
 class View(Protocol):
@@ -64,6 +71,80 @@ class ReadContext:
         return self._backend.take(slots, (self.schema.paths.index(path),))[0]
 
 
+@dataclass(frozen=True)
+class Transition:
+    """Every field of the row and `next_obs`, the state it led to before any reset."""
+
+    def plan(self, schema: Schema) -> ReadPlan:
+        return row_plan(schema)
+
+
+@suggests_init_keywords
+@dataclass(frozen=True)
+class NStep:
+    """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, steps that there are).
+
+    A window ends where its episode ends or at the newest row, so that the last n−1 rows of an episode are read too;
+    `terminated` and `truncated` are those of its last step. The learner's target is
+    reward + discount · (1 − terminated) · Q(next_obs).
+
+    Args:
+        n: steps to sum, at least 1.
+        gamma: discount γ in [0, 1].
+    """
+
+    n: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        positive("NStep.n", self.n, math.inf)
+        require_share("NStep.gamma", self.gamma)
+
+    def plan(self, schema: Schema) -> ReadPlan:
+        return row_plan(schema, self.n, float(self.gamma))
+
+
+@suggests_init_keywords
+@dataclass(frozen=True)
+class Sequence:
+    """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
+
+    Burn-in lies before it, as much of its episode as is still stored, so that its length varies by row. Real steps come
+    first and padding, which is zero, only at the end: position 0 is always real, and `Carry` fields [B, …] are its
+    state. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which start an episode.
+    "index" and "weight" are those of the drawn row.
+
+    Args:
+        length: steps to train on, at least 1.
+        burn_in: at most so many steps before them, for a recurrent network to find its state.
+        cross_episodes: go on into the next episode, where "is_first" says that the state starts anew; otherwise a
+            sequence ends with its episode.
+        step_index: add "step_index" [B, L], the "index" of every step and -1 where there is none, for `write` and
+            `update_priority`.
+    """
+
+    length: int
+    burn_in: int = 0
+    cross_episodes: bool = False
+    step_index: bool = False
+
+    def __post_init__(self) -> None:
+        positive("Sequence.length", self.length, math.inf)  # `plan` says what no memory holds
+        if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
+            raise SchemaError(
+                explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
+            )
+
+    def plan(self, schema: Schema) -> ReadPlan:
+        if self.burn_in + self.length > _MOST_STEPS:
+            got = f"{self.burn_in} + {self.length}"
+            raise MemoryError(explain("Sequence", f"at most {_MOST_STEPS} steps", got, "Pass a shorter length."))
+        if self.step_index and "step_index" in schema.names:
+            expected, got = "no field called step_index", "an extra field of this name"
+            raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
+        return sequence_plan(schema, self.burn_in, self.length, self.cross_episodes, self.step_index)
+
+
 Finish = Callable[[Leaves, ReadContext], Leaves]
 _TRANSITION = Transition()
 
@@ -104,13 +185,13 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
             raise SchemaError(explain(where, expected, got, remedy))
 
 
-def _is_range_around_0(offsets: Sequence[int]) -> bool:
+def _is_range_around_0(offsets: Offsets[int]) -> bool:
     if not offsets[0] <= 0 <= offsets[-1] or len(offsets) != offsets[-1] - offsets[0] + 1:
         return False
     return isinstance(offsets, range) or all(b - a == 1 for a, b in pairwise(offsets))
 
 
-def _brief(offsets: Sequence[int]) -> str:
+def _brief(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from relive.errors import SchemaError, explain
 from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
-from relive.replay.views.n_step import NStep
-from relive.replay.views.transition import Transition
+from relive.replay.views.view import NStep, Transition
 from relive.schema.fields import Field, Path, Schema, leaves_of
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
