@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.schema import vocabulary
+from relive.schema import suggestions
 
 
 def replay(**options: Any) -> rl.ReplayBuffer:
@@ -132,7 +132,7 @@ def test_an_attribute_that_nobody_has_is_missing_as_usual() -> None:
 
 
 def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
-    for owner, names in vocabulary._METHODS.items():
+    for owner, names in suggestions._METHODS.items():
         cls = getattr(rl, owner)
         for ours, words in names.items():
             assert ours == "len" or hasattr(cls, ours), (owner, ours)
