@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
     from relive.storage.codec import Node
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """The largest saved state."""
-_MOST = {"has_uint32": 1, "uinteger": 2**32 - 1}
+_MAX = {"has_uint32": 1, "uinteger": 2**32 - 1}
 """The largest values of numpy's half-used word."""
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
@@ -58,9 +58,9 @@ class Randomness:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Continue where a stream was; in a buffer that was moved, the streams of devices start anew."""
-        node, arrays = saved.values, saved.tensors(_MOST_BYTES)
+        node, arrays = saved.values, saved.tensors(_MAX_BYTES)
         bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-        bits |= {name: node.entry(name).integer(0, most) for name, most in _MOST.items()}
+        bits |= {name: node.entry(name).integer(0, most) for name, most in _MAX.items()}
         names = node.entry("devices")
         listed = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
         try:

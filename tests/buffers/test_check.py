@@ -209,10 +209,10 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "a wrong count": ({}, ring("count", 1, 5), r"^count\[1\]: expected the number of transitions, got 5"),
     "an end of nothing": ({}, kind(3, 1, FINAL), "^first of row 4, environment 1: expected a start after a final row"),
     "stacks that could not be refused": (
-        {"frames": 3}, lambda r: r.storage.rows.broken.add_(2),
+        {"frames": 3}, lambda r: r.storage.rows.num_invalid_stacks.add_(2),
         "^obs: expected stacks of the stored frames, got 2 steps w"
     ),
-    "another window": ({}, of_memory("ring.alive", 6), r"^ring: expected .* \(2, 7, 7\), got \(2, 6, 7\)"),
+    "another window": ({}, of_memory("ring.num_sampleable", 6), r"^ring: expected .* \(2, 7, 7\), got \(2, 6, 7\)"),
     "other memory of the ring": ({}, of_memory("ring.kind", torch.clone), "^memory of kind: expected the"),
     "other memory of next_obs": (
         STORED, of_memory("next_leaves", lambda c: (c[0].clone(),)), "^memory of next_obs: expected the addr"

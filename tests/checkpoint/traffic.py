@@ -164,7 +164,7 @@ def digest(buffer: Any) -> Any:
         if isinstance(buffer, rl.ReplayBuffer):
             # Of a row that only holds an observation, the other fields are whatever was there before.
             kind = buffer.storage.rows.ring.kind.view(-1)[places]
-            for name in kept.keys() - {f"column{i}" for i in buffer.storage.rows.observed}:
+            for name in kept.keys() - {f"column{i}" for i in buffer.storage.rows.obs_leaves}:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     values = {name: part for name, part in values.items() if name != "memory"}  # the same in any memory

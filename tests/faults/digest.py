@@ -24,7 +24,7 @@ CACHES = {
     "_slice_starts",
     "_row_table",
     "_rows_left",
-    "_queues",
+    "_uniform_index",
     "_drawn",
     "_written",
     "first_ids",

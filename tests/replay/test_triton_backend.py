@@ -141,7 +141,8 @@ class TestRows:
                 replay = shape.buffer(seed=0, sampler=rl.Prioritized())
                 play([replay], seed=3, length=5, calls="ae")
                 memory = replay.storage.rows
-                return [tensor.clone() for tensor in (*memory.tensors, memory.broken, *replay.storage.touched())]  # pyright: ignore[reportOptionalMemberAccess]
+                changed: Any = replay.storage.changed_slots()
+                return [tensor.clone() for tensor in (*memory.tensors, memory.num_invalid_stacks, *changed)]
 
         in_every_order(written, 3)
 

@@ -50,7 +50,7 @@ def handle_of(replay: ReplayBuffer) -> Handle:
         "num_envs": replay.num_envs,
         "extra": trees,
         "sampler": replay.settings.sampler,
-        "next_obs": "stored" if replay.storage.keeps_next else "shared",
+        "next_obs": "stored" if replay.storage.stores_next_obs else "shared",
         "autoreset": replay.autoreset,
     }
     return Handle(allocator.address, settings)

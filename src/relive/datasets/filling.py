@@ -266,7 +266,7 @@ def _to_distillation(name: str, buffer: DistillationBuffer, blocks: Iterable[Epi
 
 def require_ordered(name: str, replay: Any) -> None:
     """Raise unless `replay` stores the observations of an episode in order."""
-    if type(replay) is not ReplayBuffer or replay.storage.keeps_next:
+    if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
         raise SchemaError(explain(name, "a replay buffer in time order", repr(replay), remedy))
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from relive.inspector.source import ENDS, Episodes, ReportSource
-from relive.replay.chains import Chains
+from relive.replay.continuity import ContinuityStats
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path
 from relive.statistics.episodes import EpisodeStats
@@ -347,7 +347,7 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _chains(Chains(**report["chains"]))
+    yield from _chains(ContinuityStats(**report["chains"]))
     yield from _constants(fields, report["read"])
     if "count" in (report["episodes"] or {}):
         yield from _endings(report["episodes"])
@@ -418,8 +418,8 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
             yield f"{_join_names([part['name'] for part in still])} never change in {rows}."
 
 
-def _chains(chains: Chains) -> Iterator[str]:
-    doubts = dict(chains.doubts())
+def _chains(chains: ContinuityStats) -> Iterator[str]:
+    doubts = dict(chains.warnings())
     if "cuts" in doubts:
         yield (
             f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "

@@ -16,7 +16,7 @@ from relive.datasets.minari import read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.chains import Chains, of_stored
+from relive.replay.continuity import ContinuityStats, stored_continuity
 from relive.replay.ids import sort_rows
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
@@ -75,7 +75,7 @@ class ReportSource:
     """The sampler's own figures about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """The axis of a row along which frames are stacked, the newest last."""
-    chains: Chains = field(default_factory=Chains)
+    chains: ContinuityStats = field(default_factory=ContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
     """Stretches of rows that are read together; None if any rows can be."""
@@ -145,7 +145,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         written=written,
         oldest=int(ages.max()) if len(ids) else None,
         autoreset=replay.autoreset,
-        next_obs="stored" if storage.keeps_next else "shared",
+        next_obs="stored" if storage.stores_next_obs else "shared",
         sampler=repr(replay.sampler),
     )
     saved = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
@@ -160,12 +160,12 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         len(ids),
         columns,
         read,
-        episodes=None if storage.keeps_next else episodes(),
+        episodes=None if storage.stores_next_obs else episodes(),
         stats=replay.stats,
         mass=by_row.get("mass"),
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
-        chains=of_stored(storage.rows),
+        chains=stored_continuity(storage.rows),
         stacks={path: leaf.axis for path, leaf in leaves_of((), declared_fields(replay)) if isinstance(leaf, Stacked)},
     )
 

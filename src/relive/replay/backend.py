@@ -21,7 +21,7 @@ from relive.replay.row_storage import RowStorage
 from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 
-Touched = tuple[torch.Tensor, torch.Tensor | None]
+ChangedSlots = tuple[torch.Tensor, torch.Tensor | None]
 """Slots, and which of them really changed (None: all)."""
 
 
@@ -38,7 +38,7 @@ class Backend:
         """The kind of row in each slot, and the arithmetic of slots and ids."""
         self.allocator, self.schema, self.device = rows.allocator, rows.schema, rows.device
         self.num_envs = rows.ring.num_envs
-        self.keeps_next = rows.keeps_next
+        self.stores_next_obs = rows.stores_next_obs
         """Next observations are stored with the rows, which have no order: only transitions can be read."""
         self.warning: str | None = None
         """A message about steps that look like a mistake, which was not issued yet; None without one."""
@@ -64,10 +64,10 @@ class Backend:
         """Write K > 0 rows of mutable leaves to slots [K]: none for -1, the last for a slot that comes twice."""
         raise NotImplementedError
 
-    def keep_touched(self) -> None:
+    def track_changes(self) -> None:
         """Let `touched` tell the slots of the last write from now on."""
 
-    def touched(self) -> Touched:
+    def changed_slots(self) -> ChangedSlots:
         """The slots that the last write made transitions or took away, in the order it happened."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Backend:
         """A process died that had the lock: make a ring again of what it left."""
         self.ring.recover()
 
-    def doubts(self) -> Iterator[str]:
+    def late_warnings(self) -> Iterator[str]:
         """Messages about stored rows that look like a mistake and could not be told while they were written."""
         return iter(())
 
@@ -137,12 +137,12 @@ class Backend:
 
     def take_stored_next(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
         """Leaves of next observations that have tensors of their own."""
-        which = tuple(self.rows.observed.index(leaf) for leaf in leaves)
+        which = tuple(self.rows.obs_leaves.index(leaf) for leaf in leaves)
         return self._take(self.rows.next_leaves, which, slots, padded=False)
 
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots and those of the observations that they led to [2, B], if rows are in order; the rows' ids."""
-        at = slots.unsqueeze(0) if self.keeps_next else torch.stack([slots, self.ring.after(slots)])
+        at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.after(slots)])
         return at, self.ids(slots)
 
     def _take(

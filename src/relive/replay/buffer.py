@@ -19,7 +19,7 @@ from relive.errors import CorruptCheckpoint, NotReadyError, SchemaError, explain
 from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, recovery_callback
 from relive.replay.backend import Backend
-from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, updated_priority, write_back
+from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, update_priorities, write_back
 from relive.replay.invariants import faults_of
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, commit_of
@@ -56,7 +56,7 @@ from relive.storage.disk import disk_memory
 _NOTHING: Mapping[str, Any] = {}
 _MANY_BYTES = 1 << 28
 """Batches of this size are read without a look at the free memory."""
-_MOST_VIEWS = 64
+_MAX_VIEWS = 64
 """Views whose readers are kept."""
 
 
@@ -132,7 +132,7 @@ class ReplayBuffer(StateDictMixin):
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
         """The sampler of this buffer: a copy of the one that was passed."""
         if self.sampler.follows_writes:
-            self.storage.keep_touched()
+            self.storage.track_changes()
         self._is_uniform = isinstance(self.sampler, Uniform)
         self._bytes_of_row = 2 * self.nbytes // self.storage.num_slots + 64
         """The bytes that a row of a batch takes at most: two observations, and what is computed."""
@@ -235,7 +235,7 @@ class ReplayBuffer(StateDictMixin):
             leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
-            measured = self._observers.measured(info, self.storage.rows.lead_of(envs), mode)
+            measured = self._observers.measured(info, self.storage.rows.leading_shape_of(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
@@ -429,7 +429,7 @@ class ReplayBuffer(StateDictMixin):
         """Raise if there is no row to draw, or no memory for so many."""
         if self.storage.maybe_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-        nbytes = count * reader.plan.most_items * self._bytes_of_row
+        nbytes = count * reader.plan.max_items * self._bytes_of_row
         if nbytes > _MANY_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
@@ -458,7 +458,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
         plan, finish = bind_view(view, self.storage)
-        if len(self._views) >= _MOST_VIEWS:
+        if len(self._views) >= _MAX_VIEWS:
             self._views.clear()
         return self.storage.reader(plan), finish
 
@@ -473,7 +473,7 @@ class ReplayBuffer(StateDictMixin):
             if not self.sampler.takes_priorities:
                 remedy = "Make the buffer with sampler=rl.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            return updated_priority(self.storage, self.sampler, index, _tensor("priority", priority, self.device))
+            return update_priorities(self.storage, self.sampler, index, _tensor("priority", priority, self.device))
 
     def write(self, index: Any, **fields: Any) -> int:
         """Write new values of `Mutable` fields into the rows `index` (of a batch), whose other fields stay.
@@ -624,7 +624,7 @@ class ReplayBuffer(StateDictMixin):
         with self._lock, self._in_order():
             self.check_state()
             self.storage.check_bytes()
-            messages = list(self.storage.doubts())
+            messages = list(self.storage.late_warnings())
         for message in messages:
             warn_user(message)
 

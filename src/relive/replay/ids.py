@@ -18,12 +18,12 @@ NO_ROW = -1
 """The entry of "step_index" where a sequence has no step."""
 
 
-class NamedRows(NamedTuple):
+class ResolvedRows(NamedTuple):
     """The slots of named rows."""
 
     slots: torch.Tensor
     """Flat slots [K]; -1 for rows that are gone, and where no row was named."""
-    lead: tuple[int, ...]
+    leading_shape: tuple[int, ...]
     """The shape of what named them: (B,) or (B, L)."""
     is_padding: torch.Tensor | None = None
     """Mask of entries that name no row."""
@@ -43,16 +43,16 @@ def _count(which: torch.Tensor) -> Any:
     return total if isinstance(total, torch.Tensor) else int(total)
 
 
-def named_rows(backend: Backend, index: Any) -> NamedRows:
+def resolve_ids(backend: Backend, index: Any) -> ResolvedRows:
     """The rows of ids [B], or of ids [B, L] and -1; an IndexError for ids that were never issued."""
-    return _located(backend, *flat_ids(index, backend.device))
+    return _resolve(backend, *flat_ids(index, backend.device))
 
 
-def _located(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
-    return NamedRows(backend.locate(flat), lead) if len(lead) == 1 else padded_rows(backend, flat, lead)
+def _resolve(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> ResolvedRows:
+    return ResolvedRows(backend.locate(flat), lead) if len(lead) == 1 else resolve_padded_ids(backend, flat, lead)
 
 
-def padded_rows(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
+def resolve_padded_ids(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> ResolvedRows:
     """The rows of a vector of ids and -1, which was of the shape `lead`."""
     is_padding = flat == NO_ROW
     if backend.device.type == "cpu":
@@ -60,13 +60,13 @@ def padded_rows(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> 
         slots[~is_padding] = backend.locate(flat[~is_padding])
     else:  # elsewhere no ids are selected: how many they are would have to be waited for
         slots = backend.locate(flat).masked_fill(is_padding, -1)
-    return NamedRows(slots, lead, is_padding)
+    return ResolvedRows(slots, lead, is_padding)
 
 
-def _by_id(backend: Backend, index: Any) -> NamedRows:
+def _unresolved(backend: Backend, index: Any) -> ResolvedRows:
     """The ids themselves in place of slots, for a run that finds the rows while it updates them."""
     flat, lead = flat_ids(index, backend.device)
-    return NamedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
+    return ResolvedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
 
 
 def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -77,7 +77,7 @@ def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int,
     return ids, tuple(index.shape)
 
 
-def conformed(backend: Backend, lead: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+def convert_rows(backend: Backend, lead: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
     """Values of leaves for rows that were named by ids of the shape `lead`, as tensors [K, …] that fit."""
     values = {}
     for i, value in leaves.items():
@@ -94,9 +94,9 @@ def write_back(
 
     `lead` is the shape that the ids had; where it is (B, L), and where they are `padded`, -1 names no row.
     """
-    values = conformed(backend, lead, leaves)
+    values = convert_rows(backend, lead, leaves)
     # Only now: the conversion of a value may run code that adds rows.
-    rows = padded_rows(backend, flat, lead) if padded else _located(backend, flat, lead)
+    rows = resolve_padded_ids(backend, flat, lead) if padded else _resolve(backend, flat, lead)
     if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
         backend.rewrite(rows.slots, values)
     return rows.stale
@@ -120,14 +120,14 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     return found
 
 
-def updated_priority(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
+def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
-    rows = _by_id(backend, index) if sampler.updates_by_id else named_rows(backend, index)
+    rows = _unresolved(backend, index) if sampler.updates_by_id else resolve_ids(backend, index)
     if rows.is_padding is None:
         return sampler.update(rows.slots, priority)
-    if tuple(priority.shape) != rows.lead:
+    if tuple(priority.shape) != rows.leading_shape:
         remedy = "Pass a priority for each step."
-        raise SchemaError(explain("priority", f"shape {rows.lead}", tuple(priority.shape), remedy))
+        raise SchemaError(explain("priority", f"shape {rows.leading_shape}", tuple(priority.shape), remedy))
     # What a network made of padding may be NaN.
     return rows.without_padding(sampler.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))
 

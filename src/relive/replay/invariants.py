@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relive.replay.backend import Backend
     from relive.replay.row_storage import RowStorage
 
-_MOST_ASKED = 4096
+_MAX_ASKED = 4096
 """Slots whose ids are compared, or those of one row of all environments."""
 _KINDS = ("empty", "transition", "final", "pending", "history")
 
@@ -46,7 +46,7 @@ def check_rows(rows: RowStorage) -> None:
 
 def faults_of(rows: RowStorage) -> Iterator[str]:
     """Faults that a device has counted instead of raising, which would have been a wait."""
-    broken = int(rows.broken) if rows.has_values else 0
+    broken = int(rows.num_invalid_stacks) if rows.has_values else 0
     if broken:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
@@ -59,12 +59,12 @@ def faults_of(rows: RowStorage) -> Iterator[str]:
 
 def _check_form(rows: RowStorage) -> None:
     ring, schema = rows.ring, rows.schema
-    num_envs = rows.lead[0] if rows.lead else 1
-    alive = rows.rows_per_env + (not rows.keeps_next)
+    num_envs = rows.leading_shape[0] if rows.leading_shape else 1
+    alive = rows.rows_per_env + (not rows.stores_next_obs)
     expected = (num_envs, alive, alive + schema.deepest_stack - 1)
-    got = (ring.num_envs, ring.alive, ring.slots)
+    got = (ring.num_envs, ring.num_sampleable, ring.slots)
     require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
-    lead, copied = (ring.slots, ring.num_envs), rows.observed if rows.keeps_next else ()
+    lead, copied = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
     fields = [*schema.fields, *(schema.fields[i] for i in copied)]
     of_ring = Ring.forms(ring.slots, ring.num_envs)
     paths = [*schema.paths, *(rows.next_paths if copied else ()), *((name,) for name in of_ring)]
@@ -86,9 +86,9 @@ def _check_heads(rows: RowStorage, host: _Host) -> None:
     require_all(host.head >= host.floor, "head", "a row of at least the floor", host.head)
     most = np.iinfo(np.int64).max // ring.num_envs - 1
     require_all(host.head <= most, "head", f"a row of at most {most}, for ids of int64", host.head)
-    may_open = (host.head > host.floor) & (not rows.keeps_next)
+    may_open = (host.head > host.floor) & (not rows.stores_next_obs)
     require_all(may_open | ~host.open, "open", "False without a step before the row", host.open)
-    may_reset = (host.open | rows.keeps_next | (host.head == host.floor)) & rows.next_step
+    may_reset = (host.open | rows.stores_next_obs | (host.head == host.floor)) & rows.next_step
     expected = "False, except after an end under autoreset=NEXT_STEP"
     require_all(may_reset | ~host.resetting, "resetting", expected, host.resetting)
 
@@ -125,8 +125,8 @@ class _Ages:
         self.is_stored = self.age <= since
         self.is_first = self.age == since
         self.is_newest = self.is_stored & (self.age == 0)
-        self.is_alive = self.age < ring.alive
-        self.is_early = self.age > since - (slots - ring.alive)
+        self.is_alive = self.age < ring.num_sampleable
+        self.is_early = self.age > since - (slots - ring.num_sampleable)
         """Mask of rows whose older frames may have been lost."""
         self.is_step = (self.kind == TRANSITION) | (self.kind == HISTORY)
         self.follows = self.age < np.minimum(since, slots - 1)
@@ -155,12 +155,16 @@ def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     is_open = ages.is_newest & host.open
     ages.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
     ages.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
-    ages.require(ages.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
+    ages.require(
+        ages.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.num_sampleable} rows before the head", kind
+    )
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
     may_be_history = ~ages.is_alive | ages.is_early
     may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes a row history
-    ages.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
-    if not rows.keeps_next:
+    ages.require(
+        may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
+    )
+    if not rows.stores_next_obs:
         ages.require(~(ages.is_step & ages.is_newest), "kind", "no transition as the newest row", kind)
 
 
@@ -174,7 +178,7 @@ def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         # A reset and, after it, an observation that nobody acted on.
         twice = final & after_final
         ages.require(~(final & ages.after(twice)), "kind", "at most two final rows in a row", kind)
-    if rows.keeps_next:
+    if rows.stores_next_obs:
         ages.require(first | ~ages.is_stored, "first", "a start in every unordered row", first)
     else:
         ages.require(first | ~after_final, "first", "a start after a final row", first)
@@ -186,7 +190,7 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     ring, kind = rows.ring, ages.kind
     ended = ages.is_step & (host.terminated | host.truncated)
     after_end = ages.after(ended)
-    if rows.keeps_next:
+    if rows.stores_next_obs:
         is_reset = ages.follows & (kind == FINAL)
         ages.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
@@ -214,7 +218,7 @@ def check_kernels(backend: Backend) -> None:
     count = int(ring.count.sum())
     require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
     # Of some slots of every environment: an id is computed from the environment's head, not stored.
-    every = ring.kind.numel() // _MOST_ASKED + 1
+    every = ring.kind.numel() // _MAX_ASKED + 1
     slot, env = (ring.kind[::every] == TRANSITION).nonzero(as_tuple=True)
     slots = slot * every * ring.num_envs + env
     ids = backend.ids(slots)

@@ -14,7 +14,7 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import NO_ROW, conformed, flat_ids, mutable_leaves, padded_rows, write_back
+from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_padded_ids, write_back
 from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
@@ -247,8 +247,8 @@ def _written(
         leaves = mutable_leaves(store.schema, fields)
         if changes:
             return write_back(store, ids, lead, leaves, padded=True)
-        padded_rows(store, ids, lead)
-        conformed(store, lead, leaves)
+        resolve_padded_ids(store, ids, lead)
+        convert_rows(store, lead, leaves)
         return 0
 
 

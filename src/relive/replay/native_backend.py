@@ -11,10 +11,10 @@ import torch
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain
 from relive.kernels.priority import NativeTree
-from relive.replay.backend import Backend, Touched, never_issued
-from relive.replay.chains import Chains
+from relive.replay.backend import Backend, ChangedSlots, never_issued
+from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
-from relive.replay.ring import MOST_ROWS
+from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
@@ -39,7 +39,7 @@ class NativeBackend(Backend):
         """The native module, whatever `kernels.force` says later."""
         self._core.watch_cuts(rows.has_stats)
         self._write_back = _write_back_of(self._core, rows)
-        self._reads_files = rows.seals is not None
+        self._reads_files = rows.row_checksums is not None
         self._is_alone = not rows.allocator.persistent
         """Whether no other process writes these rows, and no pages of a file are asked for."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
@@ -55,20 +55,20 @@ class NativeBackend(Backend):
         then: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
-        if self._rows_left < MOST_ROWS * count:
+        if self._rows_left < MAX_ROWS_PER_STEP * count:
             self._rows_left = self.ring.require_rows_left(count)
         self._few = None
-        self._rows_left -= MOST_ROWS * count
+        self._rows_left -= MAX_ROWS_PER_STEP * count
         status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
         if status >= 0:
-            leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
+            leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
             status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
             if status >= 0:
                 raise self.rows.misplaced(status)
         if status < -1:
-            if status not in _DOUBTS:
+            if status not in _WARNINGS:
                 raise self.rows.unstackable(-2 - status)
-            self.warning = _DOUBTS[status](self.chains())
+            self.warning = _WARNINGS[status](self.continuity())
 
     def observe(self, counters: Any) -> bool:
         self._core.observe(counters)
@@ -77,14 +77,14 @@ class NativeBackend(Backend):
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
-    def chains(self) -> Chains:
+    def continuity(self) -> ContinuityStats:
         """How the steps that were written here are joined."""
-        return Chains(*self._core.counted())
+        return ContinuityStats(*self._core.counted())
 
-    def keep_touched(self) -> None:
+    def track_changes(self) -> None:
         self._core.keep_touched(True)
 
-    def touched(self) -> Touched:
+    def changed_slots(self) -> ChangedSlots:
         return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
 
     def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
@@ -305,13 +305,13 @@ class NativeReader(PlanReader):
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
 
 
-_DOUBTS: dict[int, Any] = {}
+_WARNINGS: dict[int, Any] = {}
 if kernels.native() is not None:
-    _DOUBTS |= {
-        kernels.native().LOOKS_CUT: Chains.of_cuts,
-        kernels.native().LOOKS_RESET: Chains.of_resets,
-        kernels.native().LOOKS_RESTARTED: Chains.of_restarts,
-        kernels.native().LOOKS_INFINITE: Chains.of_infinite_rewards,
+    _WARNINGS |= {
+        kernels.native().LOOKS_CUT: ContinuityStats.cut_warning,
+        kernels.native().LOOKS_RESET: ContinuityStats.reset_warning,
+        kernels.native().LOOKS_RESTARTED: ContinuityStats.restart_warning,
+        kernels.native().LOOKS_INFINITE: ContinuityStats.reward_warning,
     }
 
 
@@ -329,12 +329,12 @@ def _ring_of(rows: RowStorage) -> Any:
     return kernels.core().RingMemory(
         list(rows.leaves),
         stacks,
-        list(rows.observed),
+        list(rows.obs_leaves),
         list(rows.next_leaves),
-        {**ring.state, "journal": ring.journal, "seals": rows.seals},
-        ring.alive,
+        {**ring.state, "journal": ring.journal, "seals": rows.row_checksums},
+        ring.num_sampleable,
         rows.next_step,
         rows.same_step,
-        not rows.lead,
+        not rows.leading_shape,
         *(schema.leaf_indices[name][0] for name in ("reward", "terminated", "truncated")),
     )

@@ -103,7 +103,7 @@ class ReadPlan:
     """Packed sequences have "step_index" [B, L], the ids of their steps, and -1 where there is none."""
     reduced: ReadPlan | None = None
     """The plan that these are the unreduced steps of."""
-    most_steps: int = 2**63
+    max_steps: int = 2**63
     """No offset that is read in its place needs more steps before or after a row."""
 
     @cached_property
@@ -144,7 +144,7 @@ class ReadPlan:
                 after = max(after, max(group.offsets) + (last if is_next else -group.of_observations))
         if self.layout is Layout.PACKED:
             return before, after
-        return min(before, self.most_steps), min(after, self.most_steps)
+        return min(before, self.max_steps), min(after, self.max_steps)
 
     @property
     def length(self) -> int:
@@ -152,7 +152,7 @@ class ReadPlan:
         return sum(self.reach) + 1
 
     @cached_property
-    def most_items(self) -> int:
+    def max_items(self) -> int:
         """The largest number of steps that a leaf of one row is read at."""
         return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
 
@@ -184,7 +184,7 @@ class ReadPlan:
     def within(self, slots: int) -> ReadPlan:
         """A plan that reads no further than a ring of so many slots can hold."""
         if self.reduced is None:
-            return replace(self, n=min(self.n, slots), most_steps=slots - 1)
+            return replace(self, n=min(self.n, slots), max_steps=slots - 1)
         reduced = self.reduced.within(slots)
         if self.is_transition:
             return replace(self, reduced=reduced)

@@ -17,7 +17,7 @@ import torch
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
 from relive.replay.native_backend import NativeBackend
-from relive.replay.ring import MOST_ROWS, TRANSITION, Ring, check_ring
+from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
 from relive.storage import commits
 from relive.storage.codec import ArraySource, bytes_of
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
 
 
-_MOST_OF_NAME = 512
+_MAX_OF_NAME = 512
 """Bytes that describe an array in a commit."""
 
 
 class RecoverableBuffer:
     """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
 
-    rows_of_step = MOST_ROWS
+    rows_of_step = MAX_ROWS_PER_STEP
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = weakref.ref(buffer)
@@ -47,7 +47,7 @@ class RecoverableBuffer:
         """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
         buffer = self._alive
         drawn = 0 if buffer.sampler.keeps_state_in_memory or not buffer.sampler.state() else 8 * self._ring.kind.numel()
-        return buffer.parts["staged"].most_bytes + _MOST_OF_NAME * len(buffer.storage.schema.fields) + drawn
+        return buffer.parts["staged"].max_bytes + _MAX_OF_NAME * len(buffer.storage.schema.fields) + drawn
 
     @property
     def is_alive(self) -> bool:
@@ -183,13 +183,13 @@ def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> No
     if _is_untouched(backend, record):
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
-        ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.max_rows_since_commit)
+        ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), record.max_rows_since_commit)
         broken = backend.broken_rows(head - record.max_rows_since_commit, ring.head + 1)
         if broken.any():
-            ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
+            ring.drop_before(torch.where(broken, ring.rows() + 1, 0).amax(0))
     # What was written again since the commit may have come to the disk in part.
     backend.forget_write_back()
-    ring.withhold(backend.torn_rows())
+    ring.exclude(backend.torn_rows())
     ring.journal.zero_()
 
 

@@ -28,10 +28,10 @@ from relive.schema.invariants import on_host
 from relive.storage import Allocator
 from relive.storage.codec import Node
 
-MOST_ROWS = 4
+MAX_ROWS_PER_STEP = 4
 """Rows that a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
 
-MOST_IDS = 2**63 - 1
+MAX_ID = 2**63 - 1
 
 NO_ID = -(2**63)
 """The id of no row: nobody asks for it, while -1 names no step of a sequence."""
@@ -54,12 +54,12 @@ def _of_envs(dtype: torch.dtype) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Ring:
-    """`num_envs` columns of slots, the newest `alive` rows of which may be drawn.
+    """`num_envs` columns of slots, the newest `num_sampleable` rows of which may be drawn.
 
     The state of a ring is the fields below, in their order: names, files, checkpoints and the native twin derive it.
     """
 
-    alive: int
+    num_sampleable: int
     slots: int
     num_envs: int
     kind: torch.Tensor = field(metadata=_of_slots(torch.uint8))
@@ -89,13 +89,13 @@ class Ring:
         }
 
     @staticmethod
-    def allocated(alive: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
+    def allocated(num_sampleable: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
         """An empty ring, or the one that was left there."""
-        slots = alive + history
+        slots = num_sampleable + history
         forms = Ring.forms(slots, num_envs).items()
         state = {name: allocator.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
         journal = allocator.allocate("ring.journal", (num_envs,), torch.int64) if allocator.persistent else None
-        return Ring(alive, slots, num_envs, **state, journal=journal)
+        return Ring(num_sampleable, slots, num_envs, **state, journal=journal)
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -167,7 +167,7 @@ class Ring:
         env = ids % self.num_envs
         row = ids.div(self.num_envs, rounding_mode="floor")
         slots = self.at(row.clamp(min=0), env)
-        inside = row > self.newest()[env] - self.alive
+        inside = row > self.newest()[env] - self.num_sampleable
         kind = self.kind_at(slots)
         never = (ids < 0) | (row >= self.head[env]) | (inside & (kind == FINAL))
         return torch.where(inside & (kind == TRANSITION) & ~never, slots, -1), never
@@ -240,10 +240,10 @@ class Ring:
         assert self.journal is not None
         before = (self.journal - 1).clamp(min=0)
         torn = self.journal > 0
-        self.go_back(torch.where(torn, before // 2, self.head), torn & (before % 2 > 0), torn, MOST_ROWS)
+        self.roll_back(torch.where(torn, before // 2, self.head), torn & (before % 2 > 0), torn, MAX_ROWS_PER_STEP)
         self.journal.zero_()
 
-    def go_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
+    def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
         """Cut the episodes of the environments `where` at earlier heads [N], before up to `reach` rows were written."""
         kind = self.kind.view(-1)
         pending = self.at(head, self.first_ids[0])
@@ -251,9 +251,9 @@ class Ring:
         self.head.copy_(torch.where(where, head + was_open.long(), self.head))
         self.open &= ~where
         self.resetting &= ~where
-        self.lose(torch.where(where, self.head + reach - self.slots, 0))
+        self.drop_before(torch.where(where, self.head + reach - self.slots, 0))
 
-    def lose(self, below: torch.Tensor) -> None:
+    def drop_before(self, below: torch.Tensor) -> None:
         """Forget the rows below these [N], those before a row that is missing, and ends that nothing led to."""
         row, kind = self.rows(), self.kind
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
@@ -263,13 +263,13 @@ class Ring:
         begins = torch.where((row >= below) & (kind != FINAL), row, nothing).amin(0)
         self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
         # The frames of the first rows that are left may have been in those that are lost.
-        unsafe = lost & (row < self.floor + self.slots - self.alive) & (kind == TRANSITION)
+        unsafe = lost & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
         kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(unsafe, HISTORY, kind)).to(torch.uint8))
         self.open &= self.head > self.floor
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))
 
-    def withhold(self, torn: torch.Tensor) -> None:
+    def exclude(self, torn: torch.Tensor) -> None:
         """Never again draw the rows at these slots [S, N]. They keep their places: others lead to them."""
         self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
@@ -300,12 +300,12 @@ class Ring:
 
     def rows_left(self) -> int:
         """How many more rows an environment can be given, at least, whose ids are below 2^63; waits."""
-        return MOST_IDS // self.num_envs - int(self.head.max())
+        return MAX_ID // self.num_envs - int(self.head.max())
 
     def require_rows_left(self, steps: int) -> int:
         """`rows_left`, if they are enough for so many steps."""
         left = self.rows_left()
-        if left < MOST_ROWS * steps:
+        if left < MAX_ROWS_PER_STEP * steps:
             got = f"room for {left} rows per environment"
             raise OverflowError(explain("add", "ids below 2^63", got, "Make a new buffer."))
         return left

@@ -35,29 +35,31 @@ class RowStorage:
     """
 
     def __init__(
-        self, schema: Schema, rows_per_env: int, num_envs: int | None, allocator: Allocator, *, keeps_next: bool,
+        self, schema: Schema, rows_per_env: int, num_envs: int | None, allocator: Allocator, *, stores_next_obs: bool,
         next_step: bool, same_step: bool, has_stats: bool = False,
     ) -> None:  # fmt: skip
         self.schema = schema
         self.rows_per_env = rows_per_env
         """How many rows of each environment may be drawn, at most."""
         self.allocator = allocator
-        self.keeps_next = keeps_next
+        self.stores_next_obs = stores_next_obs
         """Next observations have tensors of their own: rows are in no order."""
         self.next_step = next_step
         self.same_step = same_step
         """Environments are known to reset in the step that ends an episode."""
         self.has_stats = has_stats
         """Episodes are counted: where one is not continued, a `cut()` is missed."""
-        self.lead = () if num_envs is None else (num_envs,)
-        self.observed = schema.leaf_indices["obs"]
+        self.leading_shape = () if num_envs is None else (num_envs,)
+        self.obs_leaves = schema.leaf_indices["obs"]
         """The leaves of the observation."""
-        self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
+        self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.obs_leaves)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
         self.carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
         """The leaves that a sequence has only at its start."""
         history = schema.deepest_stack - 1
-        self.ring = Ring.allocated(rows_per_env if keeps_next else rows_per_env + 1, num_envs or 1, history, allocator)
+        self.ring = Ring.allocated(
+            rows_per_env if stores_next_obs else rows_per_env + 1, num_envs or 1, history, allocator
+        )
         shape = (self.ring.slots, self.ring.num_envs)
         self.leaves = tuple(
             allocator.allocate(f"column{i}", (*shape, *field.shape), field.dtype)
@@ -65,17 +67,17 @@ class RowStorage:
         )
         self.next_leaves = tuple(
             allocator.allocate(f"next{i}", tuple(self.leaves[i].shape), self.leaves[i].dtype)
-            for i in (self.observed if keeps_next else ())
+            for i in (self.obs_leaves if stores_next_obs else ())
         )
         self.device = self.leaves[0].device
         self.has_values = self.device.type != "meta"
         """A tensor on `meta` has no values to look at."""
-        self.seals = allocator.allocate("seals", (*shape, 2), torch.int64) if allocator.durable else None
+        self.row_checksums = allocator.allocate("seals", (*shape, 2), torch.int64) if allocator.durable else None
         """Checksums of each row's observation and of everything else in it, with its number."""
         self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))
         """The leaves that may be written again."""
         self.rewriting, self.rewritten = self._write_back_arrays()
-        self.broken = allocator.allocate("broken", (), torch.int64)
+        self.num_invalid_stacks = allocator.allocate("broken", (), torch.int64)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
         """Finite numbers that became infinite in their field, likewise; not saved."""
@@ -83,7 +85,7 @@ class RowStorage:
         """Steps of environments that there are not, counted and skipped where the host does not see `env_ids`."""
         self._given = tuple(map(caller_field, schema.fields))
         """The leaves as callers give them."""
-        self._given_shapes = tuple((*self.lead, *field.shape) for field in self._given)
+        self._given_shapes = tuple((*self.leading_shape, *field.shape) for field in self._given)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """The addresses of `tensors`, for native kernels."""
         self.memory_ranges = tuple(memory_range(tensor) for tensor in self.tensors if tensor.numel())
@@ -142,14 +144,14 @@ class RowStorage:
 
     # Values of a step, as callers pass them
 
-    def conform(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+    def convert_leaf(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
         where = prefix + path_name(self.schema.paths[leaf])
         return convert(where, self._given[leaf], value, lead, self.device, overflowed=self.overflowed)
 
-    def lead_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
+    def leading_shape_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""
-        lead = self.lead if envs is None else (len(envs),)
+        lead = self.leading_shape if envs is None else (len(envs),)
         return lead if steps is None else (steps, *lead)
 
     def fits(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
@@ -157,34 +159,34 @@ class RowStorage:
         fields, shapes, device = self._given, self._given_shapes, repeat(self.device)
         if not all(map(fits, fields, leaves, shapes, device)):
             return False
-        for i, following in zip(self.observed, nexts, strict=True):
+        for i, following in zip(self.obs_leaves, nexts, strict=True):
             if not fits(fields[i], following, shapes[i], self.device) or extents_meet(leaves[i], following):
                 return False
         return True
 
-    def conformed(
+    def convert_step(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """All leaves of a step or a block as tensors that fit, and those of its next observations."""
-        lead = self.lead_of(envs, steps)
-        observed = [leaves[i] for i in self.observed], nexts
+        lead = self.leading_shape_of(envs, steps)
+        observed = [leaves[i] for i in self.obs_leaves], nexts
         if steps is None:
             refuse_reused_leaves(self.schema, *observed)
         else:  # of a block that is cut out of one array, the observations of one step are the next ones of another
             refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in observed))
-        fitted = tuple(self.conform(i, value, lead) for i, value in enumerate(leaves))
+        fitted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
         fitted_nexts = tuple(
-            self.conform(i, value, lead, "next_") for i, value in zip(self.observed, nexts, strict=True)
+            self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
         )
         if steps is None:  # again: other objects than arrays and tensors are seen through only now
-            refuse_reused_leaves(self.schema, [fitted[i] for i in self.observed], fitted_nexts)
+            refuse_reused_leaves(self.schema, [fitted[i] for i in self.obs_leaves], fitted_nexts)
         return fitted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
         """The error for a stack (of a leaf, or after all leaves of a next observation) that cannot be rebuilt."""
         count = len(self.leaves)
         is_next = leaf >= count
-        at = self.observed[leaf - count] if is_next else leaf
+        at = self.obs_leaves[leaf - count] if is_next else leaf
         where = ("next_" if is_next else "") + path_name(self.schema.paths[at])
         expected = (
             "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
@@ -201,9 +203,9 @@ class RowStorage:
     def state(self) -> State:
         """The ring, the newest observations, which wait in rows that are not complete, and all that may change."""
         pending = self.ring.pending()
-        columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.observed}
+        columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
         waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
-        parts = {"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)}
+        parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, waiting)}
         if self.mutable:  # without them, checkpoints are as they were before there were any
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
@@ -212,9 +214,9 @@ class RowStorage:
         """Restore what `state` gave."""
         ring = self.ring
         load_ring(ring, saved.part("ring"))
-        self.broken.fill_(saved.part("ring").values.entry("broken").integer())
+        self.num_invalid_stacks.fill_(saved.part("ring").values.entry("broken").integer())
         pending, waiting = ring.pending(), saved.part("pending")
-        for i in self.observed:
+        for i in self.obs_leaves:
             leaf = self.leaves[i].flatten(0, 1)
             bits_of(leaf)[pending] = bits_of(waiting.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
         if self.mutable:

@@ -72,7 +72,7 @@ class ReplaySettings:
         """The backend of such a buffer, with rows from this allocator."""
         rows = RowStorage(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
-            keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
+            stores_next_obs=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
         serving = kernels.serving(rows.tensors, rows.schema.deepest_stack)

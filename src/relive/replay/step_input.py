@@ -35,7 +35,7 @@ class StepInput:
         self._flatten = Flattening(self._schema, names[:5], names[5:])
         self._flatten_next = Flattening(self._schema, ("obs",))
         self._block_names = {*names, "next_obs"}
-        self._environments = EnvNumbers(rows.lead[0] if rows.lead else None, rows.device)
+        self._environments = EnvNumbers(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
         """The environments that are meant, different ints below `num_envs`; None: all."""
@@ -53,7 +53,7 @@ class StepInput:
 
     def _copied(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
         pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
-        return tuple(self._rows.conform(i, leaf, self._rows.lead).clone() for i, leaf in pairs)
+        return tuple(self._rows.convert_leaf(i, leaf, self._rows.leading_shape).clone() for i, leaf in pairs)
 
     def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """The leaves of a step, of the values of its first five fields and of the others by name."""
@@ -72,7 +72,7 @@ class StepInput:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
         """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
         rows = self._rows
-        lead = rows.lead_of(envs)
+        lead = rows.leading_shape_of(envs)
         nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
         return leaves, nexts, step[4]
@@ -105,7 +105,7 @@ class StepInput:
         return State({"names": list(self.staged)}, arrays)
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes that all fields of one step take."""
         given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         return self._rows.ring.num_envs * sum(given)
@@ -113,13 +113,13 @@ class StepInput:
     def load_state(self, saved: SnapshotReader) -> None:
         """Become what was saved."""
         rows, columns = self._rows, self._schema.leaf_indices
-        arrays, staged = saved.tensors(self.most_bytes), {}
+        arrays, staged = saved.tensors(self.max_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:
                 raise node.error("a declared field")
             leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
-            staged[name] = tuple(rows.conform(i, leaf, rows.lead) for i, leaf in leaves)
+            staged[name] = tuple(rows.convert_leaf(i, leaf, rows.leading_shape) for i, leaf in leaves)
         if arrays:
             raise saved.at(min(arrays)).error("no other array than those of staged fields")
         self.staged = staged
@@ -130,7 +130,7 @@ class StepInput:
         for name, leaves in self.staged.items():
             require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
-                shape = (*rows.lead, *caller_shape(schema.fields[i]))
+                shape = (*rows.leading_shape, *caller_shape(schema.fields[i]))
                 require_form(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)
 
 
@@ -139,9 +139,9 @@ def plan_counts(
     measured: Mapping[str, torch.Tensor],
 ) -> Callable[[], None]:  # fmt: skip
     """The change of observers by a write that torch ops count, checked before it: see `Observers.plan`."""
-    lead = rows.lead_of(envs, steps)
+    lead = rows.leading_shape_of(envs, steps)
     block = {
-        i: rows.conform(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))
+        i: rows.convert_leaf(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))
         for i in observers.columns
     }
     resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]

@@ -13,9 +13,9 @@ from relive.errors import SchemaError
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.torch_ops import wide
-from relive.replay.backend import Backend, Touched, never_issued
-from relive.replay.chains import Chains, Counter, of_step, of_stored
-from relive.replay.ring import FINAL, HISTORY, MOST_IDS, MOST_ROWS, NO_ID, PENDING, TRANSITION, Ring
+from relive.replay.backend import Backend, ChangedSlots, never_issued
+from relive.replay.continuity import ContinuityCounter, ContinuityStats, step_continuity, stored_continuity
+from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
 from relive.schema.conversion import as_numpy_if_cpu, bits_of, numpy_view
@@ -34,19 +34,19 @@ class TorchBackend(Backend):
         super().__init__(rows)
         self._waits = rows.device.type == "cpu"
         """Looking at a result holds nobody up."""
-        self.counter = Counter(is_on=self._waits)
+        self.counter = ContinuityCounter(is_on=self._waits)
         """How the steps that were written are joined."""
         self.is_empty = True
         """True if the host knows, without asking the device, that nothing was written since the last clear."""
         self._counted = as_numpy_if_cpu(rows.ring.count)
         self._written: list[Written] = []
-        self._queues = Queues(rows.ring, in_order=not rows.keeps_next)
+        self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
         self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
         """The slots of the last draw, and what the queues said of them."""
         self._row_table: torch.Tensor | None = None
         """Slot, following slot and id [3, S·N] of the transitions at all flat slots; of others the id is `NO_ID`."""
         self._tree: PriorityTree | None = None
-        self._rows_left = MOST_IDS // self.num_envs
+        self._rows_left = MAX_ID // self.num_envs
         """How many rows an environment can be given yet, at least."""
 
     # Writing
@@ -56,21 +56,21 @@ class TorchBackend(Backend):
         then: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._use_rows(1 if steps is None else steps)
-        leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
+        leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
         writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
         complete(partial(self._write, writer, self.counter.seen, then))
         if writer.refusal is not None:
             raise writer.refusal
         if self.counter.is_on:
-            self.warning = self.counter.doubt(self.counter.seen)
+            self.warning = self.counter.next_warning(self.counter.seen)
 
     def _use_rows(self, steps: int) -> None:
         """Count the rows that so many steps may use; raises where their ids would exceed int64."""
-        if self._rows_left < MOST_ROWS * steps:
+        if self._rows_left < MAX_ROWS_PER_STEP * steps:
             self._rows_left = self.ring.require_rows_left(steps)
-        self._rows_left -= MOST_ROWS * steps
+        self._rows_left -= MAX_ROWS_PER_STEP * steps
 
-    def _write(self, writer: TorchWriter, seen: Chains, then: Callable[[], None] | None) -> None:
+    def _write(self, writer: TorchWriter, seen: ContinuityStats, then: Callable[[], None] | None) -> None:
         """All of a write; after an interruption it goes on where it was."""
         has_tables, writer.has_tables = writer.has_tables, False
         self._written = writer.write()
@@ -78,7 +78,7 @@ class TorchBackend(Backend):
             return
         self._drawn, self.counter.seen, self.is_empty = None, seen + writer.counted, False
         if has_tables:
-            self._queues.follow(self._written)
+            self._uniform_index.follow(self._written)
             self._renew_row_table()
         else:  # they may have followed in part
             self._forget_tables()
@@ -103,11 +103,11 @@ class TorchBackend(Backend):
 
         complete(change)
 
-    def chains(self) -> Chains:
+    def continuity(self) -> ContinuityStats:
         """How the steps that were written here are joined."""
         return self.counter.seen
 
-    def touched(self) -> Touched:
+    def changed_slots(self) -> ChangedSlots:
         """Every slot that a row entered or left."""
         slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
@@ -122,14 +122,14 @@ class TorchBackend(Backend):
         self.is_empty = not bool((self.ring.head > self.ring.floor).any())
         self._rows_left = self.ring.rows_left()
 
-    def doubts(self) -> Iterator[str]:
+    def late_warnings(self) -> Iterator[str]:
         if not self.counter.is_on and self.rows.has_values:
-            chains = of_stored(self.rows)
-            while (doubt := self.counter.doubt(chains)) is not None:
-                yield doubt
+            stats = stored_continuity(self.rows)
+            while (message := self.counter.next_warning(stats)) is not None:
+                yield message
 
     def _forget_tables(self) -> None:
-        self._queues.forget()
+        self._uniform_index.forget()
         self._row_table = self._drawn = None
 
     def _renew_row_table(self) -> None:
@@ -160,7 +160,7 @@ class TorchBackend(Backend):
         return not len(self) if self._waits else self.is_empty
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        drawn = self._queues.draw(count, random)
+        drawn = self._uniform_index.draw(count, random)
         slots = drawn[0]
         version = self._version_of(slots)
         self._drawn = None if version is None else (slots, drawn, version)
@@ -172,7 +172,7 @@ class TorchBackend(Backend):
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:
-        slots, changed = self.touched()
+        slots, changed = self.changed_slots()
         # A tensor: between two numbers torch would choose float32, where 1e308 is infinite and 1e-308 is zero.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
@@ -184,7 +184,7 @@ class TorchBackend(Backend):
     # Reading
 
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.keeps_next:
+        if self.stores_next_obs:
             return super().next_and_ids(slots)
         rows = self._entries_of(slots)
         if rows is None:
@@ -226,7 +226,7 @@ class TorchBackend(Backend):
             return
         ring = self.ring
         self._check_is_empty(bool((ring.head > ring.floor).any()))
-        self._queues.check()
+        self._uniform_index.check()
         if self._row_table is not None:
             require_all(self._row_table[2] == ring.ids(), "ids of slots", "the ids of the rows", self._row_table[2])
 
@@ -237,7 +237,7 @@ class TorchBackend(Backend):
 _LAST = 2**63 - 1
 
 
-class Queues:
+class UniformIndex:
     """The place of the j-th transition of each environment: a draw is one number below the count of all transitions.
 
     Made by the first draw and then kept up by writes, so that neither looks at all slots.
@@ -302,7 +302,7 @@ class Queues:
         """Every queue holds the transitions of its environment, the oldest first."""
         if self._entries is None:
             return
-        ring, fresh = self._ring, Queues(self._ring, in_order=self._in_order)
+        ring, fresh = self._ring, UniformIndex(self._ring, in_order=self._in_order)
         fresh._entries = fresh._make_entries()
         number = torch.arange(ring.slots, device=ring.kind.device).unsqueeze(1)
         first = self._ends - ring.count * ring.num_envs
@@ -364,8 +364,8 @@ class TorchWriter:
         counts: bool,
     ) -> None:
         self._rows, self._ring, self._envs = rows, rows.ring, envs
-        self._counts, self.counted = counts, Chains()
-        ids = self._ring.first_ids[:1] if rows.keeps_next else self._ring.first_ids
+        self._counts, self.counted = counts, ContinuityStats()
+        ids = self._ring.first_ids[:1] if rows.stores_next_obs else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
@@ -376,7 +376,7 @@ class TorchWriter:
         self._head, self._open, self._resetting, self._count = self._own
         self._written: list[Written] = []
         """The steps that are stored."""
-        self._coming: tuple[Written, Changes, Chains] | None = None
+        self._coming: tuple[Written, Changes, ContinuityStats] | None = None
         """The step that is being stored, its assignments, and how it is joined."""
         # Only the stacks of a later step of a block can be refused when something has been written already.
         undone = rows.stacked and blocks and rows.device.type == "cpu"
@@ -411,18 +411,20 @@ class TorchWriter:
 
     def _lifted(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
         leaf = leaf if blocks else leaf.unsqueeze(0)
-        return leaf if self._rows.lead else leaf.unsqueeze(1)
+        return leaf if self._rows.leading_shape else leaf.unsqueeze(1)
 
-    def _planned(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> tuple[Written, Changes, Chains]:
+    def _planned(
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]
+    ) -> tuple[Written, Changes, ContinuityStats]:
         """One step as it will be stored, the assignments that store it, and what it adds to `counted`."""
         rows, ring, changes = self._rows, self._ring, Changes()
-        counted = Chains()
+        counted = ContinuityStats()
         if self._counts:
-            obs, env = [leaves[i] for i in rows.observed], self._first_ids[0]
-            counted = of_step(rows, obs, env, self._head, self._open, self._resetting)
+            obs, env = [leaves[i] for i in rows.obs_leaves], self._first_ids[0]
+            counted = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
             rewards = (leaves[i] for i in rows.schema.leaf_indices["reward"])
             infinite = any(x.is_floating_point() and not _is_finite(x) for x in rewards)
-            counted += Chains(infinite=int(infinite))
+            counted += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         goes_on = self._continuing(leaves, nexts, pending, reset, changes)
@@ -436,7 +438,7 @@ class TorchWriter:
         changes.add(torch.add, count, 1 if reset is None else ~reset, out=self._count)
         terminated, truncated = (leaves[rows.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = terminated | truncated
-        if rows.keeps_next:
+        if rows.stores_next_obs:
             for column, leaf in zip(rows.next_leaves, nexts, strict=True):
                 changes.add(bits_of(column.flatten(0, 1)).index_copy_, 0, slots[0], bits_of(leaf))
             changes.add(torch.add, head, 1, out=self._head)
@@ -453,7 +455,7 @@ class TorchWriter:
         """Mask of steps that start from the pending observations, or reset there; heads pass those of the others."""
         rows = self._rows
         same = self._open
-        for i in rows.observed if not rows.keeps_next else ():
+        for i in rows.obs_leaves if not rows.stores_next_obs else ():
             same = same & _equal_bits(rows.bits_at(i, pending), leaves[i])
         if rows.stacked:
             self._check_stacks(leaves, nexts, same, reset, changes)
@@ -464,8 +466,8 @@ class TorchWriter:
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Mark the transitions that leave the window as rows enter it, where they stay as history; count the others."""
         ring = self._ring
-        stay = ring.slots > ring.alive
-        leaving = ((ids - ring.alive * ring.num_envs) % ring.size if stay else slots).view(-1)
+        stay = ring.slots > ring.num_sampleable
+        leaving = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if stay else slots).view(-1)
         kind = self._kind.index_select(0, leaving)
         leave = kind == TRANSITION
         if stay:
@@ -480,7 +482,7 @@ class TorchWriter:
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
-            if reset is not None and i in rows.observed:  # of a reset, what the step before led to
+            if reset is not None and i in rows.obs_leaves:  # of a reset, what the step before led to
                 kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
             changes.add(flat.index_copy_, 0, slots, kept)
         if reset is None:
@@ -496,7 +498,7 @@ class TorchWriter:
     ) -> None:  # fmt: skip
         """The next observations as the newest rows: pending, or final where the episode is over."""
         rows = self._rows
-        for i, leaf in zip(rows.observed, nexts, strict=True):
+        for i, leaf in zip(rows.obs_leaves, nexts, strict=True):
             flat = bits_of(rows.leaves[i].flatten(0, 1))
             changes.add(flat.index_copy_, 0, slots, bits_of(self._stored_part(i, leaf)))
         if starts is None:
@@ -517,9 +519,9 @@ class TorchWriter:
         changes: Changes,
     ) -> None:  # fmt: skip
         rows = self._rows
-        broken = rows.broken
+        broken = rows.num_invalid_stacks
         reset = torch.zeros_like(same) if reset is None else reset
-        for place, i in enumerate(rows.observed):
+        for place, i in enumerate(rows.obs_leaves):
             field = rows.schema.fields[i]
             if not isinstance(field, Stacked):
                 continue
@@ -533,8 +535,8 @@ class TorchWriter:
                 raise rows.unstackable(i)
             elif bad_next.any():
                 raise rows.unstackable(len(rows.leaves) + place)
-        if broken is not rows.broken:
-            changes.add(rows.broken.copy_, broken)
+        if broken is not rows.num_invalid_stacks:
+            changes.add(rows.num_invalid_stacks.copy_, broken)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
         """The stored part of a leaf: all of it, or the newest frame of a stack."""

@@ -60,7 +60,7 @@ class TorchReader(PlanReader):
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
         self._items = {group.anchor: _paths_of(plan, group) for group in items}
         rows, nexts = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
-        both = [] if backend.keeps_next else [leaf for leaf in rows if leaf in nexts]
+        both = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in nexts]
         self._both = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in both}
         """Leaves of each row and of the row that it led to, which are read at once."""
 
@@ -88,7 +88,7 @@ class TorchReader(PlanReader):
                 # Not views of one memory: a caller may change one of them while torch keeps the other for a gradient.
                 found[path], found[led_to] = both[0], both[1].clone()
         for anchor, leaves in self._items.items():
-            if anchor is Anchor.NEXT and backend.keeps_next:
+            if anchor is Anchor.NEXT and backend.stores_next_obs:
                 found |= zip(leaves.values(), backend.take_stored_next(slots, tuple(leaves)), strict=True)
             elif leaves:
                 found |= zip(leaves.values(), backend.take(at[places[anchor]], tuple(leaves)), strict=True)

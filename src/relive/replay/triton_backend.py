@@ -17,7 +17,7 @@ from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
 from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings
 from relive.kernels.triton.write import GROUPS, StepWriter
-from relive.replay.backend import Touched
+from relive.replay.backend import ChangedSlots
 from relive.replay.read_plan import (
     DISCOUNT,
     INDEX,
@@ -58,19 +58,19 @@ class TritonBackend(TorchBackend):
         self._may_be_replayed = False
         """A write was captured in a CUDA graph: rows may come without the host's knowledge."""
         leaves, nexts = leaves_of(rows)
-        others = [i for i in range(len(leaves)) if i not in rows.observed]
-        self._groups = rows.observed, others
+        others = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
+        self._groups = rows.obs_leaves, others
         """The leaves of observations, and the other ones."""
         obs, rest = ([leaves[i] for i in which] for which in self._groups)
         terminated, truncated = (
             others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
         )
         self._writer = StepWriter(
-            rings, obs, nexts, rest, self._totals, (rows.broken, rows.unknown_envs), flags=(terminated, truncated),
-            next_step=rows.next_step,
+            rings, obs, nexts, rest, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
+            flags=(terminated, truncated), next_step=rows.next_step,
         )  # fmt: skip
-        self._keeps_touched = False
-        self._touched: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._tracks_changes = False
+        self._changed_slots: tuple[torch.Tensor, torch.Tensor] | None = None
 
     # Writing
 
@@ -81,29 +81,29 @@ class TritonBackend(TorchBackend):
         count = 1 if steps is None else steps
         self._use_rows(count)
         if envs is not None or steps is not None or not self.rows.fits(leaves, nexts):
-            leaves, nexts = self.rows.conformed(leaves, nexts, envs, steps)
+            leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
         obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
-        touched = self._room_for_touched(count * GROUPS.value * writers) if self._keeps_touched else None
+        touched = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
         self._writer.write(obs, nexts, others, writers, count, envs, touched)
         self.is_empty = False
         self._may_be_replayed |= is_capturing(self.device)
         if then is not None:
             complete(then)
 
-    def _room_for_touched(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for the slots that a write touches, which is used again by the next one of the same size."""
-        if self._touched is None or len(self._touched[0]) != count:
+        if self._changed_slots is None or len(self._changed_slots[0]) != count:
             slots = torch.empty(count, dtype=torch.int64, device=self.device)
-            self._touched = slots, torch.empty_like(slots, dtype=torch.bool)
-        return self._touched
+            self._changed_slots = slots, torch.empty_like(slots, dtype=torch.bool)
+        return self._changed_slots
 
-    def keep_touched(self) -> None:
-        self._keeps_touched = True
+    def track_changes(self) -> None:
+        self._tracks_changes = True
 
-    def touched(self) -> Touched:
-        assert self._touched is not None  # asked after a write
-        return self._touched
+    def changed_slots(self) -> ChangedSlots:
+        assert self._changed_slots is not None  # asked after a write
+        return self._changed_slots
 
     def clear(self) -> None:
         super().clear()
@@ -163,7 +163,16 @@ def rings_of(rows: RowStorage) -> Rings:
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
     return Rings(
-        ring.kind, first, ring.head, is_open, resetting, ring.count, ring.floor, ring.slots, ring.num_envs, ring.alive
+        ring.kind,
+        first,
+        ring.head,
+        is_open,
+        resetting,
+        ring.count,
+        ring.floor,
+        ring.slots,
+        ring.num_envs,
+        ring.num_sampleable,
     )
 
 
@@ -197,7 +206,7 @@ class TritonReader(PlanReader):
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
         self._copied, self._summed = ([read.path for read in reads] for reads in (copied, summed))
         sources = [
-            Source(nexts[rows.observed.index(read.leaf)], OWN.value)
+            Source(nexts[rows.obs_leaves.index(read.leaf)], OWN.value)
             if nexts and read.group.anchor is Anchor.NEXT
             else Source(leaves[read.leaf], _PLACES[read.group.anchor].value)
             for read in copied

@@ -18,7 +18,7 @@ from relive.schema.fields import Field, Path, Schema
 MemoryRange = tuple[int, int]
 """Addresses of the first byte and of the byte after the last."""
 
-_MOST_ROWS = 2**31 - 1
+_MAX_ROWS = 2**31 - 1
 
 _new: Any = None
 """Makes a TensorDict of leaves and TensorDicts; None until `import_tensordict`."""
@@ -210,11 +210,11 @@ def _reached(device: torch.device) -> torch.device:
 
 def check_batch_size(where: str, batch_size: object) -> int:
     """`batch_size` as an int; raises if it is not a positive int or too large."""
-    if type(batch_size) is int and 0 < batch_size <= _MOST_ROWS:
+    if type(batch_size) is int and 0 < batch_size <= _MAX_ROWS:
         return batch_size
     size = positive(where, batch_size)
-    if size > _MOST_ROWS:
-        raise SchemaError(explain(where, f"at most {_MOST_ROWS} rows", size, "Pass a smaller batch_size."))
+    if size > _MAX_ROWS:
+        raise SchemaError(explain(where, f"at most {_MAX_ROWS} rows", size, "Pass a smaller batch_size."))
     return size
 
 

@@ -13,16 +13,16 @@ import torch
 
 from relive.errors import NotReadyError, SchemaError, explain
 
-_MOST = (1 << 63) - 1
+_MAX = (1 << 63) - 1
 _T = TypeVar("_T")
 
 
-def positive(where: str, value: object, most: float = _MOST) -> int:
+def positive(where: str, value: object, most: float = _MAX) -> int:
     """A positive int of at most `most`, by default below 2^63."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > most:
-        expected = "a positive int below 2^63" if most == _MOST else f"at most {most}"
+        expected = "a positive int below 2^63" if most == _MAX else f"at most {most}"
         raise SchemaError(explain(where, expected, _short(int(value)), "Pass a smaller int."))
     return int(value)
 

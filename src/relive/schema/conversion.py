@@ -197,12 +197,12 @@ class EnvNumbers:
         envs = self._known.get(key)
         if envs is None:
             envs = env_numbers(env_ids, self._num_envs, self._device)
-            if key is not None and len(self._known) < _MOST_KNOWN:
+            if key is not None and len(self._known) < _MAX_KNOWN:
                 self._known[key] = envs
         return envs
 
 
-_MOST_KNOWN = 256
+_MAX_KNOWN = 256
 
 
 def _key(env_ids: Any) -> Any:

@@ -108,9 +108,9 @@ def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("other_boot")
 def test_rows_that_might_be_overwritten_and_are_kept_are_noticed(tmp_path: Path, monkeypatch: Any) -> None:
-    go_back = Ring.go_back
+    roll_back = Ring.roll_back
     monkeypatch.setattr(
-        "relive.replay.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
+        "relive.replay.ring.Ring.roll_back", lambda ring, head, was, where, _: roll_back(ring, head, was, where, 0)
     )
     machine, rng = Machine(monkeypatch), random.Random(0)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.replay.ring import MOST_ROWS
+from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
@@ -124,7 +124,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
         found = path / f"found{state}"
         machine.after(root, found, rng)
         again = rl.load(found, rl.ReplayBuffer)
-        reach = max(every, MOST_ROWS * layout.block)
+        reach = max(every, MAX_ROWS_PER_STEP * layout.block)
         check_after_power_loss(again, story, due, clock + layout.block, reach)
         once = digest(again)
         left += len(again)
@@ -149,7 +149,7 @@ def check_after_power_loss(
         held = steps[ids.numpy() % layout.envs == e]
         oldest[e] = min(held, default=committed[e])
         # Rows are ends of episodes too, and resets.
-        full = int(0.75 * min(committed[e], layout.rows)) - reach - 2 * MOST_ROWS - layout.frames
+        full = int(0.75 * min(committed[e], layout.rows)) - reach - 2 * MAX_ROWS_PER_STEP - layout.frames
         assert sum(held < committed[e]) >= full, f"environment {e}: {held} of {committed[e]} steps, {reach} at risk"
         due[e] = max(oldest[e], committed[e])
     first = int(oldest.min())

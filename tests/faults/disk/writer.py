@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import relive as rl
-from relive.replay.ring import MOST_ROWS
+from relive.replay.ring import MAX_ROWS_PER_STEP
 from tests.faults.traffic import observation
 
 
@@ -181,7 +181,7 @@ def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.
         # An episode's end takes a row, and so does what a fault has cut; the oldest rows may be lost with a step.
         if oldest is not None:
             continue
-        full = min(len(done), int(0.75 * layout.rows) - 2 * MOST_ROWS - layout.frames - 2 * layout.block)
+        full = min(len(done), int(0.75 * layout.rows) - 2 * MAX_ROWS_PER_STEP - layout.frames - 2 * layout.block)
         assert len(steps) >= full, f"environment {e}: {len(steps)} rows of {full}"
 
 

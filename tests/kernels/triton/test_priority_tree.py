@@ -326,7 +326,7 @@ class TestAccepting:
         assert never.sum() >= 8
         assert ((slots < 0) & ~never).sum() >= 8
         tree = TritonTree(52, CPU)
-        tensors = RingTensors(ring.kind, ring.head, ring.open, ring.alive)
+        tensors = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         stale = tree.accept(ids, doubles(range(1, 85)), 1.0, 0.0, tensors)
         expected = TritonTree(52, CPU)
         expected.set(slots[slots >= 0], doubles(range(1, 85))[slots >= 0])

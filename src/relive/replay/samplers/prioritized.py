@@ -352,7 +352,7 @@ class _OnDevice(Prioritized):
         self.tree: Any
         self._numbers = [self.tree.largest, 0]
         ring = self._ring
-        self._where = RingTensors(ring.kind, ring.head, ring.open, ring.alive)
+        self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
             self.tree.smallest()  # from now on it is kept up to date
 
@@ -370,7 +370,7 @@ class _OnDevice(Prioritized):
         return self.tree.accept(slots, priority, self.alpha, self.eps, self._where)
 
     def after_write(self) -> None:
-        slots, changed = self.storage.touched()
+        slots, changed = self.storage.changed_slots()
         self.tree.mark(slots, changed, self._ring.kind, self.alpha, self.eps)
 
     def on_clear(self) -> None:

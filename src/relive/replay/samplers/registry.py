@@ -13,7 +13,7 @@ from relive.replay import samplers
 from relive.replay.samplers.sampler import Sampler
 from relive.storage.codec import Node
 
-_MOST_OF_SLOT = 64
+_MAX_OF_SLOT = 64
 """Bytes that a sampler saves of a slot."""
 
 
@@ -89,7 +89,7 @@ STAND_INS: tuple[Sampler, ...] = (
 def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
     """Load the saved state of a bound sampler, whose buffer `config` describes."""
     expected, slots = sampler.state(), sampler.storage.num_slots
-    found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
+    found = saved.tensors(max(nbytes_of(expected), _MAX_OF_SLOT * slots) + (1 << 20))
     found = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
         name: array for name, array in found.items() if name in expected or name not in sampler.optional_state
     }

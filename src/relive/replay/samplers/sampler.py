@@ -98,7 +98,7 @@ class Sampler:
 
     def after_write(self) -> None:
         """Pass the slots that the last write has changed to `on_write`."""
-        slots, changed = self.storage.touched()
+        slots, changed = self.storage.changed_slots()
         self.on_write(slots if changed is None else slots[changed])
 
     def choose(self, count: int) -> Chosen:

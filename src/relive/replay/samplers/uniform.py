@@ -52,7 +52,7 @@ class Recent(Sampler):
 
     def sample(self, count: int) -> Chosen:
         slots, up_to = self._newest(self._back)
-        if up_to.is_cpu and not up_to[-1]:  # so many rows in a row are withheld: see `Ring.withhold`
+        if up_to.is_cpu and not up_to[-1]:  # so many rows in a row are withheld: see `Ring.exclude`
             slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
@@ -184,7 +184,7 @@ class NewFirst(Sampler):
     def _next(self, most: int) -> torch.Tensor:
         """The slots of the next `most` rows to be shown, which are now shown; -1 where there are fewer."""
         ring, length = self._ring, self.length
-        oldest = torch.maximum(ring.floor, ring.newest() - ring.alive + 1).clamp(min=0)
+        oldest = torch.maximum(ring.floor, ring.newest() - ring.num_sampleable + 1).clamp(min=0)
         begin = torch.maximum(self._shown, oldest)
         # After a sequence at most two rows hold only an observation.
         width = min(most * (length + 2) + 3, ring.slots)
@@ -285,7 +285,7 @@ class Counted(Sampler):
         self._counts.index_add_(0, slots, torch.ones_like(slots))
 
     def after_write(self) -> None:
-        slots, changed = self.storage.touched()
+        slots, changed = self.storage.changed_slots()
         if changed is None:
             self._counts[slots] = 0
         else:  # a slot may come twice, changed and not

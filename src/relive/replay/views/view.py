@@ -23,7 +23,7 @@ from relive.schema.suggestions import suggests_init_keywords
 if TYPE_CHECKING:
     from relive.replay.backend import Backend
 
-_MOST_STEPS = 2**30
+_MAX_STEPS = 2**30
 
 
 class View(Protocol):
@@ -136,9 +136,9 @@ class Sequence:
             )
 
     def plan(self, schema: Schema) -> ReadPlan:
-        if self.burn_in + self.length > _MOST_STEPS:
+        if self.burn_in + self.length > _MAX_STEPS:
             got = f"{self.burn_in} + {self.length}"
-            raise MemoryError(explain("Sequence", f"at most {_MOST_STEPS} steps", got, "Pass a shorter length."))
+            raise MemoryError(explain("Sequence", f"at most {_MAX_STEPS} steps", got, "Pass a shorter length."))
         if self.step_index and "step_index" in schema.names:
             expected, got = "no field called step_index", "an extra field of this name"
             raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
@@ -240,7 +240,7 @@ def _require_view(view: Any) -> View:
 
 def require_order(backend: Backend, what: object) -> None:
     """Views of more than one step, and samplers of episodes, need rows in time order."""
-    if backend.keeps_next:
+    if backend.stores_next_obs:
         remedy = 'Use the default next_obs="shared".'
         name = type(what).__name__
         raise SchemaError(explain(name, "rows in time order", 'a buffer with next_obs="stored"', remedy))

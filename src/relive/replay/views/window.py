@@ -19,8 +19,8 @@ Seconds: TypeAlias = "Iterable[float] | Mapping[str, Seconds]"
 
 _TRANSITION = Transition()
 _PADS = ("repeat", "zero")
-_MOST_OFFSETS = 2**16
-_MOST_STEPS = 2**31 - 1
+_MAX_OFFSETS = 2**16
+_MAX_STEPS = 2**31 - 1
 _TOLERANCE = 1e-4
 """Seconds that a time may be beside its frame, as in LeRobot."""
 
@@ -143,19 +143,19 @@ def _listed(where: str, values: Any, what: str) -> list[Any]:
     if isinstance(values, str | bytes | set | frozenset) or not isinstance(values, Iterable):
         got = "a set, which has no order" if isinstance(values, set | frozenset) else repr(values)
         raise SchemaError(explain(where, f"several {what}", got, remedy))
-    if isinstance(values, range) and len(values) > _MOST_OFFSETS:
-        raise SchemaError(explain(where, f"at most {_MOST_OFFSETS} {what}", values, "Pass fewer."))
+    if isinstance(values, range) and len(values) > _MAX_OFFSETS:
+        raise SchemaError(explain(where, f"at most {_MAX_OFFSETS} {what}", values, "Pass fewer."))
     found = list(values)
-    if not found or len(found) > _MOST_OFFSETS:
+    if not found or len(found) > _MAX_OFFSETS:
         remedy = "Leave out a field without offsets."
-        raise SchemaError(explain(where, f"1 to {_MOST_OFFSETS} {what}", len(found), remedy))
+        raise SchemaError(explain(where, f"1 to {_MAX_OFFSETS} {what}", len(found), remedy))
     return found
 
 
 def _steps(where: str, values: Any) -> tuple[int, ...]:
     found = _listed(where, values, "offsets")
     for each in found:
-        if isinstance(each, bool) or not isinstance(each, Integral) or abs(int(each)) > _MOST_STEPS:
+        if isinstance(each, bool) or not isinstance(each, Integral) or abs(int(each)) > _MAX_STEPS:
             remedy = "Pass whole numbers of steps; Window.from_seconds(fps, …) takes times."
             raise SchemaError(explain(where, "offsets that are ints below 2^31", repr(each), remedy))
     return tuple(map(int, found))

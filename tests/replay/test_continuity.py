@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay.chains import Chains, of_stored
+from relive.replay.continuity import ContinuityStats, stored_continuity
 from tests.tiers import select
 
 CUTS = r"obs: expected steps that start where the step before led, got ([\d,]+) of ([\d,]+) that do not\."
@@ -412,10 +412,10 @@ def test_stacked_frames_are_counted_as_whole_stacks(autoreset: str | None, pad: 
     assert all(chains == counted[0] for chains in counted), counted
 
 
-def chains_of(buffer: rl.ReplayBuffer) -> Chains:
+def chains_of(buffer: rl.ReplayBuffer) -> ContinuityStats:
     """What this object has counted."""
     store: Any = buffer.storage
-    return store.chains()
+    return store.continuity()
 
 
 def test_other_devices_report_in_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +440,7 @@ def test_what_is_stored_shows_what_was_counted(backend: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
             add_all(buffer, stream(100))
-        assert of_stored(buffer.storage.rows) == chains_of(buffer), stream
+        assert stored_continuity(buffer.storage.rows) == chains_of(buffer), stream
 
 
 def test_inspect_tells_the_figures(backend: str) -> None:

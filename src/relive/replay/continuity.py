@@ -26,11 +26,11 @@ from relive.replay.ring import FINAL, HISTORY, TRANSITION
 if TYPE_CHECKING:
     from relive.replay.row_storage import RowStorage
 
-FEWEST_STEPS, FEWEST_ENDS = 64, 8
+MIN_STEPS, MIN_ENDS = 64, 8
 
 
 @dataclass(frozen=True)
-class Chains:
+class ContinuityStats:
     """Counts of joined and unjoined steps."""
 
     followed: int = 0
@@ -47,21 +47,21 @@ class Chains:
     infinite: int = 0
     """Writes with a reward that is infinite or no number."""
 
-    def __add__(self, other: Chains) -> Chains:
-        return Chains(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: ContinuityStats) -> ContinuityStats:
+        return ContinuityStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def doubts(self) -> Iterator[tuple[str, str]]:
+    def warnings(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a message for everything that looks like a mistake."""
-        if self.followed >= FEWEST_STEPS and 2 * self.cut > self.followed:
-            yield "cuts", self.of_cuts()
-        if self.ended >= FEWEST_ENDS and self.reset == self.ended:
-            yield "resets", self.of_resets()
+        if self.followed >= MIN_STEPS and 2 * self.cut > self.followed:
+            yield "cuts", self.cut_warning()
+        if self.ended >= MIN_ENDS and self.reset == self.ended:
+            yield "resets", self.reset_warning()
         if self.restarted and 2 * self.cut < self.followed:
-            yield "restarts", self.of_restarts()
+            yield "restarts", self.restart_warning()
         if self.infinite:
-            yield "infinite", self.of_infinite_rewards()
+            yield "infinite", self.reward_warning()
 
-    def of_cuts(self) -> str:
+    def cut_warning(self) -> str:
         """Episodes are cut at most steps."""
         remedy = (
             "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
@@ -72,7 +72,7 @@ class Chains:
         got = f"{self.cut:,} of {self.followed:,} that do not"
         return explain("obs", "steps that start where the step before led", got, remedy)
 
-    def of_resets(self) -> str:
+    def reset_warning(self) -> str:
         """Ends lead to where the next episodes start."""
         expected = "the observation that an episode ended with"
         got = f"the first one of the next episode at all {self.ended:,} ends"
@@ -82,7 +82,7 @@ class Chains:
         )
         return explain("next_obs", expected, got, remedy)
 
-    def of_restarts(self) -> str:
+    def restart_warning(self) -> str:
         """Environments were reset from outside."""
         remedy = (
             "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
@@ -91,58 +91,58 @@ class Chains:
         got = f"{self.restarted:,} without an end or cut() that start elsewhere"
         return explain("obs", "steps that start where the step before led", got, remedy)
 
-    def of_infinite_rewards(self) -> str:
+    def reward_warning(self) -> str:
         """Rewards are infinite or no numbers."""
         return infinite_rewards(self.infinite)
 
 
 @dataclass
-class Counter:
+class ContinuityCounter:
     """The counts of one buffer object, and the doubts that it has spoken of: each once."""
 
     is_on: bool
     """Counting on other devices than the host would be launches for every step; `check()` looks at what is stored."""
-    seen: Chains = field(default_factory=Chains)
-    told: set[str] = field(default_factory=set)
+    seen: ContinuityStats = field(default_factory=ContinuityStats)
+    issued: set[str] = field(default_factory=set)
 
-    def doubt(self, chains: Chains) -> str | None:
+    def next_warning(self, stats: ContinuityStats) -> str | None:
         """The first message that was not spoken of yet; None without one."""
-        for name, message in chains.doubts():
-            if name not in self.told:
-                self.told.add(name)
+        for name, message in stats.warnings():
+            if name not in self.issued:
+                self.issued.add(name)
                 return message
         return None
 
 
-def of_step(
+def step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
-) -> Chains:  # fmt: skip
+) -> ContinuityStats:  # fmt: skip
     """The counts that a step of the environments `env` [K] adds, before it is written; on the host.
 
     `head`, `is_open` and `resetting` [K] are the state of these environments' rings.
     """
     ring = rows.ring
-    if rows.keeps_next:
-        return Chains()
+    if rows.stores_next_obs:
+        return ContinuityStats()
     envs, heads, opened = env.numpy(), head.numpy(), is_open.numpy()
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
     joined = _hold(rows, np.where(opened, pending, final), obs)
     follows = opened & ~(resetting.numpy() & rows.next_step)
     watched = opened if rows.has_stats else opened & ~follows
     restarted = int((watched & ~joined).sum())
-    counted = Chains(int(follows.sum()), int((follows & ~joined).sum()), restarted=restarted)
+    counted = ContinuityStats(int(follows.sum()), int((follows & ~joined).sum()), restarted=restarted)
     if rows.next_step:
         return counted
     is_end, is_over, leads_away = _ends(rows, final)
     return counted + _of_ends(is_end & ~opened, is_over | rows.same_step, joined & leads_away)
 
 
-def of_stored(rows: RowStorage) -> Chains:
+def stored_continuity(rows: RowStorage) -> ContinuityStats:
     """The counts that the stored steps show; an announced `cut()` looks like any other."""
     ring = rows.ring
-    if rows.keeps_next:
-        return Chains()
+    if rows.stores_next_obs:
+        return ContinuityStats()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
     oldest = ring.rows() <= torch.maximum(ring.floor, ring.newest() - ring.slots + 1)
     goes_on = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
@@ -151,17 +151,17 @@ def of_stored(rows: RowStorage) -> Chains:
     own, start = ring.before(final), ring.after(final)
     flags = [flag.view(-1)[own] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
-    counted = Chains(int(goes_on.sum()) + cut, cut)
+    counted = ContinuityStats(int(goes_on.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return counted
     is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
-    obs = [rows.bits_at(i, start) for i in rows.observed]
+    obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
     return counted + _of_ends(is_end, is_over | rows.same_step, leads_away & _hold(rows, final.cpu().numpy(), obs))
 
 
-def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> Chains:
+def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
     told = is_end & ~(leads_to_start & ~is_over)
-    return Chains(ended=int(told.sum()), reset=int((told & leads_to_start).sum()))
+    return ContinuityStats(ended=int(told.sum()), reset=int((told & leads_to_start).sum()))
 
 
 def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -173,7 +173,7 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     is_step = (kind[own] == TRANSITION) | (kind[own] == HISTORY)
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
     stays = np.ones(len(final), bool)
-    for i in rows.observed:
+    for i in rows.obs_leaves:
         stays &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
     return is_end, terminated, ~stays
 
@@ -181,7 +181,7 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 def _hold(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Mask of flat slots that hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
-    for i, given in zip(rows.observed, obs, strict=True):
+    for i, given in zip(rows.obs_leaves, obs, strict=True):
         same &= (_bytes_at(rows, slots, i) == _raw(given, len(slots))).all(1)
     return same
 
