@@ -1,4 +1,4 @@
-"""The off-policy buffer, and what samplers and views are made of."""
+"""The off-policy buffer, and the base classes of samplers and views."""
 
 from relive.replay.backend import Backend
 from relive.replay.buffer import ReplayBuffer

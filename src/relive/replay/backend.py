@@ -1,8 +1,8 @@
 """The interface between a replay buffer and the kernels of its device: one backend per device, chosen at construction.
 
-The words: a *row* is a step of one environment, numbered for ever; a *slot* is where it is kept, and its flat number is
-slot · num_envs + environment; an *id* is what a batch's "index" holds, row · num_envs + environment; a *leaf* is one
-tensor of the schema; a *field* is what the user declared. -1 is no slot; readers that may be given it read zeros.
+Terms: a *row* is one step of one environment; its number never changes. A *slot* is the place that stores it; its flat
+number is slot · num_envs + environment. An *id* ("index" in a batch) is row · num_envs + environment. A *leaf* is one
+tensor of the schema; a *field* is what the user declared. -1 means no slot; reads with `padded` return zeros for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 
 ChangedSlots = tuple[torch.Tensor, torch.Tensor | None]
-"""Slots, and which of them really changed (None: all)."""
+"""Slots, and a mask of those that changed (None: all)."""
 
 
 class Backend:
     """Writes, draws and reads the rows of a replay buffer; samplers get it as their `storage`.
 
-    Everything is on `device`. Backends of other devices than the host never wait for it, except where that is said.
+    All tensors are on `device`. Methods do not synchronise with the device unless their docstring says so.
     """
 
     def __init__(self, rows: RowStorage) -> None:
@@ -39,9 +39,9 @@ class Backend:
         self.allocator, self.schema, self.device = rows.allocator, rows.schema, rows.device
         self.num_envs = rows.ring.num_envs
         self.stores_next_obs = rows.stores_next_obs
-        """Next observations are stored with the rows, which have no order: only transitions can be read."""
+        """Whether next observations are stored explicitly. Rows then have no order: only transitions can be read."""
         self.warning: str | None = None
-        """A message about steps that look like a mistake, which was not issued yet; None without one."""
+        """Pending warning about steps that look like a mistake; None without one."""
         self._readers: dict[Any, Reader] = {}
 
     # Writing
@@ -52,96 +52,96 @@ class Backend:
     ) -> None:  # fmt: skip
         """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`: all or nothing.
 
-        `then` is the rest of the change, as in `kernels.complete`: a signal interrupts neither without the other.
+        `then` is called after the rows are written; a signal cannot separate the two (see `kernels.complete`).
         """
         raise NotImplementedError
 
     def observe(self, counters: Any) -> bool:
-        """Let native counters count every step in the call that writes it; False if this backend cannot."""
+        """Attach native counters that every write updates; returns False if this backend has no such call."""
         return False
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        """Write K > 0 rows of mutable leaves to slots [K]: none for -1, the last for a slot that comes twice."""
+        """Overwrite mutable leaves at K > 0 slots [K]; -1 is skipped, and the last value of a repeated slot is used."""
         raise NotImplementedError
 
     def track_changes(self) -> None:
-        """Let `touched` tell the slots of the last write from now on."""
+        """Make later writes record their slots for `changed_slots`."""
 
     def changed_slots(self) -> ChangedSlots:
-        """The slots that the last write made transitions or took away, in the order it happened."""
+        """Slots where the last write added or removed a transition, in order."""
         raise NotImplementedError
 
     def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
-        """The current episodes of these environments (or of all) were abandoned. `then` is the rest of the change."""
+        """End the current episodes of these environments, or of all; then call `then`."""
         self.ring.cut(envs, then)
 
     def clear(self) -> None:
-        """Forget every row; doing it twice leads to the same."""
+        """Delete every row. Idempotent."""
         self.ring.clear()
 
     def refresh(self) -> None:
-        """Forget what the host knows of the rows: something else than `write` has put others here."""
+        """Rebuild host-side caches after rows changed without `write`."""
 
     def recover(self) -> None:
-        """A process died that had the lock: make a ring again of what it left."""
+        """Restore a valid ring after a process died while it held the lock."""
         self.ring.recover()
 
     def late_warnings(self) -> Iterator[str]:
-        """Messages about stored rows that look like a mistake and could not be told while they were written."""
+        """Yield warnings about stored rows that could not be detected while writing."""
         return iter(())
 
     # Drawing
 
     def __len__(self) -> int:
-        """How many rows may be drawn; waits."""
+        """Number of rows that can be drawn. Synchronises."""
         raise NotImplementedError
 
     @property
     def maybe_empty(self) -> bool:
-        """Whether no row may be drawn, as far as the host knows."""
+        """Whether no row can be drawn, as far as the host knows without synchronising."""
         return not len(self)
 
     def random(self, seed: int | None) -> Any:
-        """A stream of random numbers for `draw`."""
+        """Make the random number generator for `draw`."""
         return Randomness(seed)
 
     def draw(self, count: int, random: Any) -> torch.Tensor:
-        """Slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
+        """Draw slots [count] uniformly, with replacement. At least one row must be stored."""
         raise NotImplementedError
 
     def tree(self) -> PriorityTree:
-        """The priorities of slots, all zero at first, with one leaf more than there are slots."""
+        """The sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
         raise NotImplementedError
 
     def mark(self, mass: float | torch.Tensor) -> None:
-        """Give the slots that the last write touched this priority in the tree, or zero where no transition is left."""
+        """Set the tree's mass at the slots that the last write changed; 0 if a slot holds no transition."""
         raise NotImplementedError
 
     # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
-        """A reader of batches of this plan; making one takes longer than reading a batch."""
+        """Make a reader of batches of this plan. Slower than reading a batch: keep the reader."""
         return TorchReader(self, plan)
 
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
-        """All leaves at slots, in the schema's order, or the leaves `leaves`; `padded`: a slot may be -1."""
+        """Read all leaves, or the leaves `leaves`, at slots; with `padded` a slot may be -1."""
         which, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
         whole = tuple(i for i in which if i not in stacked)
-        found = self._take(self.rows.leaves, whole, slots, padded)
+        tensors = self._take(self.rows.leaves, whole, slots, padded)
         if len(whole) == len(which):
-            return found
-        read = dict(zip(whole, found, strict=True))
+            return tensors
+        read = dict(zip(whole, tensors, strict=True))
         return [read[i] if i in read else self._stack(slots, i) for i in which]
 
     def take_stored_next(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
-        """Leaves of next observations that have tensors of their own."""
+        """Read leaves of explicitly stored next observations."""
         which = tuple(self.rows.obs_leaves.index(leaf) for leaf in leaves)
         return self._take(self.rows.next_leaves, which, slots, padded=False)
 
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slots and those of the observations that they led to [2, B], if rows are in order; the rows' ids."""
+        """Return slots and next slots [2, B] ([1, B] if next observations are stored), and the rows' ids."""
         at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.after(slots)])
         return at, self.ids(slots)
 
@@ -149,65 +149,65 @@ class Backend:
         self, source: tuple[torch.Tensor, ...], which: tuple[int, ...], slots: torch.Tensor, padded: bool
     ) -> list[torch.Tensor]:
         key = (source is self.rows.leaves, which)
-        found = self._readers.get(key)
-        if found is None:
-            found = self._readers[key] = reader([source[i] for i in which], 2, self.ring.size)
-        return found.take(slots, 0, len(slots), padded)
+        leaf_reader = self._readers.get(key)
+        if leaf_reader is None:
+            leaf_reader = self._readers[key] = reader([source[i] for i in which], 2, self.ring.size)
+        return leaf_reader.take(slots, 0, len(slots), padded)
 
     def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
-        """The frame stacks at flat slots, rebuilt from single frames."""
+        """Rebuild the frame stacks at flat slots from single frames."""
         return self.rows.rebuild_stacks(leaf, slots)
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        """How many transitions of the same episode precede each row."""
+        """Number of transitions of the same episode before each row."""
         return self.ring.preceding(slots)
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        """How many more transitions of the same episode follow each row."""
+        """Number of transitions of the same episode after each row."""
         return self.ring.ahead(slots)
 
     # Naming
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        """The ids of the rows at slots."""
+        """Ids of the rows at slots."""
         return self.ring.id_of(slots)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """The slots of row ids; -1 for rows that can no longer be drawn, an IndexError for ids never given."""
+        """Slots of row ids; -1 for rows that can no longer be drawn. Raises an IndexError for ids never issued."""
         raise NotImplementedError
 
     def stored(self) -> torch.Tensor:
-        """The slots of all rows that may be drawn; waits."""
+        """Slots of all rows that can be drawn. Synchronises."""
         return self.ring.transitions()
 
     @property
     def num_slots(self) -> int:
-        """The number of flat slots: one more than the largest."""
+        """Number of flat slots."""
         return self.ring.size
 
     @property
     def heads(self) -> torch.Tensor:
-        """The row that each environment writes next [N], sharing memory."""
+        """Number of the row that each environment writes next [N]; shares memory."""
         return self.ring.head
 
     def allocate(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros for every slot [num_slots], kept where the rows are: processes that share these share it."""
+        """Allocate zeros [num_slots] in the memory of the rows, shared and saved like them."""
         return self.allocator.allocate(f"sampler.{name}", (self.num_slots,), dtype)
 
     # Verifying
 
     def check(self) -> None:
-        """Verify every invariant of the rows and of what is known about them; changes nothing."""
+        """Verify every invariant of the rows and of this backend's caches; changes nothing."""
         self.rows.check()
         if self.rows.has_values:
             check_kernels(self)
 
     def check_bytes(self) -> None:
-        """Verify that every row is what was written, where checksums are kept."""
+        """Verify the checksums of all rows, if there are any."""
 
 
 def never_issued(ids: torch.Tensor, place: int) -> IndexError:
-    """The error for an id that no row has ever had."""
+    """The IndexError for an id that was never issued."""
     remedy = "Pass ids from batch['index']."
     if int(ids[place]) == -1:
         remedy = "-1 pads batch['step_index']: pass it in its shape [B, L], or select by batch['mask']."

@@ -1,4 +1,4 @@
-"""The off-policy buffer: the newest transitions of every environment, drawn in any way and read in any form."""
+"""The off-policy buffer: stores the newest transitions of every environment; a sampler and a view make the batches."""
 
 from __future__ import annotations
 
@@ -55,41 +55,40 @@ from relive.storage.disk import disk_memory
 
 _NOTHING: Mapping[str, Any] = {}
 _MANY_BYTES = 1 << 28
-"""Batches of this size are read without a look at the free memory."""
+"""Batches up to this size are read without checking the free memory."""
 _MAX_VIEWS = 64
-"""Views whose readers are kept."""
+"""Maximum number of cached readers of views."""
 
 
 @savable
 @suggests_methods
 class ReplayBuffer(StateDictMixin):
-    """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
+    """Stores the newest `capacity` rows, one ring per environment, and every observation once.
 
-    What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
-    to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
-    `Stacked` observations must be given from an episode's start on, also after `clear()` and `cut()`: only then can
-    their frames be told apart.
+    Samples equal the values that were added. If a step's `obs` equals the previous `next_obs` bit by bit, both share
+    one copy; if it differs, the episode is cut there and the older row keeps its own `next_obs`. `Stacked` observations
+    must start at an episode's first step, also after `clear()` and `cut()`: older frames are not known otherwise.
 
     Args:
-        capacity: rows in all, a multiple of `num_envs`.
+        capacity: total number of rows, a multiple of `num_envs`.
         obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
-        action: one environment's action, declared likewise.
-        num_envs: environments that write here. None is one environment without an environment axis.
-        reward: one environment's reward, declared likewise; one number by default.
+        action: one environment's action, declared like `obs`.
+        num_envs: number of environments. None: one environment, without an environment axis.
+        reward: one environment's reward, declared like `obs`; one number by default.
         extra: further fields of a row, by name.
-        sampler: which rows `sample` draws: `Uniform()` by default.
+        sampler: chooses the rows of a batch; `Uniform()` by default.
         device: where the rows are stored: a torch device, or a `Memory` (pinned, shared, on disk).
         next_obs: "shared" stores each observation once; "stored" keeps an explicit copy of every next observation, for
             unordered data.
         autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
-        stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
-            that `add_step` gets.
-        norm: running norms by field (or path to a leaf). Each takes in the values of its field from every transition.
-        seed: seed of the draws; None takes one from the system.
+        stats: episode statistics of every transition; metrics and reasons come from the fields of these names, or from
+            the info passed to `add_step`.
+        norm: running norms by field (or path to a leaf), updated with the values of every transition.
+        seed: seed of the random draws; None takes one from the system.
 
     A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` gives both parts of `obs` and `next_obs`.
     Several agents are an axis (`reward=(A,)`) or a dict of agents (`reward={"fox": (), "hare": ()}`). `terminated` and
-    `truncated` are the environment's: where agents end before it, keep who is alive in the observation, and an agent's
+    `truncated` are the environment's: if agents end before it, store who is alive in the observation; an agent's
     target is reward + discount · (1 − terminated) · alive of next_obs · Q(next_obs).
 
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
@@ -101,7 +100,7 @@ class ReplayBuffer(StateDictMixin):
     """
 
     @suggests_keywords
-    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    @torch.inference_mode(False)  # inference tensors could not be written outside inference mode
     def __init__(
         self, capacity: int, obs: Declaration, action: Declaration, *, num_envs: int | None = None,
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None, sampler: Sampler | None = None,
@@ -115,7 +114,7 @@ class ReplayBuffer(StateDictMixin):
         self._build(settings, seed)
 
     def _build(self, settings: ReplaySettings, seed: int | None) -> None:
-        """Make an empty buffer of settings that were checked."""
+        """Allocate an empty buffer from verified settings."""
         self.settings = settings
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
         self.device, self._schema = settings.device, settings.schema
@@ -123,27 +122,27 @@ class ReplayBuffer(StateDictMixin):
         self._is_plain = settings.is_plain
         allocator = settings.memory.open(self)
         self.storage: Backend = settings.backend_in(allocator)
-        """The rows and the kernels that write, draw and read them."""
+        """The rows, and the kernels that write, draw and read them."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
-        """The core counts what it writes, in the same call."""
+        """Whether the native core updates the statistics in the call that writes."""
         self._plans_counts = bool(self._observers.columns) and not self._counts_natively
         self._random = self.storage.random(seed)
         self._input = StepInput(self.storage.rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
-        """The sampler of this buffer: a copy of the one that was passed."""
+        """The sampler of this buffer: a bound copy of the constructor's argument."""
         if self.sampler.follows_writes:
             self.storage.track_changes()
         self._is_uniform = isinstance(self.sampler, Uniform)
-        self._bytes_of_row = 2 * self.nbytes // self.storage.num_slots + 64
-        """The bytes that a row of a batch takes at most: two observations, and what is computed."""
+        self._max_row_bytes = 2 * self.nbytes // self.storage.num_slots + 64
+        """Maximum bytes of one row of a batch: two observations and computed fields."""
         self._views: dict[View | None, tuple[PlanReader, Finish | None]] = {}
-        """The readers of views that were asked for, and what the views do with a batch."""
+        """Cached readers of views, with the `finish` method of each view."""
         self._follows_writes = self.sampler.follows_writes
         shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
-        """How many steps and samples a RateLimit has let through."""
+        """Number of steps and of samples that a RateLimit has admitted."""
         self._inserted: int | None = None
-        """The number of steps that a RateLimit has let through with the write that it is making."""
+        """Number of steps admitted by a RateLimit, including the current write; None without one."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
         self._lock = lock_for(self, allocator.lock(recovery_callback(self)))
@@ -161,16 +160,17 @@ class ReplayBuffer(StateDictMixin):
         autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
     ) -> ReplayBuffer:  # fmt: skip
-        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
+        """Make a buffer for a Gymnasium environment from its spaces, number of environments and autoreset mode.
 
-        `obs`, `action` and `autoreset` replace what the environment says.
+        `obs`, `action` and `autoreset` override the environment's.
         """
         if obs is None:
             warn_of_frame_stacks(env)
-        found = settings_of(env, obs, action, autoreset)
+        env_settings = settings_of(env, obs, action, autoreset)
         return cls(
-            capacity, found.obs, found.action, num_envs=found.num_envs, reward=reward, extra=extra, sampler=sampler,
-            device=device, next_obs=next_obs, autoreset=found.autoreset, stats=stats, norm=norm, seed=seed,
+            capacity, env_settings.obs, env_settings.action, num_envs=env_settings.num_envs, reward=reward, extra=extra,
+            sampler=sampler, device=device, next_obs=next_obs, autoreset=env_settings.autoreset, stats=stats, norm=norm,
+            seed=seed,
         )  # fmt: skip
 
     @staticmethod
@@ -179,26 +179,26 @@ class ReplayBuffer(StateDictMixin):
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
-        """The bytes that a buffer of this description would take, before it is made."""
+        """Number of bytes that a buffer with these arguments would allocate."""
         return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of this buffer's rows (without the sampler's own)."""
+        """Number of bytes of the rows, without the sampler's memory."""
         return self.storage.rows.nbytes
 
     @property
     def stats(self) -> EpisodeStats | None:
-        """The statistics that every transition is counted in."""
+        """Episode statistics; None without."""
         return self._observers.stats
 
     @property
     def norm(self) -> dict[str | Path, RunningNorm]:
-        """The norms that take in every transition, by field or path."""
+        """Running norms by field or path."""
         return self._observers.norm
 
     def _recover(self) -> None:
-        """A process died that had the lock: make a buffer again of what it left."""
+        """Restore a valid state after a process died while it held the lock."""
         self.storage.recover()
         self.sampler.on_recover()
 
@@ -213,7 +213,9 @@ class ReplayBuffer(StateDictMixin):
             self._issue_warning()
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
-            if self._is_plain and not (extra or self._input.staged):  # a call costs more than the copy of a small step
+            if self._is_plain and not (
+                extra or self._input.staged
+            ):  # flattening takes longer than the copy of a small step
                 self._write(values, (next_obs,), None if env_ids is None else self._input.envs(env_ids))
             else:
                 leaves, nexts = self._input.leaves(values, extra), self._input.next_leaves(next_obs)
@@ -223,10 +225,10 @@ class ReplayBuffer(StateDictMixin):
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
         env_ids: Any = None, **extra: Any,
     ) -> None:  # fmt: skip
-        """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
+        """Store one step of Gymnasium: `step = env.step(action)`, taken in the state `obs`.
 
-        The true next observation of an episode that ended is found where the autoreset mode leaves it. With `env_ids`
-        the step's arrays and info masks have a row for each of them.
+        The true next observation at the end of an episode is looked up according to the autoreset mode. With `env_ids`,
+        the step's arrays and info masks have one row per given environment.
         """
         if self.storage.warning is not None:
             self._issue_warning()
@@ -239,7 +241,7 @@ class ReplayBuffer(StateDictMixin):
             self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
-        """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
+        """Copy some fields of the next step now, before the environment overwrites them; `add` passes the rest."""
         with self._lock:
             self._input.stage(fields)
 
@@ -253,35 +255,35 @@ class ReplayBuffer(StateDictMixin):
             self._write(leaves, nexts, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
-        """The current episodes were abandoned: the coming observation starts a new one."""
+        """Mark the current episodes as abandoned: the next observation starts a new episode."""
         with self._lock:
             envs = self._input.envs(env_ids)
             self.storage.cut(envs, partial(self._observers.restarted, envs))
 
     def clear(self) -> None:
-        """Forget every row, priority and open episode; ids go on, and pending resets are remembered.
+        """Delete every row, priority and open episode. Ids continue, and pending resets are kept.
 
-        Statistics are of the environments, not of what is stored: their running episodes go on. `cut()` ends these.
+        Statistics describe the environments, not the stored rows: their running episodes continue. `cut()` ends them.
         """
         with self._lock:
-            complete(self._forget)
+            complete(self._clear_rows)
             self.commit()
 
-    def _forget(self) -> None:
+    def _clear_rows(self) -> None:
         self.storage.clear()
         self._input.staged.clear()
         self.sampler.on_clear()
 
     def commit(self) -> None:
-        """Wait until everything is on the disk, where the data lives on one (device=Memory.disk(…)).
+        """Wait until everything is on the disk (device=Memory.disk(…)); does nothing in other memory.
 
-        What was committed is there after a loss of power. A process that is merely killed loses no step that was added.
+        Committed rows survive a loss of power. If only the process is killed, no added step is lost.
         """
         with self._lock:
             self._allocator.commit()
 
     def close(self) -> None:
-        """Commit, and be done with this buffer: every later use raises. Disk memory may then be opened by others."""
+        """Commit and release the buffer: every later call raises. Disk memory can then be opened by another process."""
         if isinstance(self._lock, ClosedLock):
             return
         if self._allocator.is_open:
@@ -298,12 +300,12 @@ class ReplayBuffer(StateDictMixin):
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
 
-        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
-        saved is everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms and the
-        generator. `relive.load(path)` goes on from it exactly. What `check` would raise for because a device has
-        skipped it is a `DataWarning` here, after the checkpoint is written.
+        Only rows added since this buffer's last save there are written, and the newest `keep` checkpoints stay. A
+        checkpoint holds everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms
+        and the generator. `relive.load(path)` continues exactly from it. Inputs that a device has skipped, for which
+        `check` would raise, are a `DataWarning` here, after the checkpoint is written.
         """
-        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints import every buffer)
 
         self._issue_warning()
         number = save(self, path, keep=keep)
@@ -314,12 +316,12 @@ class ReplayBuffer(StateDictMixin):
         return number
 
     def handle(self) -> lazy.Handle:
-        """A handle for `relive.connect` in another process, to use this very buffer (device=Memory.shared()).
+        """Return a handle for `relive.connect`, to use this buffer in another process (device=Memory.shared()).
 
-        Any number of processes may add, sample and update priorities. Each environment is written by one of them: pass
-        its `env_ids`. A process that starts again after it was killed calls `cut(env_ids)` first.
+        Any number of processes may add, sample and update priorities. Each environment is written by one process: pass
+        its `env_ids`. A process that restarts after a crash calls `cut(env_ids)` first.
         """
-        from relive.concurrent.processes import handle_of  # noqa: PLC0415 (which knows this class)
+        from relive.concurrent.processes import handle_of  # noqa: PLC0415 (imports this class)
 
         return handle_of(self)
 
@@ -327,7 +329,7 @@ class ReplayBuffer(StateDictMixin):
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         measured: Mapping[str, Any] = _NOTHING, count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step or a block; `count` is the change of observers that torch ops count."""
+        """Write a step or a block; `count` applies the change of statistics if torch ops compute it."""
         if self._plans_counts and count is None:
             with counting.lock:
                 count = plan_counts(self.storage.rows, self._observers, leaves, envs, steps, measured)
@@ -337,13 +339,15 @@ class ReplayBuffer(StateDictMixin):
             self._observers.measure(measured)
         then = self.sampler.after_write if self._follows_writes else None
         if count is not None or self._input.staged or self._inserted is not None:
-            then = partial(self._follow, then, count, self._inserted)
+            then = partial(self._finish_write, then, count, self._inserted)
         if self._before_write is not None:
             self._before_write(steps or 1)
         self.storage.write(leaves, nexts, envs, steps, then)
 
-    def _follow(self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None) -> None:
-        """The rest of a write; doing it twice leads to the same."""
+    def _finish_write(
+        self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None
+    ) -> None:
+        """Complete a write after the rows are stored. Idempotent: a signal may make it run twice."""
         self._input.staged.clear()
         if inserted is not None:
             self._traffic.numpy()[0] = inserted
@@ -353,7 +357,7 @@ class ReplayBuffer(StateDictMixin):
             count()
 
     def _issue_warning(self) -> None:
-        """Warn of earlier steps that look like a mistake, before a call changes anything."""
+        """Issue a pending warning about earlier steps before a call changes anything."""
         message, self.storage.warning = self.storage.warning, None
         if message is not None:
             warn_user(message)
@@ -364,10 +368,10 @@ class ReplayBuffer(StateDictMixin):
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
         out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict:  # fmt: skip
-        """A batch of `batch_size` rows that the sampler chooses, read as `view` says; "index" names the rows.
+        """Return a batch of `batch_size` rows, chosen by the sampler and read by `view`; "index" holds their ids.
 
-        The batch is the caller's own. `out` is filled and returned instead of fresh tensors, or its first rows where
-        an epoch ends with fewer; `device` moves the batch, asynchronously where the memory allows it.
+        The batch is a copy. If `out` is passed, it is filled and returned instead of new tensors (its first rows if an
+        epoch ends with fewer). `device` moves the batch, asynchronously if the memory allows it.
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
@@ -375,7 +379,7 @@ class ReplayBuffer(StateDictMixin):
             self._issue_warning()
         reader, finish = self._bound(view)
         if reader.copies_unlocked and finish is None and out is None and self.sampler.independent:
-            # Other processes write here: rows are copied without the lock, and verified after.
+            # Other processes would wait for the lock: rows are copied without it and verified afterwards.
             batch = reader.sample_unlocked(batch_size, self.sampler, self._lock)
             if batch is not None:
                 return batch if target is None else to_device(batch, target)
@@ -390,7 +394,7 @@ class ReplayBuffer(StateDictMixin):
     def _sample(
         self, count: int, reader: PlanReader, finish: Finish | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        """Reserve memory, draw rows, and read them. Only a view's `finish` may fail after the draw."""
+        """Reserve memory, draw rows, and read them. Only the `finish` of a view may fail after the draw."""
         self._require_rows(count, reader)
         sampler, weight = self.sampler, None
         own = () if out is None else self._memory()
@@ -409,7 +413,7 @@ class ReplayBuffer(StateDictMixin):
             slots = sampler.sample_into(count, reserved[WEIGHT])
         else:
             slots, weight = sampler.choose(count)
-        if len(slots) != count:  # the rest of an epoch
+        if len(slots) != count:  # the end of an epoch
             out = None if out is None else out[: len(slots)]
             reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
         return reader.fill(reserved, slots, weight, out)
@@ -420,23 +424,23 @@ class ReplayBuffer(StateDictMixin):
         return [*self.storage.rows.memory_ranges, *(memory_range(array) for array in state.values() if array.numel())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
-        """The leaves of a batch, for a batch of several buffers. The caller holds the lock."""
+        """Draw and read the leaves of a batch, for a Mixture. The caller holds the lock."""
         reader, finish = self._bound(view)
         self._require_rows(count, reader)
         return self._read(*self.sampler.choose(count), reader, finish)
 
     def _require_rows(self, count: int, reader: PlanReader) -> None:
-        """Raise if there is no row to draw, or no memory for so many."""
+        """Raise if no row is stored, or if the batch does not fit in memory."""
         if self.storage.maybe_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-        nbytes = count * reader.plan.max_items * self._bytes_of_row
+        nbytes = count * reader.plan.max_items * self._max_row_bytes
         if nbytes > _MANY_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
     def _read(
         self, slots: torch.Tensor, weight: torch.Tensor | None, reader: PlanReader, finish: Finish | None
     ) -> Leaves:
-        """The leaves of the rows at these slots, as a view makes them."""
+        """Read the rows at these slots and apply the view's `finish`."""
         leaves = reader.read(slots)
         if finish is not None:
             leaves = finish(leaves, ReadContext(slots, self._random, reader.plan, self.storage))
@@ -447,13 +451,13 @@ class ReplayBuffer(StateDictMixin):
         return leaves
 
     def _bound(self, view: View | None) -> tuple[PlanReader, Finish | None]:
-        """The reader of a view's plan and the view's `finish`; made once for equal views."""
+        """Return the reader of a view's plan and the view's `finish`; cached for equal views."""
         try:
             return self._views[view]
         except KeyError:
             bound = self._views[view] = self._bind(view)
             return bound
-        except TypeError:  # it has no hash
+        except TypeError:  # not hashable
             return self._bind(view)
 
     def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
@@ -463,11 +467,11 @@ class ReplayBuffer(StateDictMixin):
         return self.storage.reader(plan), finish
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
+        """Set the priorities of the rows `index` (of a batch); returns how many were overwritten meanwhile and skipped.
 
-        All steps of sequences are named by "step_index" [B, L], with priorities of this shape; -1 names no row. When an
-        index comes twice, the last priority counts. A buffer on another device than the CPU returns that number as a
-        tensor there, which `int()` waits for.
+        For all steps of sequences, pass "step_index" [B, L] and priorities of this shape; -1 is skipped. If an index
+        occurs twice, the last priority is used. On other devices than the CPU the returned number is a tensor on the
+        device; `int()` waits for it.
         """
         with self._lock:
             if not self.sampler.takes_priorities:
@@ -476,13 +480,13 @@ class ReplayBuffer(StateDictMixin):
             return update_priorities(self.storage, self.sampler, index, _tensor("priority", priority, self.device))
 
     def write(self, index: Any, **fields: Any) -> int:
-        """Write new values of `Mutable` fields into the rows `index` (of a batch), whose other fields stay.
+        """Overwrite `Mutable` fields of the rows `index` (of a batch).
 
-        Returns how many of the rows were overwritten meanwhile, and skipped. All steps of sequences are named by
-        "step_index" [B, L], with values [B, L, …]; -1 names no row. When an index comes twice, the last value counts.
-        An id that was never issued is an IndexError; a call that raises has written nothing. A process that is killed
-        meanwhile leaves each row as it was, or as it was to become, also in shared memory and on disk. A buffer on
-        another device than the CPU returns the number as a tensor there, which `int()` waits for.
+        Returns how many rows were overwritten by newer steps meanwhile and skipped. For all steps of sequences, pass
+        "step_index" [B, L] and values [B, L, …]; -1 is skipped. If an index occurs twice, the last value is used. An id
+        that was never issued is an IndexError; a call that raises has written nothing. If the process is killed, each
+        row has either its old or its new values, also in shared memory and on disk. On other devices than the CPU the
+        returned number is a tensor on the device; `int()` waits for it.
         """
         with self._lock:
             if self._before_write is not None:
@@ -492,12 +496,12 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def is_open(self) -> torch.Tensor:
-        """Mask of environments that are inside an episode [N]: the next step may go on from where the last one led."""
+        """Mask of environments [N] inside an episode: their next step may continue from the last `next_obs`."""
         with self._lock:
             return self.storage.ring.open.clone()
 
     def __getitem__(self, index: Any) -> lazy.TensorDict:
-        """The transitions of the rows `index` [B], as `sample` would give them; of one number, its transition."""
+        """Read the transitions of the rows `index` [B], or the transition of one int."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         return self.read(index)
@@ -505,7 +509,7 @@ class ReplayBuffer(StateDictMixin):
     _loop_over = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
 
     def read(self, index: Any, view: View | None = None) -> lazy.TensorDict:
-        """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
+        """Read the rows `index` [B] by `view`, as `sample` does with the rows that the sampler chose."""
         import_tensordict()
         with self._lock:
             reader, finish = self._bound(view)
@@ -518,14 +522,14 @@ class ReplayBuffer(StateDictMixin):
             return assemble(leaves, leaves[INDEX].shape)
 
     def ids(self) -> torch.Tensor:
-        """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
+        """Return the "index" of every stored transition [len], oldest first; `replay[…]` accepts it."""
         with self._lock:
             return self.storage.ids(self.storage.stored()).sort().values
 
     def episodes(self) -> Iterator[lazy.TensorDict]:
-        """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
+        """Iterate over the stored episodes, oldest first, each a TensorDict `[T]` in time order.
 
-        Each is read when it comes up: rows that were overwritten by then are left out.
+        An episode is read when the iterator reaches it; rows that were overwritten by then are left out.
         """
         import_tensordict()
         with self._lock:
@@ -541,10 +545,10 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def columns(self) -> lazy.TensorDict:
-        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
+        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" if it is stored explicitly.
 
-        Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
-        is `sample`. What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
+        Row r of an environment is at slot r mod slots; unused slots hold zeros or older rows. For learning, use
+        `sample`. Sharing it with another process (`share_memory_`, a torch.multiprocessing queue) makes a copy.
         """
         import_tensordict()
         with self._lock:
@@ -555,7 +559,7 @@ class ReplayBuffer(StateDictMixin):
     @classmethod
     @torch.inference_mode(False)
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
-        """An empty buffer of this config, but for `changes` that are not None: device and sampler."""
+        """Make an empty buffer from a saved config; `changes` (device, sampler) that are not None override it."""
         require_backing(config, saved)
         settings = ReplaySettings(**arguments_of(config, saved, changes))
         saved.require_columns(settings.row_forms())
@@ -568,7 +572,7 @@ class ReplayBuffer(StateDictMixin):
     def from_disk(
         cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
     ) -> ReplayBuffer:
-        """The buffer in a folder of disk memory, made with the settings of its last commit; see `relive.load`."""
+        """Open the buffer in a folder of disk memory with the settings of its last commit; see `relive.load`."""
         name, saved = commit_of(root)
         changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
         try:
@@ -577,11 +581,11 @@ class ReplayBuffer(StateDictMixin):
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
     def config(self) -> dict[str, Any]:
-        """How an equal, empty buffer is made, as JSON; also of one that has no arrays yet."""
+        """The constructor's arguments as JSON. Needs no arrays."""
         return self.settings.config()
 
     def state(self) -> State:
-        """Everything that changes, but for the rows; the tensors share memory."""
+        """The state to save, without the rows; its tensors share memory with the buffer."""
         parts = {name: part.state() for name, part in self.parts.items()}
         memory = {"name": self._allocator.name}, {}
         rest = State.of_parts({"sampler": ({}, self.sampler.state()), **parts, "memory": memory})
@@ -590,15 +594,15 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The objects with a state beside the rows and the sampler, by their names in files."""
+        """Further components with a state, by their names in files."""
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
-        """The rows that will never change."""
+        """The complete rows, which never change."""
         return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
+        """Restore the saved state, without the rows; raises a CorruptCheckpoint if it is invalid."""
         self.storage.rows.load_state(saved)
         self.storage.refresh()
         resume(self.sampler, saved.part("sampler"), saved.config)
@@ -615,10 +619,10 @@ class ReplayBuffer(StateDictMixin):
         return self._allocator.reading_in_order()
 
     def check(self) -> None:
-        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.
+        """Verify every invariant and raise an InvariantError for the first violation; changes nothing.
 
-        Where the data is on another device, this is where steps are reported that could not be refused there, and a
-        `DataWarning` is issued. Of disk memory every row is read and compared with its checksum.
+        On other devices than the CPU, invalid steps cannot be refused without waiting: they are reported here, and
+        `DataWarning`s are issued here. In disk memory, every row is compared with its checksum.
         """
         self._issue_warning()
         with self._lock, self._in_order():
@@ -629,7 +633,7 @@ class ReplayBuffer(StateDictMixin):
             warn_user(message)
 
     def check_state(self) -> None:
-        """Verify every invariant but the bytes of rows. The caller holds the lock."""
+        """Verify every invariant except the checksums of rows. The caller holds the lock."""
         self.storage.check()
         self._input.check()
         self._observers.check()
@@ -638,7 +642,7 @@ class ReplayBuffer(StateDictMixin):
             self.sampler.check()
 
     def __len__(self) -> int:
-        """The number of stored transitions."""
+        """Number of stored transitions."""
         with self._lock:
             return len(self.storage)
 

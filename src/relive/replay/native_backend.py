@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 class NativeBackend(Backend):
-    """The C++ core, which also serves memory that outlives this process or that other processes write.
+    """Writes and reads rows with the C++ core, also in shared memory and on disk.
 
-    Values that it does not take as they are, are conformed once and given again.
+    Inputs that the core rejects are converted once and passed again.
     """
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._core = _ring_of(rows)
+        self._core = _make_ring(rows)
         self.native = kernels.native()
-        """The native module, whatever `kernels.force` says later."""
+        """The native module; later calls of `kernels.force` do not affect it."""
         self._core.watch_cuts(rows.has_stats)
-        self._write_back = _write_back_of(self._core, rows)
+        self._write_back = _make_write_back(self._core, rows)
         self._reads_files = rows.row_checksums is not None
         self._is_alone = not rows.allocator.persistent
-        """Whether no other process writes these rows, and no pages of a file are asked for."""
+        """Whether no other process writes these rows and no file holds them."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few: torch.Tensor | None = None
-        """The slots of all transitions, where they are few; kept until something is written."""
+        """Cached slots of all transitions, if there are few; None after a write."""
         self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
 
@@ -78,7 +78,7 @@ class NativeBackend(Backend):
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
-        """How the steps that were written here are joined."""
+        """Continuity statistics of the steps written by this object."""
         return ContinuityStats(*self._core.counted())
 
     def track_changes(self) -> None:
@@ -110,17 +110,17 @@ class NativeBackend(Backend):
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._core.draw(count, random.capsule, None)
-        return self._draw_of_few(count, random) if drawn is None else drawn
+        return self._draw_from_few(count, random) if drawn is None else drawn
 
-    def _draw_of_few(self, count: int, random: Randomness) -> torch.Tensor:
-        """Draw where transitions are so rare that the core does not find them by chance."""
+    def _draw_from_few(self, count: int, random: Randomness) -> torch.Tensor:
+        """Draw if transitions are too rare for the core's rejection sampling."""
         slots = self.stored() if self._few is None else self._few
         self._few = slots if self._is_alone else None
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def hold(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Whether every slot still holds the row of this id, and it can be drawn."""
+        """Whether every slot still holds the row of its id as a transition."""
         return self._core.holds(slots, ids)
 
     def tree(self) -> NativeTree:
@@ -134,7 +134,7 @@ class NativeBackend(Backend):
     # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
-        # The core sums single and double precision.
+        # The core sums float32 and float64 only.
         summed = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed):
             return NativeReader(self, self._core.memory, plan)
@@ -147,7 +147,7 @@ class NativeBackend(Backend):
         return super().take(slots, leaves, padded=padded)
 
     def _fetch(self, slots: torch.Tensor) -> None:
-        """Rows of a file are about to be read, which may not be in memory."""
+        """Ask the operating system to load the rows' pages before they are read."""
         if self._reads_files:
             self._core.fetch(slots.contiguous())
 
@@ -173,7 +173,7 @@ class NativeBackend(Backend):
             raise never_issued(ids, slots)
         return slots
 
-    # Verifying, and what outlives a process
+    # Verifying and recovering
 
     def check(self) -> None:
         super().check()
@@ -186,29 +186,29 @@ class NativeBackend(Backend):
         super().recover()
 
     def torn_rows(self) -> torch.Tensor:
-        """Mask [S, N] of slots whose mutable leaves are not what was written."""
+        """Mask [S, N] of slots whose mutable leaves do not match their checksum."""
         torn = torch.zeros_like(self.ring.first)
         if self._write_back is not None:
             self._write_back.find_torn(torn)
         return torn
 
     def forget_write_back(self) -> None:
-        """Do not complete what a process that died was writing again."""
+        """Discard the unfinished rewrite of a process that died."""
         if self.rows.rewriting is not None:
             self.rows.rewriting[0] = 0
 
     def seal(self) -> None:
-        """Store the checksums of all rows as they are now."""
+        """Recompute the checksum of every row."""
         self._core.seal_all()
 
     def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
-        """Mask [S, N] of slots with rows, from `since` [N] on and before `until`, that are not what was written."""
+        """Mask [S, N] of slots whose row, from `since` [N] to before `until` [N], does not match its checksum."""
         broken = torch.zeros_like(self.ring.first)
         self._core.find_broken(since, until, broken)
         return broken
 
     def check_bytes(self) -> None:
-        """Verify that every row on the disk is what was written there."""
+        """Verify the checksum of every row on the disk."""
         ring = self.ring
         if not self._reads_files:
             return
@@ -221,19 +221,19 @@ class NativeBackend(Backend):
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
-        """Let the disk begin to write a piece of a file, without waiting for it."""
+        """Start writing a piece of a file to the disk without waiting for it."""
         self._core.write_behind(file, offset, nbytes)
 
 
 class BridgedBackend(NativeBackend):
-    """The C++ core under a torch that it cannot make tensors of: batches are put together leaf by leaf."""
+    """The C++ core under a torch version whose tensors it cannot make: batches are read leaf by leaf."""
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TorchReader(self, plan)
 
 
 class NativeReader(PlanReader):
-    """Reads batches of one plan in one call of the C++ core."""
+    """Reads a batch of one plan in one call of the C++ core."""
 
     _backend: NativeBackend
 
@@ -258,15 +258,17 @@ class NativeReader(PlanReader):
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        # Without strict=: a keyword costs as much as the pairs.
+        # Without strict=: the keyword takes as long as the loop.
         return dict(zip(self.plan.paths, self._core.read(slots)))  # noqa: B905
 
     def sample(self, count: int, random: Randomness) -> lazy.TensorDict | None:
         leaves = self._core.sample(count, random.capsule)
         return None if leaves is None else self._assemble(leaves, torch.Size((count,)))
 
-    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool, own: Iterable[MemoryRange] = ()) -> Any:
-        return self._core.reserve(count) if out is None else super().reserve(count, out, weighs, own)
+    def reserve(
+        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
+    ) -> Any:
+        return self._core.reserve(count) if out is None else super().reserve(count, out, has_weights, own)
 
     def fill(
         self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
@@ -287,12 +289,12 @@ class NativeReader(PlanReader):
             if backend.maybe_empty:
                 return None
             slots, weight = sampler.choose(count)
-            ids = backend.ids(slots)  # now: what a slot holds a moment later may be half of a row
+            ids = backend.ids(slots)  # under the lock: a slot may be overwritten during the copy
         leaves = self._read_unlocked(reserved, slots)
         with lock:
             if not backend.hold(slots, ids):
                 return None
-            # Others may write these while they are copied.
+            # Mutable leaves may be rewritten while they are copied without the lock.
             mutable = backend.rows.mutable
             if mutable:
                 leaves |= zip((backend.schema.paths[i] for i in mutable), backend.take(slots, mutable), strict=True)
@@ -315,15 +317,15 @@ if kernels.native() is not None:
     }
 
 
-def _write_back_of(ring: Any, rows: RowStorage) -> Any:
-    """The native writer of mutable leaves, if there are any."""
+def _make_write_back(ring: Any, rows: RowStorage) -> Any:
+    """The native writer of mutable leaves; None without mutable leaves."""
     if not rows.mutable:
         return None
     return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.rewritten, rows.rewriting)
 
 
-def _ring_of(rows: RowStorage) -> Any:
-    """The native ring over the same rows."""
+def _make_ring(rows: RowStorage) -> Any:
+    """The native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
     return kernels.core().RingMemory(

@@ -1,4 +1,4 @@
-"""Read plans: the leaves, offsets and sums that a view reads around each drawn row; a backend's reader executes one."""
+"""Read plans: the leaves, offsets and sums that a view reads around each drawn row. Readers execute them."""
 
 from __future__ import annotations
 
@@ -35,49 +35,49 @@ STEP_INDEX: Path = ("step_index",)
 
 
 class Anchor(IntEnum):
-    """The row that offsets count from; the native core has the same numbers."""
+    """The row that offsets count from. The native core uses the same numbers."""
 
     ROW = 0
     """The drawn row."""
     LAST = 1
-    """The last of up to n steps from the drawn row on: the end of its episode or the newest row may come first."""
+    """The last of n steps from the drawn row on; fewer at the end of the episode or at the newest row."""
     NEXT = 2
-    """The observation that the last step led to."""
+    """The next observation of the last step."""
     FIRST = 3
     """The first step of a packed sequence."""
     SUM = 4
-    """All steps from the drawn row to the last one, as their discounted sum."""
+    """The discounted sum over all steps from the drawn row to the last one."""
 
 
 class Layout(IntEnum):
-    """The treatment of offsets outside the episode, or not stored; the native core has the same numbers."""
+    """The treatment of offsets outside the stored episode. The native core uses the same numbers."""
 
     NEAREST = 0
-    """In their places: the nearest step is repeated."""
+    """The nearest step is repeated in their places."""
     ZEROS = 1
-    """In their places: zeros."""
+    """Zeros in their places."""
     PACKED = 2
-    """After all real steps, as zeros."""
+    """Real steps come first, then zeros."""
 
 
 class Group(NamedTuple):
-    """A place that leaves are read at: an anchor, and offsets from it on."""
+    """The positions at which leaves are read: an anchor and offsets from it."""
 
     anchor: Anchor
     offsets: Sequence[int] | None = None
     """None: one item per row [B, …]. Otherwise [B, len(offsets), …]; a range if the layout is packed."""
     mask: Path | None = None
-    """The path in the batch of which offsets are real [B, len(offsets)]."""
+    """Path in the batch of the mask of real offsets [B, len(offsets)]; None without a mask."""
     of_observations: bool = False
-    """Offsets count observations, of which an episode has one more than steps."""
+    """Whether offsets count observations, of which an episode has one more than steps."""
 
 
 class LeafRead(NamedTuple):
-    """One leaf of a batch."""
+    """One leaf of a batch and the positions it is read at."""
 
     path: Path
     leaf: int
-    """The leaf of the schema; of a next observation, that of the observation."""
+    """Index of the leaf in the schema; for a next observation, the leaf of the observation."""
     group: Group
 
 
@@ -86,7 +86,7 @@ ROW, LAST, NEXT, FIRST, SUM = map(Group, Anchor)
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """The leaves of a batch, each at the places of its group.
+    """The leaves of a batch, each read at the positions of its group.
 
     A batch also has "index" [B], the ids of the drawn rows, the masks of its groups, and "discount" if n > 0. Packed
     sequences have "train", the steps from the drawn row on, and "is_first", the steps that start an episode.
@@ -94,21 +94,21 @@ class ReadPlan:
 
     reads: tuple[LeafRead, ...]
     n: int = 0
-    """Number of steps that are summed; 0 reads single steps."""
+    """Number of steps to sum; 0 reads single steps."""
     gamma: float = 0.0
     layout: Layout = Layout.NEAREST
     cross_episodes: bool = False
-    """Packed sequences go on into the next episode."""
+    """Whether packed sequences continue into the next episode."""
     step_index: bool = False
-    """Packed sequences have "step_index" [B, L], the ids of their steps, and -1 where there is none."""
+    """Whether packed sequences have "step_index" [B, L]: the ids of their steps, -1 for padding."""
     reduced: ReadPlan | None = None
-    """The plan that these are the unreduced steps of."""
+    """The plan that `reduce` applies to these steps; None for a plan that needs no `reduce`."""
     max_steps: int = 2**63
-    """No offset that is read in its place needs more steps before or after a row."""
+    """Upper bound of the steps before and after a row that offsets need; packed plans ignore it."""
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of all leaves, in the order of their first one."""
+        """The distinct groups, in the order of their first leaf."""
         return tuple(dict.fromkeys(read.group for read in self.reads))
 
     @cached_property
@@ -118,7 +118,7 @@ class ReadPlan:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The paths of a batch in the order that every backend gives them."""
+        """The paths of a batch, in the order of every backend."""
         discount = (DISCOUNT,) if self.n else ()
         masks = tuple(group.mask for group in self.masked if group.mask is not None)
         marks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
@@ -127,12 +127,12 @@ class ReadPlan:
 
     @cached_property
     def is_transition(self) -> bool:
-        """Whether single steps are read and nothing around them."""
+        """Whether only single steps are read."""
         return not self.n and not any(group.offsets is not None for group in self.groups)
 
     @cached_property
     def reach(self) -> tuple[int, int]:
-        """How many steps before and after a row any offset may need."""
+        """Maximum number of steps before and after a row that any offset needs."""
         last = max(self.n, 1) - 1
         before, after = 0, last
         for group in self.groups:
@@ -148,30 +148,30 @@ class ReadPlan:
 
     @property
     def length(self) -> int:
-        """The number of steps that any offset may need."""
+        """Number of steps that the offsets span."""
         return sum(self.reach) + 1
 
     @cached_property
     def max_items(self) -> int:
-        """The largest number of steps that a leaf of one row is read at."""
+        """Maximum number of steps that one leaf reads per row."""
         return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
 
     def forms(self, schema: Schema, count: int) -> Forms:
         """The shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
         steps = (count, self.length)
-        found: Forms = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
-        found |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
+        forms: Forms = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
+        forms |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
         for path, leaf, group in self.reads:
-            lead = (count,) if group.offsets is None else (count, len(group.offsets))
-            found[path] = (*lead, *caller_shape(schema.fields[leaf])), schema.fields[leaf].dtype
+            leading = (count,) if group.offsets is None else (count, len(group.offsets))
+            forms[path] = (*leading, *caller_shape(schema.fields[leaf])), schema.fields[leaf].dtype
             if group.mask is not None:
-                found[group.mask] = lead, torch.bool
-        return {path: found[path] for path in self.paths}
+                forms[group.mask] = leading, torch.bool
+        return {path: forms[path] for path in self.paths}
 
     def unreduced(self, schema: Schema) -> ReadPlan:
-        """Every field of all steps that this plan needs, for a view that changes them and calls `reduce`.
+        """The plan that reads every field of all needed steps, for a view that changes them and then calls `reduce`.
 
-        Packed, without those of single steps, which have no axis of steps.
+        The steps are packed; a plan of single steps has no axis of steps.
         """
         if self.is_transition:
             return replace(row_plan(schema), reduced=self)
@@ -182,7 +182,7 @@ class ReadPlan:
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
     def within(self, slots: int) -> ReadPlan:
-        """A plan that reads no further than a ring of so many slots can hold."""
+        """The same plan, limited to the steps that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
         reduced = self.reduced.within(slots)
@@ -195,44 +195,46 @@ class ReadPlan:
 
 
 class PlanReader:
-    """Reads batches of one plan from the rows of a backend; only `read` is needed."""
+    """Reads batches of one plan. Subclasses need only `read`."""
 
     copies_unlocked = False
-    """It has `sample_unlocked`: other processes write here, and would wait while rows are copied."""
+    """Whether `sample_unlocked` is implemented: it copies rows without the lock that other processes need."""
 
     def __init__(self, backend: Backend, plan: ReadPlan) -> None:
         self.plan, self._backend = plan, backend
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        """The batch of the rows at these slots, in fresh tensors."""
+        """Read the rows at these slots into new tensors."""
         raise NotImplementedError
 
     def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
-        """A batch of rows that are drawn uniformly, in one call; None where there is no such call."""
+        """Draw rows uniformly and read them in one call; None if this reader has no such call."""
 
-    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool, own: Iterable[MemoryRange] = ()) -> Any:
-        """Reserve memory for a batch before its rows are drawn, for `fill`; that of `out`, verified, if it is given."""
+    def reserve(
+        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
+    ) -> Any:
+        """Reserve memory for a batch before its rows are drawn: the verified tensors of `out`, if it is not None."""
         if out is None:
             return None
-        return self.targets(self.plan, count, out, weighs, own)
+        return self.targets(self.plan, count, out, has_weights, own)
 
     def targets(
-        self, plan: ReadPlan, count: int, out: lazy.TensorDict, weighs: bool, own: Iterable[MemoryRange] = ()
+        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange] = ()
     ) -> Leaves:
-        """The tensors of `out` by path; raises if a batch of a plan does not fit them, or if they overlap `own`."""
+        """Return the tensors of `out` by path; raises if the plan's batch does not fit, or if they overlap `own`."""
         forms = plan.forms(self._backend.schema, count)
-        if weighs:
+        if has_weights:
             forms[WEIGHT] = (count,), torch.float32
-        found = checked_targets(out, forms, self._backend.device, own)
+        tensors = checked_targets(out, forms, self._backend.device, own)
         if out.batch_size[:1] != (count,):
             remedy = "Pass an earlier batch as out=."
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
-        return dict(zip(forms, found, strict=True))
+        return dict(zip(forms, tensors, strict=True))
 
     def fill(
         self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        """The batch of the rows at these slots in reserved memory; weights are in `out` already."""
+        """Read the rows at these slots into reserved memory. Weights are already written to `out`."""
         leaves = self.read(slots)
         if out is not None:
             copy_leaves((reserved[path], leaf) for path, leaf in leaves.items())
@@ -244,43 +246,46 @@ class PlanReader:
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
     ) -> lazy.TensorDict | None:
-        """A batch that `sampler` draws under the lock, copied without it; None if a row was overwritten meanwhile."""
+        """Draw a batch under the lock and copy it without; returns None if a row was overwritten meanwhile."""
 
 
 def row_plan(
     schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, Group] | None = None,
     layout: Layout = Layout.NEAREST,
 ) -> ReadPlan:  # fmt: skip
-    """Every field of each row and the next observation, of one step or of n steps as one; `windows` replace places."""
-    places = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
-    found = {path: (i, places.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
-    found |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
-    named = windows or {}
+    """The plan of every field and the next observation, of one step or n summed steps; `windows` override groups."""
+    groups = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
+    leaves = {path: (i, groups.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
+    leaves |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
+    windows = windows or {}
     return ReadPlan(
-        tuple(LeafRead(path, leaf, named.get(path, group)) for path, (leaf, group) in found.items()), n, gamma, layout
+        tuple(LeafRead(path, leaf, windows.get(path, group)) for path, (leaf, group) in leaves.items()),
+        n,
+        gamma,
+        layout,
     )
 
 
 def sequence_plan(
     schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
 ) -> ReadPlan:
-    """Packed sequences of up to `burn_in` steps before each row, and `length` steps from it on."""
+    """The plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
     steps, nexts = _sequence(burn_in, length)
-    carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
-    reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in carried]
+    initial_states = [i for i, field in enumerate(schema.fields) if is_carried(field)]
+    reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
     reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
-    reads += [LeafRead(schema.paths[i], i, FIRST) for i in carried]
+    reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]
     return ReadPlan(
         tuple(reads), layout=Layout.PACKED, cross_episodes=bool(cross_episodes), step_index=bool(step_index)
     )
 
 
 def _sequence(burn_in: int, length: int) -> tuple[Group, Group]:
-    """The steps of a sequence, and the observations that they led to."""
+    """The groups of a sequence's steps and of their next observations."""
     offsets = range(-burn_in, length)
     return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
 
 
 def next_path(path: Path) -> Path:
-    """The path of an observation's leaf in the next observation."""
+    """The path of a leaf of `obs` in `next_obs`."""
     return ("next_obs", *path[1:])

@@ -1,4 +1,4 @@
-"""How a replay buffer is made: its arguments, checked before memory is asked for, and as a file describes them."""
+"""The settings of a replay buffer: verified arguments, and their description in files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNCOUNTED = (
 
 
 class ReplaySettings:
-    """The arguments of a replay buffer. What cannot be is refused here, and a size that does not fit."""
+    """Verified arguments of a replay buffer; raises if they are invalid or do not fit in memory."""
 
     def __init__(
         self, capacity: int, obs: Declaration, action: Declaration, num_envs: int | None, reward: Declaration,
@@ -60,16 +60,16 @@ class ReplaySettings:
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
-        """Every field is one leaf, and there are no extra fields."""
+        """Whether every field is one leaf and there are no extra fields."""
 
     def _refuse_uncounted(self, *given: bool) -> None:
-        """Refuse statistics and norms of shared memory: they would count the steps of one process alone."""
+        """Raise for statistics or norms in shared memory: they would count only this process's steps."""
         for name, is_given in zip(("stats", "norm"), given, strict=True):
             if is_given and self.memory.is_shared:
                 raise SchemaError(explain(name, *_UNCOUNTED))
 
     def backend_in(self, allocator: Allocator) -> Any:
-        """The backend of such a buffer, with rows from this allocator."""
+        """Make the backend, with rows from this allocator."""
         rows = RowStorage(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
             stores_next_obs=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
@@ -85,7 +85,7 @@ class ReplaySettings:
             raise SchemaError(explain("device", expected, got, remedy))
         if serving == "torch":
             return TorchBackend(rows)
-        from relive.replay.triton_backend import TritonBackend  # noqa: PLC0415 (which needs Triton)
+        from relive.replay.triton_backend import TritonBackend  # noqa: PLC0415 (imports Triton)
 
         return TritonBackend(rows)
 
@@ -114,7 +114,7 @@ class ReplaySettings:
 
 
 def arguments_of(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a buffer that `config` describes, but for changes that are not None."""
+    """Read a buffer's arguments from a saved config; `changes` that are not None override it."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     observers = observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs)
@@ -136,17 +136,17 @@ def arguments_of(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -
 
 
 def require_backing(config: Node, saved: SnapshotReader) -> None:
-    """Refuse a capacity that is only claimed: every slot has a byte in the state."""
+    """Raise if the saved state is smaller than the config's capacity: untrusted files could name any size."""
     num_envs = config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
-    least = config.entry("capacity").integer(1, 1 << 50) // envs
+    min_slots = config.entry("capacity").integer(1, 1 << 50) // envs
     form = saved.form("ring.kind")
-    if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
-        raise saved.at("ring.kind").error(f"at least {least} slots for each of {envs} environments")
+    if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < min_slots:
+        raise saved.at("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
 
 
 def require_empty(replay: ReplayBuffer) -> None:
-    """Refuse disk memory that is to be filled and holds a buffer already."""
+    """Raise if a checkpoint is loaded into disk memory that already holds a buffer."""
     if replay.storage.allocator.reopened:
         replay.close()
         remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."

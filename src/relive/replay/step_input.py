@@ -1,4 +1,4 @@
-"""The values of the coming step: fields that were staged before it, and those that complete them."""
+"""The input of a write: values that callers pass or stage, flattened to leaves."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NOTHING: dict[str, Any] = {}
 
 
 class StepInput:
-    """Steps as flat leaves in the schema's order, made of what callers pass and of what they staged."""
+    """Flattens passed and staged values of a step to leaves in the schema's order."""
 
     def __init__(self, rows: RowStorage) -> None:
         self._rows, self._schema = rows, rows.schema
         self.staged: Staged = {}
-        """The leaves of fields that wait for the rest of their step."""
+        """Leaves of staged fields, by field."""
         names = self._schema.names
         self._flatten = Flattening(self._schema, names[:5], names[5:])
         self._flatten_next = Flattening(self._schema, ("obs",))
@@ -38,11 +38,11 @@ class StepInput:
         self._environments = EnvNumbers(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
-        """The environments that are meant, different ints below `num_envs`; None: all."""
+        """Return `env_ids` as a tensor of distinct ints below `num_envs`; None: all environments."""
         return None if env_ids is None else self._environments(env_ids)
 
     def stage(self, values: Mapping[str, Any]) -> None:
-        """Copy fields of the coming step."""
+        """Copy fields of the next step."""
         fresh: Staged = {}
         for name, value in values.items():
             self._schema.require(name)
@@ -56,21 +56,21 @@ class StepInput:
         return tuple(self._rows.convert_leaf(i, leaf, self._rows.leading_shape).clone() for i, leaf in pairs)
 
     def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
-        """The leaves of a step, of the values of its first five fields and of the others by name."""
+        """Flatten a step: the values of its first five fields, and the other fields by name."""
         if not self.staged:
             return self._flatten(values, extra)
         others = self._flatten.by_field(values, extra, self.staged)
         return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or others[name])
 
     def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
-        """The leaves of a next observation."""
+        """Flatten a next observation."""
         return self._flatten_next((next_obs,), _NOTHING)
 
     def gymnasium_step(
         self, obs: Any, action: Any, step: Any, extra: dict[str, Any], mode: AutoresetMode | None,
         envs: torch.Tensor | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
-        """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
+        """Flatten the result of `env.step`: leaves of the step, of its true next observation, and the info."""
         rows = self._rows
         lead = rows.leading_shape_of(envs)
         nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
@@ -78,7 +78,7 @@ class StepInput:
         return leaves, nexts, step[4]
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
-        """The leaves of a block of steps, those of its next observations, and how many steps it has."""
+        """Flatten a block of steps: its leaves, the leaves of its next observations, and its number of steps."""
         schema = self._schema
         names = schema.names
         if type(batch) is not dict or batch.keys() != self._block_names:
@@ -100,18 +100,18 @@ class StepInput:
             raise SchemaError(explain("extend", expected, got, "Pass exactly the declared fields."))
 
     def state(self) -> State:
-        """Fields that wait for the rest of their step."""
+        """The staged fields."""
         arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
         return State({"names": list(self.staged)}, arrays)
 
     @property
     def max_bytes(self) -> int:
-        """Bytes that all fields of one step take."""
+        """Number of bytes of all fields of one step."""
         given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         return self._rows.ring.num_envs * sum(given)
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Become what was saved."""
+        """Restore saved staged fields."""
         rows, columns = self._rows, self._schema.leaf_indices
         arrays, staged = saved.tensors(self.max_bytes), {}
         for node in saved.values.entry("names").items():
@@ -125,7 +125,7 @@ class StepInput:
         self.staged = staged
 
     def check(self) -> None:
-        """Verify that what waits for the rest of its step is what the schema declares."""
+        """Verify that staged leaves match the schema."""
         schema, rows = self._schema, self._rows
         for name, leaves in self.staged.items():
             require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
@@ -138,7 +138,7 @@ def plan_counts(
     rows: RowStorage, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
     measured: Mapping[str, torch.Tensor],
 ) -> Callable[[], None]:  # fmt: skip
-    """The change of observers by a write that torch ops count, checked before it: see `Observers.plan`."""
+    """Compute the change of statistics by a write before it happens; see `Observers.plan`."""
     lead = rows.leading_shape_of(envs, steps)
     block = {
         i: rows.convert_leaf(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))

@@ -214,9 +214,11 @@ class TritonReader(PlanReader):
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
-    def reserve(self, count: int, out: lazy.TensorDict | None, weighs: bool, own: Iterable[MemoryRange] = ()) -> Leaves:
+    def reserve(
+        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
+    ) -> Leaves:
         if out is not None:
-            return super().reserve(count, out, weighs, own)
+            return super().reserve(count, out, has_weights, own)
         forms, device = self.plan.forms(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 

@@ -1,4 +1,4 @@
-"""Samplers choose rows; views say what is read around them."""
+"""Samplers choose the rows of batches."""
 
 from relive.replay.samplers.prioritized import Linear, Prioritized, sequence_priority
 from relive.replay.samplers.sampler import Sampler

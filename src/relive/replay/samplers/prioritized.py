@@ -1,4 +1,4 @@
-"""Rows in proportion to their priority, with the weights that make up for it."""
+"""Prioritized experience replay: draws rows in proportion to their priority, with importance weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from relive.schema.suggestions import suggests_init_keywords
 
 @dataclass(frozen=True)
 class Linear:
-    """A number that goes from `start` to `end` over the first `draws` calls of `sample`, and stays there.
+    """Linear schedule from `start` to `end` over the first `draws` calls of `sample`, constant afterwards.
 
-    A schedule that is data: it is saved with the buffer, and goes with its handles and pickles.
+    Unlike a function, it is saved in checkpoints, handles and pickles of the buffer.
 
     Args:
-        start: the number at the first call.
-        end: the number after `draws` calls.
-        draws: how many calls of `sample` it takes, at least 1.
+        start: value at the first call.
+        end: value after `draws` calls.
+        draws: number of calls of `sample`, at least 1.
 
     >>> beta = Linear(0.4, 1.0, 3)
     >>> [round(beta(draws), 1) for draws in (0, 1, 2, 3, 4)]
@@ -52,7 +52,7 @@ class Linear:
         positive("Linear.draws", self.draws)
 
     def __call__(self, draws: int) -> float:
-        """The number after so many calls."""
+        """The value after `draws` calls."""
         share = min(draws / self.draws, 1.0)
         return float((1.0 - share) * self.start + share * self.end)
 
@@ -62,17 +62,17 @@ class Linear:
 class Prioritized(Sampler):
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
 
-    weight_i = (M · P(i))^-beta, divided by the largest weight, so that weights are in (0, 1]: (p_min / p_i)^beta, as M
-    and Σp cancel. A new row gets the largest priority accepted so far, 1 at first. (Schaul et al., Prioritized
+    weight_i = (M · P(i))^-beta for M rows, divided by the largest weight: (p_min / p_i)^beta in (0, 1], since M and Σp
+    cancel. A new row gets the largest priority accepted so far, initially 1. (Schaul et al., Prioritized
     Experience Replay, 2016.)
 
     Args:
-        alpha: how much priorities count: 0 draws uniformly, 1 in proportion.
-        beta: how much of the bias the weights correct, from 0 to 1: a number, a `Linear` over the calls of `sample`, or
-            a function of how many rows were drawn so far, which files cannot hold.
-        eps: added to every priority. With 0, a row of priority zero is never drawn.
-        normalize: which weight becomes 1: the largest of the batch ("batch"), or the largest that any stored row could
-            have ("global").
+        alpha: exponent of priorities: 0 draws uniformly, 1 in proportion to them.
+        beta: exponent of weights, from 0 (no correction of the bias) to 1 (full correction): a number, a `Linear`
+            schedule, or a function of the number of rows drawn so far, which checkpoints cannot hold.
+        eps: added to every priority. With 0, a row of priority 0 is never drawn.
+        normalize: the weight that becomes 1: the largest of the batch ("batch"), or the largest possible weight of any
+            stored row ("global").
     """
 
     alpha: float = 0.6
@@ -98,7 +98,7 @@ class Prioritized(Sampler):
         one_of("Prioritized.normalize", self.normalize, ("batch", "global"))
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
-        """A copy for these rows; where the tree itself accepts priorities, one that lets it."""
+        """Return a bound copy; a subclass if the tree itself validates priorities on the device."""
         if storage.tree().keeps_largest and not isinstance(self, _OnDevice):
             return _OnDevice(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
@@ -106,19 +106,19 @@ class Prioritized(Sampler):
     def on_bind(self) -> None:
         self._ring = self.storage.ring
         self.tree = self.storage.tree()
-        """The masses of slots; the leaf after them is nowhere: writes to it need no synchronisation."""
+        """Masses p by slot. Masked writes go to the unused last leaf, which needs no synchronisation."""
         self._slots = self.tree.num_leaves - 1
         self._new_row = 1.0, self.mass(1.0)
-        """The priority of new rows, and its mass."""
+        """Cached priority of new rows and its mass."""
         self._numbers: Any = [1.0, 0]
-        """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
+        """Largest accepted priority (a tensor on other devices), and the number of drawn rows."""
         allocator = self.storage.allocator
         if allocator.persistent:
             self._numbers = allocator.allocate("sampler.numbers", (2,), torch.float64).numpy()
             if not allocator.reopened:
                 self._largest = 1.0
         self._calls: Any = None
-        """How often `sample` was called [1]; None unless `beta` asks for it."""
+        """Number of calls of `sample` [1]; None unless `beta` is a `Linear`."""
         if isinstance(self.beta, Linear):
             self._calls = (
                 allocator.allocate("sampler.calls", (1,), torch.int64).numpy() if allocator.persistent else [0]
@@ -164,7 +164,7 @@ class Prioritized(Sampler):
     def _beta(self) -> float:
         if callable(self.beta) and is_capturing(self.storage.device):
             remedy = "Pass a number as beta, or sample outside the graph."
-            expected = "a number while a CUDA graph is captured, which would repeat one value for ever"
+            expected = "a number while a CUDA graph is captured, which would repeat one value"
             raise SchemaError(explain("Prioritized.beta", expected, "a schedule", remedy))
         return self.beta_after(self._num_drawn, self._num_calls)
 
@@ -193,7 +193,7 @@ class Prioritized(Sampler):
 
     def after_write(self) -> None:
         largest = self._largest
-        if not isinstance(largest, float):  # on a device, where comparing would wait
+        if not isinstance(largest, float):  # on a device, where a comparison would synchronise
             self.storage.mark(self.mass(largest))
             return
         if largest != self._new_row[0]:
@@ -205,7 +205,7 @@ class Prioritized(Sampler):
         self._largest = 1.0
 
     def on_recover(self) -> None:
-        self._check_own()
+        self._check_numbers()
         ring, leaves = self._ring, self.tree.leaves_view()
         slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
         known = (slots > 0) | (self.eps == 0)
@@ -249,7 +249,7 @@ class Prioritized(Sampler):
         self.tree.rebuild()
 
     def check(self) -> None:
-        """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
+        """Verify that exactly the transitions have a priority, and that the tree's sums are right."""
         ring, leaves = self._ring, self.tree.leaves_view()
         require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
         slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
@@ -259,28 +259,28 @@ class Prioritized(Sampler):
         may_be_zero = ~drawable | (self.eps == 0)
         require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
         require(nowhere == 0, "priority of no row", 0, float(nowhere))
-        self._check_own()
+        self._check_numbers()
         error = self.tree.check()
         require(
             error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
         )
 
-    def _check_own(self) -> None:
-        """Its own two numbers, which may come from a file."""
+    def _check_numbers(self) -> None:
+        """Verify the largest priority and the counts, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
         require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
         for name, count in (("draws", draws), ("calls", self._num_calls)):
             require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
-    # As one of several buffers that are drawn from as if they were one
+    # For shards of a distributed buffer
 
     @property
     def drawn(self) -> int:
-        """How many rows were drawn so far."""
+        """Number of rows drawn so far."""
         return self._num_drawn
 
     def total(self) -> tuple[float, int]:
-        """The mass of all rows as m · 2^e, since a sum of large priorities may be more than a float64 holds."""
+        """Total mass as (m, e) for m · 2^e: the sum of large priorities may exceed float64."""
         total = float(self.tree.total())
         if math.isfinite(total):
             return math.frexp(total)
@@ -288,59 +288,59 @@ class Prioritized(Sampler):
         return m, e + 64
 
     def smallest(self) -> float:
-        """The smallest mass that is not zero, or infinity."""
+        """Smallest mass above zero; infinity without one."""
         return float(self.tree.smallest())
 
     def masses(self, slots: torch.Tensor) -> torch.Tensor:
-        """The masses of rows: float64 [K]."""
+        """Masses at slots, float64 [K]."""
         return self.tree.get(slots)
 
     def largest(self, elsewhere: float = 0.0) -> float:
-        """The priority of new rows, which is from now on at least what was accepted `elsewhere`."""
+        """Return the priority of new rows, after raising it to the largest one of other shards, `elsewhere`."""
         self._largest = max(self._largest, elsewhere)
         return float(self._largest)
 
-    # The priorities themselves
+    # Priorities and masses
 
     def mass(self, priority: Any) -> Any:
-        """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
+        """Return (priority + eps)^alpha; a positive base never underflows to 0, so that the row can be drawn."""
         base = priority + self.eps
         if isinstance(base, float):
             return max(base**self.alpha, 5e-324) if base else 0.0
         mass = base.pow(self.alpha)
-        if self.eps**self.alpha > 0 and self.eps:  # the smallest of all
+        if self.eps**self.alpha > 0 and self.eps:  # no base is smaller than eps
             return mass
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 
     def accept(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """New priorities of `count` rows as float64 [count], and their masses. Raises if any priority is invalid.
+        """Return new priorities as float64 [count] and their masses; raises if a priority is invalid.
 
-        Other devices than the host are not asked.
+        Values are not verified on other devices: it would synchronise.
         """
         check_priorities(priority, count)
         values = priority.to(torch.float64)
         mass = self.mass(values)
         given, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
-        # Arrays: what numpy looks at is no launch.
+        # numpy: several torch ops would take longer.
         if isinstance(given, np.ndarray) and not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
             refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
     def beta_after(self, rows: int, calls: int) -> float:
-        """The exponent of the weights when so many rows were drawn by so many calls of `sample`."""
+        """The value of `beta` after `rows` drawn rows and `calls` calls of `sample`."""
         if not callable(self.beta):
             return float(self.beta)
         return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))
 
 
 class _OnDevice(Prioritized):
-    """Update, draw and marking of a write are launches of the tree, one or two each.
+    """Prioritized sampling whose updates, draws and marks are one or two kernel launches of the tree.
 
-    What only the device knows is skipped and counted there until `check()`: numbers that are no priorities, ids that
-    were never given, and draws from a buffer whose priorities are all zero.
+    Errors that only the device can see are skipped, counted there and reported by `check()`: invalid priorities, ids
+    that were never issued, and draws from a buffer whose priorities are all zero.
     """
 
-    __qualname__ = "Prioritized"  # which it is to users
+    __qualname__ = "Prioritized"  # the public name
     __hash__ = Prioritized.__hash__
     updates_by_id = True
 
@@ -354,7 +354,7 @@ class _OnDevice(Prioritized):
         ring = self._ring
         self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
-            self.tree.smallest()  # from now on it is kept up to date
+            self.tree.smallest()  # the tree maintains it from now on
 
     @property
     def _largest(self) -> Any:
@@ -365,7 +365,7 @@ class _OnDevice(Prioritized):
         self.tree.largest.fill_(largest)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor:
-        """Set the priorities of rows, whose ids are given; returns how many are gone."""
+        """Set the priorities of row ids; returns how many rows were stale."""
         check_priorities(priority, len(slots))
         return self.tree.accept(slots, priority, self.alpha, self.eps, self._where)
 
@@ -391,19 +391,19 @@ class _OnDevice(Prioritized):
             yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
 
     def check(self) -> None:
-        """Verify the priorities, and that nothing was skipped."""
+        """Verify the priorities, and that the device skipped nothing."""
         super().check()
         for fault in self.faults():
             raise InvariantError(fault)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is launched on a device now becomes part of a CUDA graph."""
+    """Whether launches on a device are currently captured in a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def check_priorities(priority: torch.Tensor, count: int) -> None:
-    """Refuse what cannot be the priorities of so many rows, whatever their values are."""
+    """Raise if priorities have the wrong shape or dtype for `count` rows; values are not checked."""
     if tuple(priority.shape) != (count,):
         remedy = "Pass a priority for each index."
         raise SchemaError(explain("priority", f"shape ({count},)", tuple(priority.shape), remedy))
@@ -423,7 +423,7 @@ def _check_beta(value: Any) -> float:
 
 
 def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise for the first of the values that are `bad`."""
+    """Raise a PriorityError for the first value marked by `bad`."""
     if bad.any():
         at = int(bad.nonzero()[0])
         expected = "a finite number of at least 0 (and finite to the power of alpha)"
@@ -434,12 +434,12 @@ def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
 def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0.9) -> torch.Tensor:
     """priority = η · max |δ| + (1 − η) · mean |δ| over the steps of a sequence that `mask` selects.
 
-    (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019.) A sequence without
-    such a step has the priority 0.
+    (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019.) The priority is 0 if
+    `mask` selects no step.
 
     Args:
         error: TD errors δ [B, L], of any sign.
-        mask: which steps count, bool [B, L]: `batch["train"]` leaves out burn-in and padding.
+        mask: steps to include, bool [B, L]: `batch["train"]` excludes burn-in and padding.
         eta: η in [0, 1].
 
     >>> sequence_priority(torch.tensor([[1.0, -3.0, 9.0]]), torch.tensor([[True, True, False]]), eta=0.5)
@@ -453,6 +453,6 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
         raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
     share("eta", eta)
     size = error.detach().abs().masked_fill(~mask, 0.0)
-    size = size if size.dtype == torch.float64 else size.float()  # sums of halves overflow
+    size = size if size.dtype == torch.float64 else size.float()  # float16 sums overflow
     mean = size.sum(1) / mask.sum(1).clamp(min=1)
     return eta * size.amax(1) + (1 - eta) * mean if error.shape[1] else mean

@@ -1,4 +1,4 @@
-"""Samplers as files name them. Whatever `relive.replay.samplers` exports can be saved and made again."""
+"""Samplers in files. Every sampler that `relive.replay.samplers` exports can be saved and restored."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from relive.replay import samplers
 from relive.replay.samplers.sampler import Sampler
 from relive.storage.codec import Node
 
-_MAX_OF_SLOT = 64
-"""Bytes that a sampler saves of a slot."""
+_MAX_SLOT_BYTES = 64
+"""Maximum bytes per slot of a saved sampler."""
 
 
 def kinds() -> dict[str, type]:
-    """The samplers that are exported, by name."""
+    """The exported sampler classes, by name."""
     exported = {name: getattr(samplers, name) for name in samplers.__all__}
     return {name: kind for name, kind in exported.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
 def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
-    """A sampler as JSON: its name and its settings, null for a function. None for one that only its maker can make."""
+    """Return a sampler as JSON: name and settings, null for a function; None for a custom sampler."""
     name = type(sampler).__name__
     if kinds().get(name) is not type(sampler):
         return None
@@ -39,7 +39,7 @@ def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
 
 
 def sampler_of(node: Node, given: Sampler | None = None) -> Sampler:
-    """The sampler that was saved, or the one that is given in its place."""
+    """Make the saved sampler; `given` overrides it if it is not None."""
     if given is not None:
         return given
     if node.optional() is None:
@@ -52,7 +52,7 @@ def sampler_of(node: Node, given: Sampler | None = None) -> Sampler:
 
 
 def _setting(node: Node, declared: Field[Any]) -> Any:
-    """A setting of the type that its default has; a sampler's own constructor verifies the rest."""
+    """Read a setting of its default's type; the sampler's constructor verifies the value."""
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
         return sampler_of(node)
@@ -70,7 +70,7 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
 
 
 class _AnyPrioritized(samplers.Prioritized):
-    """Keeps loaded priorities as they are, whatever their exponents were."""
+    """Keeps loaded priorities unchanged, whatever alpha and eps they were saved with."""
 
     __qualname__ = "Prioritized"
 
@@ -83,22 +83,22 @@ STAND_INS: tuple[Sampler, ...] = (
     samplers.Uniform(),
     samplers.Counted(samplers.Uniform()),
 )
-"""Samplers of every state that ours can have, to look at the state of one that only its maker can make again."""
+"""Samplers that together can load every state of our samplers, to inspect a buffer with a custom sampler."""
 
 
 def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
-    """Load the saved state of a bound sampler, whose buffer `config` describes."""
+    """Load the saved state of a bound sampler; `config` is the config of the saved buffer."""
     expected, slots = sampler.state(), sampler.storage.num_slots
-    found = saved.tensors(max(nbytes_of(expected), _MAX_OF_SLOT * slots) + (1 << 20))
-    found = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
-        name: array for name, array in found.items() if name in expected or name not in sampler.optional_state
+    arrays = saved.tensors(max(nbytes_of(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))
+    state = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
+        name: array for name, array in arrays.items() if name in expected or name not in sampler.optional_state
     }
-    forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (found, expected)]
+    forms = [{name: (array.dtype, array.ndim) for name, array in each.items()} for each in (state, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
-        raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(found), remedy))
+        raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(state), remedy))
     try:
-        sampler.load_state(found)
+        sampler.load_state(state)
         then = _exponents(config.value.get("sampler"))
         if then is not None:
             sampler.rescale(*then)
@@ -107,7 +107,7 @@ def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
 
 
 def _exponents(config: Any) -> tuple[float, float] | None:
-    """The alpha and eps of a `Prioritized` in a sampler's config; None if there is none."""
+    """Alpha and eps of the `Prioritized` in a sampler's config; None without one."""
     while isinstance(config, dict) and "sampler" in config:
         config = config["sampler"]
     if not isinstance(config, dict) or config.get("name") != "Prioritized":

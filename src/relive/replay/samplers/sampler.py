@@ -1,4 +1,4 @@
-"""The base class of samplers: which rows a batch consists of."""
+"""The base class of samplers, and the verification of users' samplers."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from relive.schema.assembly import copy_leaves
 
 Self = TypeVar("Self", bound="Sampler")
 Chosen = tuple[torch.Tensor, torch.Tensor | None]
-"""Flat slots of transitions, int64 [B], and their importance weights, float32 [B], where the sampler has any."""
+"""Flat slots of transitions, int64 [B], and importance weights, float32 [B], or None."""
 
 
 class Sampler:
-    """Chooses the rows of batches. Only `sample` is needed; everything else has a default.
+    """Chooses the rows of batches. Subclasses need only `sample`.
 
-    A sampler is made by the user and bound by a buffer: `bind` returns a copy that belongs to one buffer, with its
-    rows (`storage`) and its random numbers (`rng`). The settings of a sampler that is a dataclass cannot be changed.
+    A buffer binds the sampler that it receives: `bind` returns a copy with the buffer's rows (`storage`) and random
+    numbers (`rng`). The fields of a sampler that is a dataclass cannot be changed.
     """
 
     independent: bool = True
-    """Whether a batch may be drawn again in place of one that was not used. False for epochs and queues."""
+    """Whether a discarded batch may be replaced by another draw. False for epochs and queues."""
     returns_weights: bool = False
     """Whether `sample` returns importance weights."""
     may_return_fewer: bool = False
-    """Whether a batch may have fewer rows than were asked for, such as the last one of an epoch."""
+    """Whether a batch may have fewer rows than requested, such as the last one of an epoch."""
 
     storage: Backend
     rng: Randomness
     is_ours: bool = False
-    """Whether the class is one of this package, whose results need no verification."""
+    """Whether the class belongs to this package; its results need no verification."""
 
     def bind(self: Self, storage: Backend, rng: Randomness) -> Self:
-        """A copy that chooses rows of this storage with these random numbers."""
+        """Return a copy that chooses rows of this storage with these random numbers."""
         bound = copy.copy(self)
         bound.storage, bound.rng = storage, rng
         bound.is_ours = type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
@@ -47,43 +47,43 @@ class Sampler:
         return bound
 
     def on_bind(self) -> None:
-        """Called on the bound copy: the place to allocate what it keeps of every slot."""
+        """Called on the bound copy; allocate memory per slot here."""
 
     def sample(self, count: int) -> Chosen:
-        """Choose `count` rows; the buffer has checked that there are any."""
+        """Choose `count` rows. At least one row is stored when this is called."""
         raise NotImplementedError(f"{type(self).__name__}.sample: expected a method that chooses rows.")
 
     def on_write(self, slots: torch.Tensor) -> None:
-        """Called after a write with the slots that now hold another transition, or none.
+        """Called after a write with the slots whose transition was replaced or removed.
 
-        After a signal it may be called again for the same write: assign numbers, do not add to them.
+        After a signal it may be called twice for the same write: assign values, do not add to them.
         """
 
     def on_clear(self) -> None:
-        """Called when the buffer has forgotten every row."""
+        """Called after `clear`."""
 
     def on_recover(self) -> None:
         """Called when rows changed without `on_write`: after a crash of another process, or a load."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that a checkpoint needs to continue, without the random numbers; may share memory."""
+        """The state to save, without the random generator; may share memory."""
         return {}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Continue from a saved state; the rows are there already. A ValueError says what is wrong with it."""
+        """Restore a saved state; the rows are already loaded. Raises a ValueError if the state is invalid."""
 
     def check(self) -> None:
-        """Verify the sampler's own state; raises an InvariantError."""
+        """Verify the sampler's state; raises an InvariantError."""
 
     # For samplers of this package
 
     keeps_state_in_memory = False
-    """Whether its state is allocated beside the rows and is found there again with them."""
+    """Whether the state is allocated with the rows, so that reopened memory already holds it."""
     updates_by_id = False
-    """Whether `update` takes ids of rows instead of slots and looks the rows up itself."""
+    """Whether `update` takes row ids instead of slots."""
 
     optional_state: frozenset[str] = frozenset()
-    """Names of its state that a saved state may lack: they are then zero."""
+    """Names that a saved state may lack; their values are then zero."""
 
     @property
     def takes_priorities(self) -> bool:
@@ -92,35 +92,35 @@ class Sampler:
 
     @property
     def follows_writes(self) -> bool:
-        """Whether it is told which slots a write has changed."""
+        """Whether `after_write` must be called after a write."""
         cls = type(self)
         return cls.on_write is not Sampler.on_write or cls.after_write is not Sampler.after_write
 
     def after_write(self) -> None:
-        """Pass the slots that the last write has changed to `on_write`."""
+        """Pass the changed slots of the last write to `on_write`."""
         slots, changed = self.storage.changed_slots()
         self.on_write(slots if changed is None else slots[changed])
 
     def choose(self, count: int) -> Chosen:
-        """`sample`, verified if the class is a user's."""
+        """Call `sample`, and verify the result of a user's class."""
         chosen = self.sample(count)
         return chosen if self.is_ours else check_chosen(self, chosen, count)
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
-        """Choose `count` rows and write their weights to a tensor."""
+        """Choose `count` rows and write their weights to `weight`."""
         slots, weights = self.choose(count)
         if weights is not None:
             copy_leaves([(weight[: len(slots)], weights)])
         return slots
 
     def require_rows(self, count: int) -> None:
-        """Raise a NotReadyError if `sample` would, before several buffers draw for one batch."""
+        """Raise a NotReadyError if `sample(count)` would raise one. A Mixture calls it before any buffer draws."""
 
     def rescale(self, alpha: float, eps: float) -> None:
-        """Apply its own exponents to loaded priorities, which were stored with `alpha` and `eps`."""
+        """Convert loaded priorities, which were saved with `alpha` and `eps`, to this sampler's settings."""
 
     def faults(self) -> Iterable[str]:
-        """Messages about inputs that a device has skipped and counted: `check` raises for them, and `save` warns."""
+        """Messages about inputs that a device skipped and counted; `check` raises for them, `save` warns."""
         return ()
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Sampler:
 
 
 def require_sampler(sampler: Any) -> Sampler:
-    """The sampler that was passed; raises if it is none."""
+    """Return `sampler`; raises if it is not a Sampler."""
     if isinstance(sampler, type):
         name = sampler.__name__
         raise SchemaError(explain("sampler", f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
@@ -149,9 +149,9 @@ def require_sampler(sampler: Any) -> Sampler:
 
 
 def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
-    """The return value of a user's sampler, if it is `count` slots of transitions and their weights.
+    """Verify the result of a user's sampler: `count` slots of transitions, and weights if it returns any.
 
-    The values of slots are verified in host memory only: elsewhere that would wait for the device.
+    The values of slots are verified only on the CPU; on other devices that would synchronise.
     """
     where, device = f"{type(sampler).__name__}.sample", sampler.storage.device
     if not isinstance(chosen, tuple) or len(chosen) != 2:
@@ -175,7 +175,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
         if bad.any():
             got, remedy = f"slot {int(slots[bad][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))
-    return slots.contiguous()[:], weight  # another object, of which no backend thinks that it is still as it was drawn
+    return slots.contiguous()[:], weight  # a new object, so that a backend's cache of its last draw does not match
 
 
 def _fits(length: int, count: int, may_be_fewer: bool) -> bool:

@@ -22,7 +22,7 @@ from relive.schema.suggestions import suggests_init_keywords
 
 @dataclass(unsafe_hash=True)
 class Uniform(Sampler):
-    """Draws uniformly, with replacement."""
+    """Draws every stored transition with the same probability, with replacement."""
 
     def sample(self, count: int) -> Chosen:
         return self.storage.draw(count, self.rng), None
@@ -33,10 +33,10 @@ class Uniform(Sampler):
 class Recent(Sampler):
     """Draws uniformly, with replacement, from the newest `window` transitions of every environment.
 
-    Older rows stay stored, for views that read around a row, and for another sampler after a reload.
+    Older rows stay stored: views can read them, and a reloaded buffer can use another sampler.
 
     Args:
-        window: transitions of each environment that may be drawn, at least 1; fewer where fewer are stored.
+        window: maximum number of transitions per environment to draw from, at least 1.
     """
 
     window: int
@@ -46,18 +46,18 @@ class Recent(Sampler):
 
     def on_bind(self) -> None:
         self._ring, device = self.storage.ring, self.storage.device
-        # Between two transitions lie at most two rows that hold only an observation.
+        # There are at most two rows without a transition between two transitions.
         self._back = torch.arange(min(3 * self.window + 3, self._ring.slots), device=device).unsqueeze(1)
         self._envs = torch.arange(self._ring.num_envs, device=device)
 
     def sample(self, count: int) -> Chosen:
         slots, up_to = self._newest(self._back)
-        if up_to.is_cpu and not up_to[-1]:  # so many rows in a row are withheld: see `Ring.exclude`
+        if up_to.is_cpu and not up_to[-1]:  # all of these rows are excluded: see `Ring.exclude`
             slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
     def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slots `back` rows before the newest ones, and how many transitions of the window lie up to each."""
+        """Slots `back` rows before the newest ones, and the cumulative number of transitions in the window."""
         ring = self._ring
         rows = ring.newest() - back  # [rows, N], the newest first
         slots = ring.at(rows.clamp(min=0), self._envs)
@@ -69,12 +69,13 @@ class Recent(Sampler):
 @suggests_init_keywords
 @dataclass(unsafe_hash=True)
 class WithoutReplacement(Sampler):
-    """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.
+    """Draws every stored transition once per epoch, in random order.
 
-    The last batch of an epoch is what is left of it; then the next epoch starts.
+    An epoch contains the rows stored at its start; rows overwritten meanwhile are skipped. The last batch of an epoch
+    holds the remaining rows.
 
     Args:
-        drop_last: leave out a last batch that is shorter than the others.
+        drop_last: skip a last batch that is shorter than requested.
     """
 
     drop_last: bool = False
@@ -85,7 +86,7 @@ class WithoutReplacement(Sampler):
     def on_bind(self) -> None:
         self._ring = self.storage.ring
         self._ids = torch.empty(0, dtype=torch.int64, device=self.storage.device)
-        """The rows of this epoch, in its order."""
+        """Ids of this epoch's rows, in drawing order."""
         self._at = 0
 
     def require_rows(self, count: int) -> None:
@@ -104,30 +105,30 @@ class WithoutReplacement(Sampler):
         return slots, None
 
     def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
-        """The epoch's next `count` rows that are still stored (fewer at its end), and the position after them."""
-        found = ids[:0]
-        while len(found) < count and at < len(ids):
-            stop = at + count - len(found)
+        """Return the next `count` stored rows of an epoch (fewer at its end), and the position after them."""
+        stored = ids[:0]
+        while len(stored) < count and at < len(ids):
+            stop = at + count - len(stored)
             slots, _ = self._ring.locate(ids[at:stop])
-            found, at = torch.cat([found, slots[slots >= 0]]), stop
-        return found, at
+            stored, at = torch.cat([stored, slots[slots >= 0]]), stop
+        return stored, at
 
     def check(self) -> None:
-        """Verify that the rest of the epoch is rows that were issued since the last clear, each once."""
+        """Verify that the rest of the epoch consists of distinct rows issued since the last clear."""
         require(self._at >= 0, "epoch", "a place of at least 0", self._at)
-        ring, left = self._ring, self._ids[self._at :]
-        slots, never = ring.locate(left)
-        require_all(~never, "epoch", "ids of transitions", left)
-        forgotten = left // ring.num_envs < ring.floor[left % ring.num_envs]
-        require_all(~forgotten, "epoch", "rows since the last clear", left)
-        coming = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=left.device)
-        coming[slots[slots >= 0]] = True
-        twice = int((slots >= 0).sum() - coming.sum())
+        ring, rest = self._ring, self._ids[self._at :]
+        slots, never = ring.locate(rest)
+        require_all(~never, "epoch", "ids of transitions", rest)
+        is_cleared = rest // ring.num_envs < ring.floor[rest % ring.num_envs]
+        require_all(~is_cleared, "epoch", "rows since the last clear", rest)
+        is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=rest.device)
+        is_next[slots[slots >= 0]] = True
+        twice = int((slots >= 0).sum() - is_next.sum())
         require(not twice, "epoch", "every row once", f"{twice} rows twice")
 
     def on_recover(self) -> None:
-        left = self._ids[self._at :]
-        self._ids, self._at = left[self._ring.locate(left)[0] >= 0], 0
+        rest = self._ids[self._at :]
+        self._ids, self._at = rest[self._ring.locate(rest)[0] >= 0], 0
 
     def on_clear(self) -> None:
         self._ids, self._at = self._ids[:0], 0
@@ -142,16 +143,16 @@ class WithoutReplacement(Sampler):
 @suggests_init_keywords
 @dataclass(unsafe_hash=True)
 class NewFirst(Sampler):
-    """Shows every new row once, before it is drawn at random: the oldest row not shown yet of every environment first.
+    """Returns every new row once, oldest first, before it may be drawn at random.
 
-    New rows come first in a batch; the rest of it is drawn uniformly, with replacement, from all rows. A row that is
-    overwritten before its turn is not shown. (The online queue of Hafner et al., Mastering Diverse Domains through
-    World Models, 2023.)
+    A batch starts with new rows; the rest is drawn uniformly, with replacement, from all rows. A row that is
+    overwritten before its turn is never returned as new. (The online queue of Hafner et al., Mastering Diverse Domains
+    through World Models, 2023.)
 
     Args:
-        share: the largest part of a batch that is new, more than 0 and at most 1, rounded up to whole rows.
-        length: the length of the sequences that are read. Then every `length`-th row of an episode is shown, as soon as
-            the steps of its sequence are there, so that every new step is shown once.
+        share: maximum share of new rows in a batch, in (0, 1], rounded up to whole rows.
+        length: length of the sequences to read. Every `length`-th row of an episode is returned as new once all steps
+            of its sequence are stored: every new step is read once.
     """
 
     share: float = 0.5
@@ -173,7 +174,7 @@ class NewFirst(Sampler):
         self._ring = storage.ring
         self._envs = torch.arange(self._ring.num_envs, device=storage.device)
         self._shown = storage.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
-        """The row [N] of each environment up to which all rows were shown, or will not be."""
+        """First row [N] of each environment that was not returned as new yet."""
 
     def sample(self, count: int) -> Chosen:
         slots = self.storage.draw(count, self.rng)
@@ -181,35 +182,37 @@ class NewFirst(Sampler):
         slots[: len(new)] = torch.where(new >= 0, new, slots[: len(new)])
         return slots, None
 
-    def _next(self, most: int) -> torch.Tensor:
-        """The slots of the next `most` rows to be shown, which are now shown; -1 where there are fewer."""
+    def _next(self, max_rows: int) -> torch.Tensor:
+        """Take the next `max_rows` new rows from the queue; returns their slots, -1 if there are fewer."""
         ring, length = self._ring, self.length
         oldest = torch.maximum(ring.floor, ring.newest() - ring.num_sampleable + 1).clamp(min=0)
         begin = torch.maximum(self._shown, oldest)
-        # After a sequence at most two rows hold only an observation.
-        width = min(most * (length + 2) + 3, ring.slots)
+        # A sequence is followed by at most two rows without a transition.
+        width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
         slots = ring.at(begin + place, self._envs)  # [width, N]
         is_written = begin + place <= ring.newest()
         ready, steps = self._ready(slots, is_written, place)
         places = torch.where(ready, place, width).view(-1)
-        queue = (places * ring.num_envs + self._envs.repeat(width)).topk(min(most, len(places)), largest=False).values
-        found, env = queue < width * ring.num_envs, queue % ring.num_envs
-        at = torch.where(found, queue, 0)
+        queue = (
+            (places * ring.num_envs + self._envs.repeat(width)).topk(min(max_rows, len(places)), largest=False).values
+        )
+        is_new, env = queue < width * ring.num_envs, queue % ring.num_envs
+        at = torch.where(is_new, queue, 0)
         shown = begin[env] + at // ring.num_envs + steps.view(-1)[at]
-        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(found, shown, 0), "amax"))
-        return torch.where(found, slots.view(-1)[at], -1)
+        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(is_new, shown, 0), "amax"))
+        return torch.where(is_new, slots.view(-1)[at], -1)
 
     def _ready(
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mask of rows [width, N] that start a sequence whose steps are all there, and how many steps each has."""
+        """Mask of rows [width, N] that start a complete sequence, and the number of steps of each."""
         ring, length, width = self._ring, self.length, len(slots)
         kind = ring.kind_at(slots)
         is_step = is_written & (kind == TRANSITION)
         start = torch.where(ring.first.view(-1)[slots] & is_written, place, 0).cummax(0).values
         is_start = is_step & ((place - start) % length == 0)
-        # The next row that is no step: there an episode ends, or the newest row has no successor yet.
+        # The next row without a step: the episode ends there, or the next step was not added yet.
         stop = torch.where(is_step, width, place).flip(0).cummin(0).values.flip(0)
         ends = torch.cat([is_written & (kind != PENDING), torch.zeros_like(is_written[:1])])
         is_whole = (stop - place >= length) | ends.gather(0, stop)
@@ -231,17 +234,17 @@ class NewFirst(Sampler):
         self._shown.copy_(shown)
 
     def check(self) -> None:
-        """Verify that only rows that were written have been shown."""
+        """Verify that only written rows were returned."""
         right = (self._shown >= 0) & (self._shown <= self._ring.head)
         require_all(right, "rows that were shown", "a row of 0 to the head", self._shown)
 
 
 @dataclass(unsafe_hash=True)
 class Counted(Sampler):
-    """Draws as `sampler` does and counts the draws of every row, for `relive.inspect` to show how rows are reused.
+    """Counts how often `sampler` draws each row; `relive.inspect` shows the reuse of rows.
 
-    A row's count begins at 0 when it is stored and goes when it is overwritten. It costs eight bytes a row, one
-    addition a drawn row and one write a stored row; other samplers count nothing.
+    The count of a row starts at 0 when it is stored. Counting costs eight bytes per row, one addition per drawn row and
+    one write per stored row.
 
     Args:
         sampler: the sampler that chooses the rows.
@@ -252,7 +255,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    independent = False  # a draw is counted
+    independent = False  # a second draw would be counted too
     keeps_state_in_memory = True
 
     def __post_init__(self) -> None:
@@ -288,7 +291,7 @@ class Counted(Sampler):
         slots, changed = self.storage.changed_slots()
         if changed is None:
             self._counts[slots] = 0
-        else:  # a slot may come twice, changed and not
+        else:  # a slot may occur twice, once changed and once unchanged
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.follows_writes:
             self._inner.after_write()
@@ -313,7 +316,7 @@ class Counted(Sampler):
         self._counts.copy_(drawn)
 
     def check(self) -> None:
-        """Verify that only transitions have a count of draws."""
+        """Verify that only transitions have a count above 0."""
         require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
         right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
         require_all(right, "count of draws", "0, or more for a transition", self._counts)

@@ -1,4 +1,4 @@
-"""Views: descriptions of what is read around a row. Any view works with any sampler."""
+"""Views describe the fields read around each row. Any view works with any sampler."""
 
 from relive.replay.views.hindsight import Hindsight
 from relive.replay.views.view import NStep, Sequence, Transition, View

@@ -1,4 +1,4 @@
-"""Hindsight: steps relabelled with goals that their own episode reached."""
+"""Hindsight: relabels steps with goals that the same episode reached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from relive.schema.suggestions import suggests_init_keywords
 Relabel = Callable[[torch.Tensor, torch.Tensor, "lazy.TensorDict"], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
 
-It gets every step that is read, including padding and steps that keep their goal; its results for these are ignored.
+It receives every step, including padding and steps that keep their goal; its results for these are ignored.
 """
 
 
@@ -33,19 +33,19 @@ _TRANSITION = Transition()
 @suggests_init_keywords
 @dataclass(frozen=True)
 class Hindsight:
-    """A share `ratio` of the drawn rows pretends that its goal was one that the same episode reached.
+    """Replaces the goal of a share `ratio` of the drawn rows by one that the same episode reached.
 
-    Reward and terminated are recomputed from the state each step led to, for every step that the inner view reads.
+    Reward and terminated are recomputed from the next state of each step, for all steps that the inner view reads.
     (Andrychowicz et al., Hindsight Experience Replay, 2017.)
 
     Args:
         goal: the leaf of the observation that holds the goal: a name inside `obs`, or a whole path.
-        achieved: the leaf of the observation that holds what was achieved, named likewise.
+        achieved: the leaf of the observation that holds the achieved goal, given like `goal`.
         fn: fn(achieved_next [M, …], goal [M, …], rows [M]) returns (reward [M], terminated [M]).
         ratio: share of the drawn rows whose goal is replaced, in [0, 1].
-        strategy: which achieved goal is taken: of a step from the drawn one on ("future"), of the last step ("final"),
-            of any step ("episode"); always the one *after* that step.
-        view: what is read around each row: `Transition`, `NStep`, `Sequence` or `Window`.
+        strategy: source of the new goal: a step from the drawn one on ("future"), the last step ("final"), or any step
+            of the episode ("episode"); always the goal achieved *after* that step.
+        view: reads the steps around each row: `Transition`, `NStep`, `Sequence` or `Window`.
     """
 
     goal: str | Path
@@ -73,7 +73,7 @@ class Hindsight:
         return inner.unreduced(schema)
 
     def finish(self, batch: Leaves, context: ReadContext) -> Leaves:
-        """Relabel the steps of some rows, and make of all steps what the inner view reads."""
+        """Relabel the steps of some rows and reduce all steps to the batch of the inner view."""
         plan = context.plan
         assert plan.reduced is not None
         changed = context.random.uniform(len(context.slots), context.slots.device) < self.ratio
@@ -90,7 +90,7 @@ class Hindsight:
         return reduce(batch, plan.reduced)
 
     def _goals(self, context: ReadContext) -> torch.Tensor:
-        """The achieved goal after one step of each row's episode [B, …]."""
+        """Draw an achieved goal of each row's episode [B, …]."""
         ahead = context.ahead()
         if self.strategy == "future":
             offset = context.random.below(ahead + 1, len(ahead))
@@ -102,7 +102,7 @@ class Hindsight:
         return context.column(_leaf(context.schema, self.achieved), context.later(offset + 1))
 
     def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
-        """Give the steps [M, …] that are `changed` their new goal, and what reward and end come of it."""
+        """Set the new goals of the steps [M, …] marked by `changed`, and recompute reward and terminated."""
         goal, achieved = _leaf(schema, self.goal), _leaf(schema, self.achieved)
         wide_changed = wide(changed, goals)
         for path in (goal, next_path(goal)):
@@ -116,7 +116,7 @@ class Hindsight:
             leaves = schema.flatten(name, result, f"Hindsight.fn: {name}")
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 path, field = schema.paths[i], schema.fields[i]
-                if leaf is steps[path]:  # as it was
+                if leaf is steps[path]:  # returned unchanged
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 new = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")

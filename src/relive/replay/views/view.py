@@ -27,26 +27,26 @@ _MAX_STEPS = 2**30
 
 
 class View(Protocol):
-    """The description of a batch: a small frozen object.
+    """Describes the fields of a batch; a small frozen object.
 
-    A view may also have a method `finish(batch, context)`, which returns the leaves [B, …] of the batch that a caller
-    gets. It is given those of the plan, by path, and a `ReadContext`.
+    A view may also have a method `finish(batch, context)`. It receives the leaves that the plan has read, by path, and
+    a `ReadContext`, and returns the leaves [B, …] of the final batch.
     """
 
     def plan(self, schema: Schema, /) -> ReadPlan:
-        """The plan for these fields, asked once per buffer; a SchemaError says what they do not allow."""
+        """Return the plan for these fields; called once per buffer. Raises a SchemaError if the fields do not fit."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadContext:
-    """The drawn rows, for a view that finishes a batch."""
+    """The drawn rows, passed to the `finish` of a view."""
 
     slots: torch.Tensor
     """Flat slots of the drawn rows [B]."""
     random: Randomness
     plan: ReadPlan
-    """The plan that the batch was read by."""
+    """The plan of the batch."""
     _backend: Backend
 
     @property
@@ -55,25 +55,25 @@ class ReadContext:
         return self._backend.schema
 
     def preceding(self) -> torch.Tensor:
-        """How many transitions of the same episode precede each drawn row [B]."""
+        """Number of transitions of the same episode before each drawn row [B]."""
         return self._backend.preceding(self.slots)
 
     def ahead(self) -> torch.Tensor:
-        """How many transitions of the same episode follow each drawn row [B]."""
+        """Number of transitions of the same episode after each drawn row [B]."""
         return self._backend.ahead(self.slots)
 
     def later(self, steps: torch.Tensor) -> torch.Tensor:
-        """The slots of the rows so many steps after the drawn ones."""
+        """Slots of the rows `steps` [B] after the drawn rows."""
         return self._backend.ring.after(self.slots, steps)
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
-        """One leaf at slots [B, …]."""
+        """Read one leaf at slots [B, …]."""
         return self._backend.take(slots, (self.schema.paths.index(path),))[0]
 
 
 @dataclass(frozen=True)
 class Transition:
-    """Every field of the row and `next_obs`, the state it led to before any reset."""
+    """Single steps: every field of a row, and `next_obs` before any reset."""
 
     def plan(self, schema: Schema) -> ReadPlan:
         return row_plan(schema)
@@ -82,14 +82,14 @@ class Transition:
 @suggests_init_keywords
 @dataclass(frozen=True)
 class NStep:
-    """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, steps that there are).
+    """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, remaining steps).
 
-    A window ends where its episode ends or at the newest row, so that the last n−1 rows of an episode are read too;
-    `terminated` and `truncated` are those of its last step. The learner's target is
+    The sum stops at the end of the episode or at the newest row; the last n−1 rows of an episode are sampled too.
+    `terminated` and `truncated` are the flags of the last summed step. The learner's target is
     reward + discount · (1 − terminated) · Q(next_obs).
 
     Args:
-        n: steps to sum, at least 1.
+        n: number of steps to sum, at least 1.
         gamma: discount γ in [0, 1].
     """
 
@@ -107,19 +107,19 @@ class NStep:
 @suggests_init_keywords
 @dataclass(frozen=True)
 class Sequence:
-    """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
+    """Sequences of `burn_in + length` steps [B, L, …]; the drawn row is the first step to train on.
 
-    Burn-in lies before it, as much of its episode as is still stored, so that its length varies by row. Real steps come
-    first and padding, which is zero, only at the end: position 0 is always real, and `Carry` fields [B, …] are its
-    state. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which start an episode.
-    "index" and "weight" are those of the drawn row.
+    Burn-in steps come before the drawn row; there are fewer if the stored episode starts later. Real steps come first,
+    and zero padding at the end: position 0 is always real, and `Carry` fields [B, …] hold its state. "mask" marks real
+    steps, "train" real steps without burn-in, "is_first" steps that start an episode. "index" and "weight" belong to
+    the drawn row.
 
     Args:
-        length: steps to train on, at least 1.
-        burn_in: at most so many steps before them, for a recurrent network to find its state.
-        cross_episodes: go on into the next episode, where "is_first" says that the state starts anew; otherwise a
-            sequence ends with its episode.
-        step_index: add "step_index" [B, L], the "index" of every step and -1 where there is none, for `write` and
+        length: number of steps to train on, at least 1.
+        burn_in: maximum number of steps before them, which warm up the state of a recurrent network.
+        cross_episodes: continue into the next episode, whose first step "is_first" marks; otherwise a sequence ends
+            with its episode.
+        step_index: add "step_index" [B, L]: the "index" of every step, -1 for padding, for `write` and
             `update_priority`.
     """
 
@@ -129,7 +129,7 @@ class Sequence:
     step_index: bool = False
 
     def __post_init__(self) -> None:
-        positive("Sequence.length", self.length, math.inf)  # `plan` says what no memory holds
+        positive("Sequence.length", self.length, math.inf)  # `plan` raises if no memory could hold it
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
@@ -150,7 +150,7 @@ _TRANSITION = Transition()
 
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
-    """The plan that a view (None: transitions) has for the rows of a backend, and its `finish`, verified afterwards."""
+    """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
     chosen: Any = _TRANSITION if view is None else _require_view(view)
     plan = chosen.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
@@ -162,7 +162,7 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.within(backend.ring.slots)
     _check_offsets(chosen, plan)
-    if not plan.is_transition or plan.reduced is not None:  # goals come from other steps
+    if not plan.is_transition or plan.reduced is not None:  # Hindsight reads goals of other steps
         require_order(backend, view)
     finish = getattr(chosen, "finish", None)
     if finish is None or type(chosen).__module__.partition(".")[0] == __name__.partition(".")[0]:
@@ -171,7 +171,7 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
 
 
 def _check_offsets(view: Any, plan: ReadPlan) -> None:
-    """Raise unless every window has offsets, and those of packed sequences are one range around the drawn row."""
+    """Raise if a group has no offsets, or if the offsets of packed sequences are not one range around 0."""
     windows = [group.offsets for group in plan.groups if group.offsets is not None]
     where, remedy = f"{type(view).__name__}.plan", "Start from the plan of rl.Sequence, or use another layout."
     for offsets in windows:
@@ -196,14 +196,14 @@ def _brief(offsets: Offsets[int]) -> str:
 
 
 def plan_of_batch(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
-    """The plan of the batch that a caller gets; None if a user's `finish`, which `bind_view` wraps, computes it."""
+    """The plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
     if finish is None:
         return plan
     return (plan.reduced or plan) if hasattr(finish, "__self__") else None
 
 
 def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
-    """The leaves that a user's view has returned, if they are tensors by path with an item for each row."""
+    """Verify the result of a user's `finish`: tensors by path, with one item per row."""
     where, rows = f"{type(view).__name__}.finish", len(context.slots)
     remedy = "Return the leaves of the batch by path, each [B, …]."
     if not isinstance(leaves, dict):
@@ -226,7 +226,7 @@ def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
 
 
 def _require_view(view: Any) -> View:
-    """The view that was passed; raises if it is none."""
+    """Return `view`; raises if it has no method `plan`."""
     if isinstance(view, type):
         name = view.__name__
         raise SchemaError(explain("view", f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
@@ -238,9 +238,9 @@ def _require_view(view: Any) -> View:
     raise SchemaError(explain("view", "a view with a method plan", repr(view), "Pass a view of relive."))
 
 
-def require_order(backend: Backend, what: object) -> None:
-    """Views of more than one step, and samplers of episodes, need rows in time order."""
+def require_order(backend: Backend, user: object) -> None:
+    """Raise if rows have no time order, which views of several steps and samplers of episodes need."""
     if backend.stores_next_obs:
         remedy = 'Use the default next_obs="shared".'
-        name = type(what).__name__
+        name = type(user).__name__
         raise SchemaError(explain(name, "rows in time order", 'a buffer with next_obs="stored"', remedy))

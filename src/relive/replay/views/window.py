@@ -1,4 +1,4 @@
-"""Every field at offsets of its own: observation histories, action chunks, LeRobot's delta timestamps."""
+"""Windows: fields at several offsets, such as observation histories, action chunks and delta timestamps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relive.replay.views.view import NStep, Transition
 from relive.schema.fields import Field, Path, Schema, leaves_of
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
-"""Steps from the drawn row on, or such steps by the names inside a nested field."""
+"""Offsets in steps from the drawn row, or a mapping of offsets for a nested field."""
 Seconds: TypeAlias = "Iterable[float] | Mapping[str, Seconds]"
 
 _TRANSITION = Transition()
@@ -22,30 +22,30 @@ _PADS = ("repeat", "zero")
 _MAX_OFFSETS = 2**16
 _MAX_STEPS = 2**31 - 1
 _TOLERANCE = 1e-4
-"""Seconds that a time may be beside its frame, as in LeRobot."""
+"""Maximum distance in seconds between a time and its frame, as in LeRobot."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Window:
     """Each named field at its own offsets [B, len(offsets), …], never across an episode's border.
 
-    Offset 0 is the drawn row, −1 the step before it, 1 the step after it. "<field>_mask" [B, len(offsets)] says which
-    of them are real: stored, and of the same episode. Where there is none, the nearest step is repeated, as LeRobot and
-    diffusion policies do, or there are zeros. What is not named is as `view` gives it.
+    Offset 0 is the drawn row, −1 the step before it, 1 the step after it. "<field>_mask" [B, len(offsets)] marks the
+    real steps: stored, and in the same episode. The other steps are repeated from the nearest real one, as in LeRobot
+    and diffusion policies, or are zero. All other fields are read by `view`.
 
-    Observations are those of the whole episode: an offset of `obs` may reach the final observation, which no step
-    starts from. `next_obs` counts from the next observation that `view` gives, so that `obs=(-1, 0), next_obs=(-1, 0)`
-    are the histories that a policy sees before and after.
+    An offset of `obs` may reach the final observation of an episode, after its last step. Offsets of `next_obs` count
+    from the next observation of `view`: `obs=(-1, 0), next_obs=(-1, 0)` are the histories that a policy sees before and
+    after the step.
 
-    `Window(action=range(h), view=NStep(h, gamma))` are chunks for Q-learning: h actions, their discounted reward, its
-    discount and the state after them, all shortened alike where an episode ends. (Li et al., Reinforcement Learning
-    with Action Chunking, 2025.)
+    `Window(action=range(h), view=NStep(h, gamma))` reads chunks for Q-learning: h actions, their discounted reward, the
+    discount and the state after them, all shortened at the end of an episode. (Li et al., Reinforcement Learning with
+    Action Chunking, 2025.)
 
     Args:
-        offsets: by field, the offsets in any order; of a nested field also by the names inside it:
+        offsets: offsets by field, in any order; for a nested field also a mapping of its names:
             `obs={"camera": (0,), "state": (-1, 0)}`. Its masks are then `batch["obs_mask", "camera"]`, and so on.
-        view: how to read what is not named: `Transition()` or `NStep(n, gamma)`.
-        pad: what lies outside the episode: the nearest step ("repeat") or zeros ("zero").
+        view: reads the other fields: `Transition()` or `NStep(n, gamma)`.
+        pad: values outside the episode: the nearest step ("repeat") or zeros ("zero").
 
     >>> Window(obs=(-1, 0), action=range(16))
     Window(obs=(-1, 0), action=range(0, 16))
@@ -67,7 +67,7 @@ class Window:
         if not offsets:
             remedy = "Pass Transition() to read single steps."
             raise SchemaError(explain("Window", "offsets of at least one field", "no field", remedy))
-        object.__setattr__(self, "offsets", tuple(_named(offsets, _steps)))
+        object.__setattr__(self, "offsets", tuple(_flatten_offsets(offsets, _steps)))
         object.__setattr__(self, "view", view)
         object.__setattr__(self, "pad", pad)
 
@@ -76,13 +76,13 @@ class Window:
         cls, fps: float, *, view: Transition | NStep = _TRANSITION, pad: Literal["repeat", "zero"] = "repeat",
         **seconds: Seconds,
     ) -> Window:  # fmt: skip
-        """A window whose offsets are times in seconds, as LeRobot's delta timestamps are.
+        """Make a window from offsets in seconds, such as LeRobot's delta timestamps.
 
         Args:
             fps: frames per second.
-            seconds: by field, the times from the drawn row on; each is a whole number of frames.
-            view: how to read what is not named.
-            pad: what lies outside the episode.
+            seconds: times relative to the drawn row, by field; each is a whole number of frames.
+            view: reads the other fields.
+            pad: values outside the episode.
 
         >>> Window.from_seconds(10, obs=[-0.1, 0], action=[0, 0.1, 0.2])
         Window(obs=(-1, 0), action=range(0, 3))
@@ -111,16 +111,18 @@ class Window:
                 Anchor.NEXT if path[0] == "next_obs" else Anchor.ROW, offsets, (f"{path[0]}_mask", *path[1:]),
                 of_observations=path[0] in ("obs", "next_obs"),
             )  # fmt: skip
-            windows |= dict.fromkeys(_leaves_named(schema, path, group), group)
+            windows |= dict.fromkeys(_select_leaves(schema, path, group), group)
         n, gamma = (self.view.n, float(self.view.gamma)) if isinstance(self.view, NStep) else (0, 0.0)
         return row_plan(schema, n, gamma, windows, Layout.ZEROS if self.pad == "zero" else Layout.NEAREST)
 
 
-# What a caller names
+# Parsing of arguments
 
 
-def _named(tree: Mapping[str, Any], read: Callable[[str, Any], Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, offsets) for everything that is named."""
+def _flatten_offsets(
+    tree: Mapping[str, Any], read: Callable[[str, Any], Any], path: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Yield (path, offsets) for every leaf of nested mappings."""
     for name, value in tree.items():
         where = (*path, name)
         if not isinstance(value, Mapping):
@@ -129,14 +131,14 @@ def _named(tree: Mapping[str, Any], read: Callable[[str, Any], Any], path: Path 
             remedy = "Pass offsets by the names of the field."
             raise SchemaError(explain(_text(where), "offsets by name", repr(value), remedy))
         else:
-            yield from _named(value, read, where)
+            yield from _flatten_offsets(value, read, where)
 
 
 def _text(path: Path) -> str:
     return "Window." + ".".join(path)
 
 
-def _listed(where: str, values: Any, what: str) -> list[Any]:
+def _as_list(where: str, values: Any, what: str) -> list[Any]:
     remedy = f"Pass a tuple or list of {what}, or a range."
     if hasattr(values, "tolist"):
         values = values.tolist()
@@ -145,28 +147,28 @@ def _listed(where: str, values: Any, what: str) -> list[Any]:
         raise SchemaError(explain(where, f"several {what}", got, remedy))
     if isinstance(values, range) and len(values) > _MAX_OFFSETS:
         raise SchemaError(explain(where, f"at most {_MAX_OFFSETS} {what}", values, "Pass fewer."))
-    found = list(values)
-    if not found or len(found) > _MAX_OFFSETS:
+    items = list(values)
+    if not items or len(items) > _MAX_OFFSETS:
         remedy = "Leave out a field without offsets."
-        raise SchemaError(explain(where, f"1 to {_MAX_OFFSETS} {what}", len(found), remedy))
-    return found
+        raise SchemaError(explain(where, f"1 to {_MAX_OFFSETS} {what}", len(items), remedy))
+    return items
 
 
 def _steps(where: str, values: Any) -> tuple[int, ...]:
-    found = _listed(where, values, "offsets")
-    for each in found:
+    offsets = _as_list(where, values, "offsets")
+    for each in offsets:
         if isinstance(each, bool) or not isinstance(each, Integral) or abs(int(each)) > _MAX_STEPS:
             remedy = "Pass whole numbers of steps; Window.from_seconds(fps, …) takes times."
             raise SchemaError(explain(where, "offsets that are ints below 2^31", repr(each), remedy))
-    return tuple(map(int, found))
+    return tuple(map(int, offsets))
 
 
 def _in_frames(where: str, tree: Mapping[str, Any], fps: float) -> dict[str, Any]:
-    """Times in seconds as frames, named as before."""
+    """Convert times in seconds to frames, keeping the names."""
     return {
         name: _in_frames(f"{where}: {name}", value, fps)
         if isinstance(value, Mapping)
-        else [_frame(f"{where}: {name}", each, fps) for each in _listed(f"{where}: {name}", value, "times")]
+        else [_frame(f"{where}: {name}", each, fps) for each in _as_list(f"{where}: {name}", value, "times")]
         for name, value in tree.items()
     }
 
@@ -181,11 +183,11 @@ def _frame(where: str, seconds: Any, fps: float) -> int:
     return round(frames)
 
 
-# What a buffer has of it
+# Lookup in the schema
 
 
-def _leaves_named(schema: Schema, path: Path, group: Group) -> list[Path]:
-    """The paths in a batch of the leaves that `path` names; raises where the field is not there."""
+def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
+    """Return the batch paths of the leaves that `path` selects; raises if there is no such field."""
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.require(name)
     stored = (name, *path[1:])
