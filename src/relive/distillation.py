@@ -157,7 +157,7 @@ class DistillationBuffer(StateDictMixin):
                 return self.add(obs, action, **extra)
             count = lead[0] if lead else 1
             leaves = leaves if lead else [leaf.unsqueeze(0) for leaf in leaves]
-            complete(partial(self._write, self._ring.coming(count), leaves, self._ring.head + count))
+            complete(partial(self._write, self._ring.next_slots(count), leaves, self._ring.head + count))
 
     def _write(self, pieces: list[tuple[slice, slice]], leaves: list[torch.Tensor], head: int) -> None:
         for rows, slots in pieces:

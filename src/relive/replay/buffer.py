@@ -20,7 +20,7 @@ from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, recovery_callback
 from relive.replay.backend import Backend
 from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, update_priorities, write_back
-from relive.replay.invariants import faults_of
+from relive.replay.invariants import device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, commit_of
 from relive.replay.samplers import Sampler, Uniform
@@ -310,7 +310,7 @@ class ReplayBuffer(StateDictMixin):
         self._issue_warning()
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = [*faults_of(self.storage.rows), *self.sampler.faults()]
+            faults = [*device_faults(self.storage.rows), *self.sampler.faults()]
         for fault in faults:
             warn_user(f"save: {fault}")
         return number

@@ -1,14 +1,14 @@
-"""How steps are joined, so that legal data that looks like a mistake is noticed (`DataWarning`).
+"""Continuity of steps: whether each `obs` continues the previous `next_obs`. Suspicious data is a `DataWarning`.
 
-*Cuts*: of at least 64 steps that follow no end, more than half do not start where the step before led. *Resets*: at
-least 8 ends, all of which lead to the observation that the next episode starts with, and not to the one that they
-started from. A truncated end may be an episode that simply goes on: it counts only if it leads elsewhere, or if the
-environments are known to reset in the same step. An episode of one step tells nothing: a bandit may well pass the next
-context. *Restarts*: a step that shows a reset from outside that no `cut()` announced, where most steps are joined: the
-row that only resets (NEXT_STEP) does not start with the observation that the episode ended with, or the buffer has
-statistics and an episode that has not ended is not continued. Counters belong to the object that writes, never to what
-is stored. They are counted while steps are written; the warning is issued at the start of the next call, before that
-changes anything.
+*Cuts*: of at least 64 steps that follow no end, more than half do not start at the previous `next_obs`. *Resets*: at
+least 8 ends, and the `next_obs` of each equals the first observation of the next episode but not its own `obs`. A
+truncated end counts only if its `next_obs` differs from that observation, or under SAME_STEP, since an episode may
+simply continue after it. Episodes of one step do not count: a bandit may pass the next context. *Restarts*: an
+environment was reset without `cut()` although most steps are continuous: either the reset step (NEXT_STEP) does not
+start with the last observation, or the buffer has statistics and an unfinished episode is not continued.
+
+The counts belong to the object that writes, not to the stored rows. They are updated by writes; the warning is issued
+at the start of the next call, before that call changes anything.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ MIN_STEPS, MIN_ENDS = 64, 8
 
 @dataclass(frozen=True)
 class ContinuityStats:
-    """Counts of joined and unjoined steps."""
+    """Counts of continuous and discontinuous steps."""
 
     followed: int = 0
-    """Steps after one that did not end its episode."""
+    """Number of steps whose previous step did not end an episode."""
     cut: int = 0
-    """Steps among `followed` that do not start where the one before led."""
+    """Number of steps among `followed` that do not start at the previous `next_obs`."""
     ended: int = 0
-    """Ends of episodes that a step was seen after."""
+    """Number of ends of episodes that were followed by another step."""
     reset: int = 0
-    """Ends among `ended` that lead to the observation of that step and not to their own one."""
+    """Number of ends among `ended` whose `next_obs` is the next episode's first observation, not their own `obs`."""
 
     restarted: int = 0
-    """Steps that show a reset from outside that was not announced by `cut()`."""
+    """Number of steps after a reset without `cut()`."""
     infinite: int = 0
-    """Writes with a reward that is infinite or no number."""
+    """Number of writes with an infinite or NaN reward."""
 
     def __add__(self, other: ContinuityStats) -> ContinuityStats:
         return ContinuityStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def warnings(self) -> Iterator[tuple[str, str]]:
-        """Yield a name and a message for everything that looks like a mistake."""
+        """Yield (name, message) for every suspicious count."""
         if self.followed >= MIN_STEPS and 2 * self.cut > self.followed:
             yield "cuts", self.cut_warning()
         if self.ended >= MIN_ENDS and self.reset == self.ended:
@@ -62,7 +62,7 @@ class ContinuityStats:
             yield "infinite", self.reward_warning()
 
     def cut_warning(self) -> str:
-        """Episodes are cut at most steps."""
+        """The message for episodes that are cut at most steps."""
         remedy = (
             "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
             "and n-step returns and sequences stop there. Add "
@@ -73,7 +73,7 @@ class ContinuityStats:
         return explain("obs", "steps that start where the step before led", got, remedy)
 
     def reset_warning(self) -> str:
-        """Ends lead to where the next episodes start."""
+        """The message for ends whose `next_obs` is a reset observation."""
         expected = "the observation that an episode ended with"
         got = f"the first one of the next episode at all {self.ended:,} ends"
         remedy = (
@@ -83,7 +83,7 @@ class ContinuityStats:
         return explain("next_obs", expected, got, remedy)
 
     def restart_warning(self) -> str:
-        """Environments were reset from outside."""
+        """The message for resets without `cut()`."""
         remedy = (
             "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
             "under NEXT_STEP the first step of an environment that was about to reset is dropped."
@@ -92,21 +92,21 @@ class ContinuityStats:
         return explain("obs", "steps that start where the step before led", got, remedy)
 
     def reward_warning(self) -> str:
-        """Rewards are infinite or no numbers."""
+        """The message for infinite or NaN rewards."""
         return infinite_rewards(self.infinite)
 
 
 @dataclass
 class ContinuityCounter:
-    """The counts of one buffer object, and the doubts that it has spoken of: each once."""
+    """The counts of one buffer object, and the names of warnings it has issued: each once."""
 
     is_on: bool
-    """Counting on other devices than the host would be launches for every step; `check()` looks at what is stored."""
+    """Whether writes count; on other devices `check()` counts the stored rows instead, to save launches."""
     seen: ContinuityStats = field(default_factory=ContinuityStats)
     issued: set[str] = field(default_factory=set)
 
     def next_warning(self, stats: ContinuityStats) -> str | None:
-        """The first message that was not spoken of yet; None without one."""
+        """Return the first message that was not issued yet; None without one."""
         for name, message in stats.warnings():
             if name not in self.issued:
                 self.issued.add(name)
@@ -118,54 +118,56 @@ def step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
 ) -> ContinuityStats:  # fmt: skip
-    """The counts that a step of the environments `env` [K] adds, before it is written; on the host.
+    """Count a step of the environments `env` [K] before it is written; on the CPU only.
 
-    `head`, `is_open` and `resetting` [K] are the state of these environments' rings.
+    `head`, `is_open` and `resetting` [K] are the ring state of these environments.
     """
     ring = rows.ring
     if rows.stores_next_obs:
         return ContinuityStats()
     envs, heads, opened = env.numpy(), head.numpy(), is_open.numpy()
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
-    joined = _hold(rows, np.where(opened, pending, final), obs)
+    continues_last = _equal_obs(rows, np.where(opened, pending, final), obs)
     follows = opened & ~(resetting.numpy() & rows.next_step)
     watched = opened if rows.has_stats else opened & ~follows
-    restarted = int((watched & ~joined).sum())
-    counted = ContinuityStats(int(follows.sum()), int((follows & ~joined).sum()), restarted=restarted)
+    restarted = int((watched & ~continues_last).sum())
+    counted = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return counted
     is_end, is_over, leads_away = _ends(rows, final)
-    return counted + _of_ends(is_end & ~opened, is_over | rows.same_step, joined & leads_away)
+    return counted + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
-    """The counts that the stored steps show; an announced `cut()` looks like any other."""
+    """Count the stored steps. An intended `cut()` cannot be distinguished from other cuts."""
     ring = rows.ring
     if rows.stores_next_obs:
         return ContinuityStats()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
     oldest = ring.rows() <= torch.maximum(ring.floor, ring.newest() - ring.slots + 1)
-    goes_on = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
+    continues = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.before(final)]]
     own, start = ring.before(final), ring.after(final)
     flags = [flag.view(-1)[own] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
-    counted = ContinuityStats(int(goes_on.sum()) + cut, cut)
+    counted = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return counted
     is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
-    return counted + _of_ends(is_end, is_over | rows.same_step, leads_away & _hold(rows, final.cpu().numpy(), obs))
+    return counted + _count_ends(
+        is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
+    )
 
 
-def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
-    told = is_end & ~(leads_to_start & ~is_over)
-    return ContinuityStats(ended=int(told.sum()), reset=int((told & leads_to_start).sum()))
+def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
+    counts = is_end & ~(leads_to_start & ~is_over)
+    return ContinuityStats(ended=int(counts.sum()), reset=int((counts & leads_to_start).sum()))
 
 
 def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks of flat slots: holds the end of an episode of several steps, is terminated, leads elsewhere."""
+    """Masks of final slots: ends an episode of several steps; is terminated; differs from its own `obs`."""
     ring = rows.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
@@ -178,24 +180,24 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     return is_end, terminated, ~stays
 
 
-def _hold(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
-    """Mask of flat slots that hold these observations, bit by bit."""
+def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
+    """Mask of flat slots whose observations equal `obs` bit by bit."""
     same = np.ones(len(slots), bool)
     for i, given in zip(rows.obs_leaves, obs, strict=True):
-        same &= (_bytes_at(rows, slots, i) == _raw(given, len(slots))).all(1)
+        same &= (_bytes_at(rows, slots, i) == _as_bytes(given, len(slots))).all(1)
     return same
 
 
 def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
-    """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
+    """Bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
     if leaf in rows.stacked:
-        return _raw(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
-    return _raw(rows.leaves[leaf], rows.ring.kind.numel())[slots]
+        return _as_bytes(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
+    return _as_bytes(rows.leaves[leaf], rows.ring.kind.numel())[slots]
 
 
-def _raw(tensor: torch.Tensor, items: int) -> np.ndarray:
-    """The bytes of `items` items [items, bytes], on the host."""
+def _as_bytes(tensor: torch.Tensor, items: int) -> np.ndarray:
+    """Bytes of a tensor as an array [items, bytes] on the host."""
     tensor = tensor.cpu().contiguous()
-    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return flat.reshape(items, flat.size // max(items, 1))

@@ -1,4 +1,4 @@
-"""The invariants of stored rows."""
+"""Verifies the invariants of stored rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from relive.replay.backend import Backend
     from relive.replay.row_storage import RowStorage
 
-_MAX_ASKED = 4096
-"""Slots whose ids are compared, or those of one row of all environments."""
+_MAX_COMPARED = 4096
+"""Maximum number of rows per environment whose ids are compared."""
 _KINDS = ("empty", "transition", "final", "pending", "history")
 
 
 def check_rows(rows: RowStorage) -> None:
-    """The leaves are as they were declared, and the rings in them hold whole transitions of whole episodes."""
+    """Verify the shapes of leaves and the invariants of the ring: complete transitions of separate episodes."""
     _check_form(rows)
     if not rows.has_values:
         return
-    for fault in faults_of(rows):
+    for fault in device_faults(rows):
         raise InvariantError(fault)
     host = _Host(rows)
     _check_heads(rows, host)
@@ -44,8 +44,8 @@ def check_rows(rows: RowStorage) -> None:
     _check_counts(host)
 
 
-def faults_of(rows: RowStorage) -> Iterator[str]:
-    """Faults that a device has counted instead of raising, which would have been a wait."""
+def device_faults(rows: RowStorage) -> Iterator[str]:
+    """Yield messages about inputs that a device counted instead of raising, which would synchronise."""
     broken = int(rows.num_invalid_stacks) if rows.has_values else 0
     if broken:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
@@ -60,8 +60,8 @@ def faults_of(rows: RowStorage) -> Iterator[str]:
 def _check_form(rows: RowStorage) -> None:
     ring, schema = rows.ring, rows.schema
     num_envs = rows.leading_shape[0] if rows.leading_shape else 1
-    alive = rows.rows_per_env + (not rows.stores_next_obs)
-    expected = (num_envs, alive, alive + schema.deepest_stack - 1)
+    num_sampleable = rows.rows_per_env + (not rows.stores_next_obs)
+    expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
     require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
     lead, copied = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
@@ -94,7 +94,7 @@ def _check_heads(rows: RowStorage, host: _Host) -> None:
 
 
 class _Host:
-    """The state of a ring, and the flags of its rows, as numpy on the host; see `Ring` for the names."""
+    """The ring state and the flags of rows as numpy arrays; see `Ring` for the names."""
 
     kind: np.ndarray
     first: np.ndarray
@@ -110,30 +110,30 @@ class _Host:
 
 
 class _Ages:
-    """The rows that the slots of a ring are for, and what is known of each by its age [S, N].
+    """Ages of the rows at all slots [S, N], and masks derived from them.
 
-    The newest row of an environment has the age 0. Ages are small numbers, which a processor compares quickly.
+    The newest row of an environment has age 0. Ages fit in int32, which compares faster than row numbers.
     """
 
     def __init__(self, ring: Ring, host: _Host) -> None:
         self._newest, self.kind, slots = host.head - ~host.open, host.kind, ring.slots
         small = np.int32 if slots < 1 << 30 else np.int64
         since = np.minimum(self._newest - host.floor, slots).astype(small)
-        """The age [N] of the first row since the last clear."""
+        """Age [N] of the first row since the last clear."""
         self.age = (self._newest % slots).astype(small) - np.arange(slots, dtype=small)[:, None]
         self.age[self.age < 0] += slots
         self.is_stored = self.age <= since
         self.is_first = self.age == since
         self.is_newest = self.is_stored & (self.age == 0)
-        self.is_alive = self.age < ring.num_sampleable
+        self.is_sampleable = self.age < ring.num_sampleable
         self.is_early = self.age > since - (slots - ring.num_sampleable)
-        """Mask of rows whose older frames may have been lost."""
+        """Mask of rows whose older frames may have been dropped."""
         self.is_step = (self.kind == TRANSITION) | (self.kind == HISTORY)
         self.follows = self.age < np.minimum(since, slots - 1)
-        """The row before is there too."""
+        """Mask of rows whose preceding row is stored."""
 
     def after(self, what: np.ndarray) -> np.ndarray:
-        """Mask of the rows after those of a mask."""
+        """Mask of rows whose predecessor is in the mask `what`."""
         return np.roll(what, 1, 0) & self.follows
 
     def require(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
@@ -156,11 +156,14 @@ def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     ages.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
     ages.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
     ages.require(
-        ages.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.num_sampleable} rows before the head", kind
+        ages.is_sampleable | (kind != TRANSITION),
+        "kind",
+        f"no transition {ring.num_sampleable} rows before the head",
+        kind,
     )
-    # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
-    may_be_history = ~ages.is_alive | ages.is_early
-    may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes a row history
+    # The first rows after dropped ones may be frames of later stacks without a complete stack themselves.
+    may_be_history = ~ages.is_sampleable | ages.is_early
+    may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes its row history
     ages.require(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )
@@ -175,7 +178,7 @@ def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     if not rows.next_step:
         ages.require(~(final & (after_final | ages.is_first)), "kind", "a transition before a final row", kind)
     else:
-        # A reset and, after it, an observation that nobody acted on.
+        # A reset, and after it an observation without a step.
         twice = final & after_final
         ages.require(~(final & ages.after(twice)), "kind", "at most two final rows in a row", kind)
     if rows.stores_next_obs:
@@ -186,7 +189,7 @@ def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
 
 
 def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
-    """Flags are where episodes end, and environments reset where the flags say so."""
+    """Verify that episodes end at their flags, and that environments reset after them."""
     ring, kind = rows.ring, ages.kind
     ended = ages.is_step & (host.terminated | host.truncated)
     after_end = ages.after(ended)
@@ -198,7 +201,7 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         ages.require(closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
-    # After an end the coming row resets; what is stored beside its rows shows no cut that has undone that.
+    # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
     stored = host.head > host.floor
     led_by_end = stored & ended[np.maximum(host.head - 1, 0) % ring.slots, np.arange(ring.num_envs)]
     expected = "False, except after an end in the newest row"
@@ -213,12 +216,12 @@ def _check_counts(host: _Host) -> None:
 
 
 def check_kernels(backend: Backend) -> None:
-    """The kernels of a backend say of its rows what their tensors say."""
+    """Verify that a backend's kernels agree with the ring's tensors."""
     ring = backend.ring
     count = int(ring.count.sum())
     require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
-    # Of some slots of every environment: an id is computed from the environment's head, not stored.
-    every = ring.kind.numel() // _MAX_ASKED + 1
+    # A sample of slots of every environment suffices: ids are computed from the head.
+    every = ring.kind.numel() // _MAX_COMPARED + 1
     slot, env = (ring.kind[::every] == TRANSITION).nonzero(as_tuple=True)
     slots = slot * every * ring.num_envs + env
     ids = backend.ids(slots)

@@ -1,4 +1,4 @@
-"""One batch from several buffers, by ratio: what was seen online beside demonstrations, say."""
+"""Batches from several buffers in fixed ratios, such as online data and demonstrations."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ from relive.schema.fields import caller_shape
 class Mixture:
     """Draws each batch from several replay buffers, in fixed ratios.
 
-    A batch has exactly its share of each buffer, rounded, and what rounding left over is made up for in the next ones:
-    of two buffers neither is ever a whole row behind. Rows are in the order of the buffers, and "source" says
-    which one each comes from. "index" is a row's id in its own buffer · the number of buffers + its source, so that
-    `update_priority` finds the way back. Where some buffers weigh rows and others do not, theirs weigh 1; the weights
-    of a buffer are relative to its own largest.
+    A batch contains the rounded share of each buffer; later batches compensate the rounding, so that no buffer falls a
+    whole row behind. Rows are in the order of the buffers; "source" is the number of each row's buffer. "index" is the
+    row's id · number of buffers + source, which `update_priority` and `write` map back to the buffers. If only some
+    buffers have weights, the other rows have weight 1; the weights of a buffer are relative to its own largest.
 
     Args:
-        buffers: the replay buffers, by name. Their batches have the same fields.
-        ratios: the share of each buffer, by name or in their order; they need not add up to 1.
+        buffers: replay buffers by name, with the same fields.
+        ratios: share of each buffer, by name or in order; they need not add up to 1.
 
     >>> online, demos = (ReplayBuffer(100, obs=1, action=(), seed=0) for _ in range(2))
     >>> for buffer, value in ((online, 0.0), (demos, 1.0)):
@@ -56,20 +55,20 @@ class Mixture:
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
         self.buffers = dict(buffers)
-        self._parts = _whole_parts(list(self.buffers), ratios)
-        """Whole numbers in the given ratios: what is carried from batch to batch must not drift."""
+        self._parts = _integer_ratios(list(self.buffers), ratios)
+        """The ratios as ints, so that the carried remainder never drifts."""
         _require_alike(self.buffers)
         self._owed = [0] * len(self.buffers)
-        """How much each buffer is behind its share, in rows · the sum of the parts; they add up to 0."""
+        """Rows that each buffer is behind its share, times the sum of the parts; they add up to 0."""
         self._lock = threading.Lock()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the buffers, in the order of the numbers in "source"."""
+        """Names of the buffers, in the order of "source"."""
         return tuple(self.buffers)
 
     def __len__(self) -> int:
-        """The number of transitions in all buffers together."""
+        """Number of transitions in all buffers."""
         return sum(map(len, self.buffers.values()))
 
     def sample(
@@ -80,9 +79,9 @@ class Mixture:
         device: torch.device | str | None = None,
         out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict:
-        """A batch of `batch_size` rows, each buffer's share drawn by its own sampler and read as `view` says.
+        """Return a batch of `batch_size` rows; each buffer's sampler draws its share, and `view` reads it.
 
-        It is shorter where a sampler without replacement gives the last rows of an epoch.
+        It is shorter if a sampler without replacement returns the last rows of an epoch.
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
@@ -91,19 +90,19 @@ class Mixture:
         with self._lock:
             counts, owed = self._split(batch_size)
             self._require_rows(counts)
-            batch = self._drawn(counts, view, out)
+            batch = self._draw(counts, view, out)
             self._owed = owed
         return batch if target is None else to_device(batch, target)
 
     def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
-        """How many rows come from each buffer, and what each is behind afterwards."""
+        """Return the number of rows of each buffer, and the new remainders."""
         whole = sum(self._parts)
         counts = [part * batch_size // whole for part in self._parts]
         owed = [rest + part * batch_size % whole for rest, part in zip(self._owed, self._parts, strict=True)]
         for _ in range(batch_size - sum(counts)):
-            most = owed.index(max(owed))
-            counts[most] += 1
-            owed[most] -= whole
+            last = owed.index(max(owed))  # the furthest behind
+            counts[last] += 1
+            owed[last] -= whole
         return counts, owed
 
     def _require_rows(self, counts: list[int]) -> None:
@@ -114,7 +113,7 @@ class Mixture:
             if count:
                 buffer.sampler.require_rows(count)
 
-    def _drawn(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
+    def _draw(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
         if out is not None:
             self._check_out(out, sum(counts), view)
         parts: list[Leaves] = []
@@ -130,14 +129,14 @@ class Mixture:
                 part["step_index",] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
             part["source",] = torch.full_like(index, source)
             parts.append(part)
-        leaves = _joined(parts)
+        leaves = _concatenate(parts)
         rows = len(leaves["index",])
         if out is None:
             return assemble(leaves, leaves["index",].shape)
-        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # the rest of an epoch
+        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # the end of an epoch
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
-        """Verify `out` before anything is drawn, where it is known what a batch will be."""
+        """Verify `out` before anything is drawn; its fields too, unless a user's view computes them."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._bound(view)
         plan = plan_of_batch(reader.plan, finish)
@@ -166,12 +165,14 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        if numpy_view(values) is not None:  # before any buffer is changed; elsewhere nobody looks
+        if (
+            numpy_view(values) is not None
+        ):  # before any buffer is changed; not checked on other devices: it would synchronise
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
         for buffer, mine in parts:
-            buffer.storage.locate(rows[mine])  # refuses ids that were never given
+            buffer.storage.locate(rows[mine])  # raises for ids that were never issued
         return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
 
     def write(self, index: Any, **fields: Any) -> int:
@@ -182,16 +183,16 @@ class Mixture:
         """
         buffers = list(self.buffers.values())
         flat, lead = flat_ids(index, buffers[0].device)
-        known = flat >= (0 if len(lead) == 1 else NO_ROW)
-        if numpy_view(known) is not None and not known.all():
-            wrong = int(flat[~known][0])
-            raise IndexError(explain("index", "ids of transitions", wrong, "Pass ids from batch['index']."))
+        is_id = flat >= (0 if len(lead) == 1 else NO_ROW)
+        if numpy_view(is_id) is not None and not is_id.all():
+            bad = int(flat[~is_id][0])
+            raise IndexError(explain("index", "ids of transitions", bad, "Pass ids from batch['index']."))
         stale: Any = 0
         for changes in (False, True):
             for i, buffer in enumerate(buffers):
                 own = torch.where((flat % len(buffers) == i) & (flat >= 0), flat // len(buffers), NO_ROW)
                 if numpy_view(own) is None or bool((own >= 0).any()):
-                    stale += _written(buffer, own, lead, fields, changes=changes)
+                    stale += _write_part(buffer, own, lead, fields, changes=changes)
         return stale
 
     def __repr__(self) -> str:
@@ -200,7 +201,7 @@ class Mixture:
         return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
 
 
-def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
+def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
     right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in given]
@@ -214,7 +215,7 @@ def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]
 
 
 def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
-    """The rows of all buffers can be one batch."""
+    """Raise if the buffers are not distinct ReplayBuffers with the same fields on one device."""
     first: tuple[str, Any] | None = None
     for name, buffer in buffers.items():
         if not isinstance(buffer, ReplayBuffer):
@@ -238,10 +239,10 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         )
 
 
-def _written(
+def _write_part(
     buffer: ReplayBuffer, ids: torch.Tensor, lead: tuple[int, ...], fields: Mapping[str, Any], *, changes: bool
 ) -> Any:
-    """Verify what is to be written into a buffer, or write it; returns how many rows were stale."""
+    """Verify new values for a buffer, or with `changes` write them; returns how many rows were stale."""
     store = buffer.storage
     with buffer._lock:
         leaves = mutable_leaves(store.schema, fields)
@@ -252,7 +253,7 @@ def _written(
         return 0
 
 
-def _joined(parts: list[Leaves]) -> Leaves:
+def _concatenate(parts: list[Leaves]) -> Leaves:
     if any(("weight",) in part for part in parts):
         for part in parts:
             part.setdefault(("weight",), torch.ones(len(part["index",]), device=part["index",].device))

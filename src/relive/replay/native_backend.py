@@ -64,7 +64,7 @@ class NativeBackend(Backend):
             leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
             status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
             if status >= 0:
-                raise self.rows.misplaced(status)
+                raise self.rows.misaligned(status)
         if status < -1:
             if status not in _WARNINGS:
                 raise self.rows.unstackable(-2 - status)

@@ -1,12 +1,12 @@
-"""Rows of many environments in one memory: each environment's column is a ring with its own head.
+"""Ring buffers of many environments in one memory: each environment's column is a ring with its own head.
 
-Rows are numbered for ever: row r of environment e is at slot r mod S of its column, and its id is r·N + e. A slot's
-flat number is slot·N + e. A transition's next observation is the observation of the row after it, so that every
-observation is stored once; a row that holds only an observation (where an episode ended, or the newest one) separates
+Row numbers never repeat: row r of environment e is at slot r mod S of its column, and its id is r·N + e. The flat
+number of a slot is slot·N + e. The next observation of a transition is the observation of the following row, so every
+observation is stored once. A row that holds only an observation (the end of an episode, or the newest one) separates
 episodes.
 
-All modular arithmetic of the library is here and in its native twin, `csrc/core/ring.hpp`. Everything is torch ops on
-the ring's device, without a host synchronisation.
+All modular arithmetic of the library is here and in the native counterpart, `csrc/core/ring.hpp`. Everything here is
+torch ops on the ring's device, without synchronisation.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from relive.storage import Allocator
 from relive.storage.codec import Node
 
 MAX_ROWS_PER_STEP = 4
-"""Rows that a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
+"""Maximum number of rows per step: a cut pending row, the step itself, the final row, and a row for `cut()`."""
 
 MAX_ID = 2**63 - 1
 
 NO_ID = -(2**63)
-"""The id of no row: nobody asks for it, while -1 names no step of a sequence."""
+"""The id of an empty slot. Not -1, which callers pass as padding."""
 
 _MANY_STEPS = 1024
 
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
-"""The kinds of slots: nothing; a row that may be drawn; only the observation that an episode ended with; only the
-newest observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger
-ones."""
+"""The kinds of slots. EMPTY: no row. TRANSITION: can be drawn. FINAL: only the last observation of an episode. PENDING:
+only the newest observation, from which the next step starts. HISTORY: too old to be drawn, kept for newer frame
+stacks."""
 
 
 def _of_slots(dtype: torch.dtype) -> dict[str, Any]:
@@ -54,34 +54,34 @@ def _of_envs(dtype: torch.dtype) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Ring:
-    """`num_envs` columns of slots, the newest `num_sampleable` rows of which may be drawn.
+    """`num_envs` columns of slots; the newest `num_sampleable` rows of each can be drawn.
 
-    The state of a ring is the fields below, in their order: names, files, checkpoints and the native twin derive it.
+    The tensors below are the ring's state. Their names and order also define files, checkpoints and the native ring.
     """
 
     num_sampleable: int
     slots: int
     num_envs: int
     kind: torch.Tensor = field(metadata=_of_slots(torch.uint8))
-    """The kind of every slot."""
+    """The kind of every slot [S, N]."""
     first: torch.Tensor = field(metadata=_of_slots(torch.bool))
-    """This observation starts an episode."""
+    """Whether the observation of a slot starts an episode [S, N]."""
     head: torch.Tensor = field(metadata=_of_envs(torch.int64))
-    """The row that is written next."""
+    """Number of the next row [N]."""
     open: torch.Tensor = field(metadata=_of_envs(torch.bool))
-    """The head row's observation is there already: the last step led to it."""
+    """Whether the head row already holds an observation, the `next_obs` of the last step [N]."""
     resetting: torch.Tensor = field(metadata=_of_envs(torch.bool))
-    """The coming row only resets (NEXT_STEP)."""
+    """Whether the next step only resets (NEXT_STEP) [N]."""
     count: torch.Tensor = field(metadata=_of_envs(torch.int64))
-    """How many rows may be drawn."""
+    """Number of transitions [N]."""
     floor: torch.Tensor = field(metadata=_of_envs(torch.int64))
-    """The first row since the last clear, or since older ones were lost."""
+    """First valid row [N]: rows before it were cleared or dropped."""
     journal: torch.Tensor | None = None
-    """The start of a step that is being written, 1 + 2 · head + open, else 0; see `recover`. Not saved."""
+    """1 + 2 · head + open at the start of an unfinished write, else 0 [N]; see `recover`. Not saved."""
 
     @staticmethod
     def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """The shape and dtype of each tensor of the state, by name."""
+        """Shape and dtype of each state tensor, by name."""
         return {
             each.name: ((slots, num_envs) if each.metadata["of_slots"] else (num_envs,), each.metadata["dtype"])
             for each in fields(Ring)
@@ -90,7 +90,7 @@ class Ring:
 
     @staticmethod
     def allocated(num_sampleable: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
-        """An empty ring, or the one that was left there."""
+        """Make an empty ring, or reopen the one in the allocator's memory."""
         slots = num_sampleable + history
         forms = Ring.forms(slots, num_envs).items()
         state = {name: allocator.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
@@ -99,71 +99,71 @@ class Ring:
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that changes, by name; its order is the native twin's too."""
+        """The state tensors by name, in the order of the native ring."""
         return {name: getattr(self, name) for name in _STATE}
 
     @property
     def size(self) -> int:
-        """How many slots there are in all."""
+        """Number of flat slots."""
         return self.slots * self.num_envs
 
     @cached_property
     def first_ids(self) -> torch.Tensor:
-        """The ids of the rows 0 and 1 of every environment [2, N]; the first ones are the environments."""
+        """Ids of the rows 0 and 1 of every environment [2, N]; those of row 0 are the environment numbers."""
         return torch.arange(2 * self.num_envs, device=self.kind.device).view(2, -1)
 
     def pending(self) -> torch.Tensor:
-        """The flat slots [N] that the next rows are written to; they hold the newest observations where open."""
+        """Flat slots [N] of the head rows; they hold the newest observations of open episodes."""
         return self.at(self.head, self.first_ids[0])
 
     def transitions(self) -> torch.Tensor:
-        """The flat slots of all rows that may be drawn."""
+        """Flat slots of all transitions."""
         return (self.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
 
     def at(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
-        """The flat slots of rows."""
+        """Flat slots of rows."""
         return row % self.slots * self.num_envs + env
 
     def newest(self) -> torch.Tensor:
-        """Each environment's newest row that holds anything [N]."""
+        """Newest written row of each environment [N]."""
         return self.head - (~self.open).long()
 
     def rows(self) -> torch.Tensor:
-        """`row_of` all slots [S, N]."""
+        """Row number of every slot [S, N]."""
         top = self.newest()
         slot, place = torch.arange(self.slots, device=top.device).unsqueeze(1), top % self.slots
         return slot + torch.where(slot > place, top - place - self.slots, top - place)
 
     def ids(self) -> torch.Tensor:
-        """The identities of the transitions at all flat slots [S·N], `NO_ID` where there is none."""
+        """Ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
         ids = torch.add(self.first_ids[0], self.rows(), alpha=self.num_envs)
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The identities of the rows that flat slots hold: the newest that fall there."""
-        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # the next row's
+        """Ids of the newest rows at flat slots."""
+        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # one past the newest row
         top = beyond[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
     def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
-        """The flat slots of the rows `steps` later."""
+        """Flat slots of the rows `steps` later."""
         return (slots + steps * self.num_envs) % self.size
 
     def before(self, slots: torch.Tensor) -> torch.Tensor:
-        """The flat slots of the preceding rows."""
+        """Flat slots of the preceding rows."""
         return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """The kinds of flat slots."""
+        """Kinds of flat slots."""
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
-        """Whether numbers are flat slots of transitions."""
+        """Mask of ints that are flat slots of transitions."""
         inside = slots.clamp(0, self.kind.numel() - 1)
         return (slots == inside) & (self.kind_at(inside) == TRANSITION)
 
     def locate(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The flat slots of row ids (-1 for rows that can no longer be drawn), and which ids were never issued."""
+        """Return the flat slots of row ids (-1 for rows that cannot be drawn), and a mask of ids never issued."""
         env = ids % self.num_envs
         row = ids.div(self.num_envs, rounding_mode="floor")
         slots = self.at(row.clamp(min=0), env)
@@ -173,53 +173,54 @@ class Ring:
         return torch.where(inside & (kind == TRANSITION) & ~never, slots, -1), never
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        """How many more transitions of the same episode follow each slot."""
-        stops = torch.cat([self.kind, self.kind]) != TRANSITION  # twice around: no run is broken by the seam
+        """Number of transitions of the same episode after each slot."""
+        stops = torch.cat([self.kind, self.kind]) != TRANSITION  # twice: runs continue across the end of the ring
         return self._since(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        """How many transitions of the same episode precede each slot."""
-        # A row starts its run when it starts its episode, or when the row before it is no transition any more.
+        """Number of transitions of the same episode before each slot."""
+        # A run starts with its episode, or after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._since(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`preceding` and `ahead`, as far as they do not exceed `before` and `after`, which are less than all slots."""
-        if before + after > _MANY_STEPS:  # looking at every slot once is less work
+        """Return `preceding` and `ahead`, limited to `before` and `after`, which are below the number of slots."""
+        if before + after > _MANY_STEPS:  # a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
-        # Between two episodes there is always a row that is no transition.
+        # Two episodes are always separated by a row that is not a transition.
         at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
         is_step = self.kind_at(at) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """How far back the last stop lies from each place."""
+        """Distance from each place back to the last stop."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
 
     def run(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Flat slots of rows and of the `count` rows after each [count + 1, B]; which of all but the last are no
-        transitions [count, B]."""
+        """Return flat slots of rows and of the `count` rows after each [count + 1, B], and a mask [count, B] of rows
+        before the last that are not transitions."""
         offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         run = (ids + offsets) % self.size
         return run, self.kind_at(run[:-1]) != TRANSITION
 
     def windows(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Flat slots [B, before + after]: up to `before` steps before each row, itself, steps after it, then -1."""
+        """Flat slots [B, before + after] of packed sequences: up to `before` steps before each row, the row and up to
+        `after` - 1 steps after it, then -1."""
         if not before and not cross:
             run, is_no_step = self.run(ids, min(after, self.slots))
-            found = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
-            return pad(found, (0, after - self.slots), value=-1) if after > self.slots else found.contiguous()
-        apart = 3 if cross else 1  # at most two rows between episodes are no steps: a reset and a cut
+            steps = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
+            return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
+        apart = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
         back, ahead = (min(apart * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
         near = ids.unsqueeze(1) + offsets
         at = near % self.size
         is_step = self.kind_at(at) == TRANSITION
         if cross:
-            coming = torch.add(self.first_ids[0], self.head, alpha=self.num_envs)[ids % self.num_envs].unsqueeze(1)
-            is_step &= (near < coming) & (near >= coming - self.size)
+            next_id = torch.add(self.first_ids[0], self.head, alpha=self.num_envs)[ids % self.num_envs].unsqueeze(1)
+            is_step &= (near < next_id) & (near >= next_id - self.size)
         else:
             episode = (self.first.view(-1)[at] >= is_step).cumsum(1)
             is_step &= episode == episode[:, back : back + 1]
@@ -227,15 +228,15 @@ class Ring:
         own = number[:, back : back + 1]
         place = number - (own - before).clamp(min=1)
         is_step &= (place >= 0) & (number < own + after)
-        nowhere = before + after
-        found = torch.full((len(ids), nowhere + 1), -1, device=ids.device)
-        return found.scatter_(1, torch.where(is_step, place, nowhere), at)[:, :-1]
+        unused = before + after
+        windows = torch.full((len(ids), unused + 1), -1, device=ids.device)
+        return windows.scatter_(1, torch.where(is_step, place, unused), at)[:, :-1]
 
     def recover(self) -> None:
-        """Make a ring of what a process left that died while it had the lock.
+        """Restore a valid ring after a process died while it held the lock.
 
-        A step that it was writing has not been: the episode ends where it began, and the oldest rows, which it may have
-        overwritten, are lost. So is what lies before a row that is missing: somebody was clearing the buffer.
+        An unfinished step is discarded: its episode ends before it, and the oldest rows, which it may have overwritten,
+        are dropped. Rows before a missing row are dropped too: the process died during `clear`.
         """
         assert self.journal is not None
         before = (self.journal - 1).clamp(min=0)
@@ -244,7 +245,7 @@ class Ring:
         self.journal.zero_()
 
     def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
-        """Cut the episodes of the environments `where` at earlier heads [N], before up to `reach` rows were written."""
+        """Return the environments `where` to earlier heads [N]; up to `reach` rows may have been written since."""
         kind = self.kind.view(-1)
         pending = self.at(head, self.first_ids[0])
         kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
@@ -254,7 +255,7 @@ class Ring:
         self.drop_before(torch.where(where, self.head + reach - self.slots, 0))
 
     def drop_before(self, below: torch.Tensor) -> None:
-        """Forget the rows below these [N], those before a row that is missing, and ends that nothing led to."""
+        """Drop all rows before `below` [N], before a missing row, and final rows without a transition before them."""
         row, kind = self.rows(), self.kind
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
@@ -262,7 +263,7 @@ class Ring:
         nothing = self.newest() + 1
         begins = torch.where((row >= below) & (kind != FINAL), row, nothing).amin(0)
         self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
-        # The frames of the first rows that are left may have been in those that are lost.
+        # The first remaining rows may need frames of dropped rows.
         unsafe = lost & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
         kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(unsafe, HISTORY, kind)).to(torch.uint8))
         self.open &= self.head > self.floor
@@ -270,14 +271,14 @@ class Ring:
         self.count.copy_((kind == TRANSITION).sum(0))
 
     def exclude(self, torn: torch.Tensor) -> None:
-        """Never again draw the rows at these slots [S, N]. They keep their places: others lead to them."""
+        """Never draw the rows marked by `torn` [S, N] again; they become history, as other rows need their observations."""
         self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 
     def cut(self, envs: torch.Tensor | None = None, then: Callable[[], None] | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation.
 
-        `then` is the rest of the change: see `kernels.complete`.
+        `then` is called afterwards; a signal cannot separate the two (see `kernels.complete`).
         """
         env = self.first_ids[0] if envs is None else envs
         kind, head, is_open = self.kind.view(-1), self.head[env], self.open[env]
@@ -299,11 +300,11 @@ class Ring:
         complete(change)
 
     def rows_left(self) -> int:
-        """How many more rows an environment can be given, at least, whose ids are below 2^63; waits."""
+        """Minimum number of rows per environment until ids exceed int64. Synchronises."""
         return MAX_ID // self.num_envs - int(self.head.max())
 
     def require_rows_left(self, steps: int) -> int:
-        """`rows_left`, if they are enough for so many steps."""
+        """Return `rows_left`; raises if they do not suffice for `steps` steps."""
         left = self.rows_left()
         if left < MAX_ROWS_PER_STEP * steps:
             got = f"room for {left} rows per environment"
@@ -311,7 +312,7 @@ class Ring:
         return left
 
     def clear(self) -> None:
-        """Forget every row; ids go on from where they are, and environments about to reset still are."""
+        """Delete every row; ids and pending resets continue."""
         self.kind.zero_()
         self.count.zero_()
         self.floor.copy_(self.head)
@@ -322,30 +323,30 @@ _STATE = tuple(Ring.forms(0, 0))
 
 
 class HostRing:
-    """One column whose head the host knows: the newest `capacity` rows, row r at slot r mod `capacity`."""
+    """One column with its head on the host: the newest `capacity` rows, row r at slot r mod `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.head = 0
-        """The row that is written next."""
+        """Number of the next row."""
         self.floor = 0
-        """The first row since the last clear."""
+        """First row since the last clear."""
 
     @property
     def oldest(self) -> int:
-        """The first row that is stored."""
+        """Number of the oldest stored row."""
         return max(self.floor, self.head - self.capacity)
 
     def __len__(self) -> int:
-        """How many rows are stored."""
+        """Number of stored rows."""
         return self.head - self.oldest
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """The slots of rows."""
+        """Slots of rows."""
         return rows % self.capacity
 
-    def coming(self, count: int) -> list[tuple[slice, slice]]:
-        """The places of the next `count` rows: pieces of them and their slots; the last ones where not all fit."""
+    def next_slots(self, count: int) -> list[tuple[slice, slice]]:
+        """Split the next `count` rows into consecutive slots: pairs (rows, slots), of the last `capacity` rows."""
         if self.head + count > 2**63 - 1:
             raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
         start = max(count - self.capacity, 0)
@@ -355,7 +356,7 @@ class HostRing:
         return [(rows, slots) for rows, slots in pieces if rows.stop > rows.start]
 
     def clear(self) -> None:
-        """Forget every row; rows are numbered on from where they are."""
+        """Delete every row; row numbers continue."""
         self.floor = self.head
 
 
@@ -368,7 +369,7 @@ def load_ring(ring: Ring, saved: SnapshotReader) -> None:
 
 
 def check_ring(*state: torch.Tensor) -> None:
-    """Kind, head, count and floor, which everything else is computed from: a wrong one would lead out of the memory."""
+    """Verify kind, head, count and floor of untrusted state: a wrong one could address memory outside the ring."""
     kind, head, count, floor = map(on_host, state)
     most = (1 << 62) // (2 * len(head))
     for name, right, found, expected in (

@@ -1,4 +1,4 @@
-"""The stored rows of a replay buffer: a tensor for every leaf, and the ring that says what each slot holds."""
+"""The stored rows of a replay buffer: one tensor per leaf, and the ring with the kind of every slot."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from relive.schema.conversion import (
     refuse_reused_leaves,
     with_own_storage,
 )
-from relive.schema.fields import Mutable, Path, Schema, Stacked, caller_field, is_carried
+from relive.schema.fields import Mutable, Path, Schema, Stacked, caller_field
 from relive.storage import Allocator
 
 
 class RowStorage:
-    """Leaves `[slots, num_envs, …]`: observations once, or with a copy of the next ones.
+    """Tensors `[slots, num_envs, …]` of all leaves; observations are shared with the next row or stored twice.
 
-    It knows nothing of kernels: what is here is read and verified with torch ops, on any device.
+    Independent of kernels: methods use torch ops, on any device.
     """
 
     def __init__(
@@ -40,22 +40,20 @@ class RowStorage:
     ) -> None:  # fmt: skip
         self.schema = schema
         self.rows_per_env = rows_per_env
-        """How many rows of each environment may be drawn, at most."""
+        """Maximum number of transitions per environment."""
         self.allocator = allocator
         self.stores_next_obs = stores_next_obs
-        """Next observations have tensors of their own: rows are in no order."""
+        """Whether next observations are stored explicitly; rows then have no order."""
         self.next_step = next_step
         self.same_step = same_step
-        """Environments are known to reset in the step that ends an episode."""
+        """Whether environments reset in the step that ends an episode (SAME_STEP)."""
         self.has_stats = has_stats
-        """Episodes are counted: where one is not continued, a `cut()` is missed."""
+        """Whether the buffer has episode statistics, which need `cut()` at every interruption."""
         self.leading_shape = () if num_envs is None else (num_envs,)
         self.obs_leaves = schema.leaf_indices["obs"]
-        """The leaves of the observation."""
+        """Indices of the observation's leaves."""
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.obs_leaves)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
-        self.carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
-        """The leaves that a sequence has only at its start."""
         history = schema.deepest_stack - 1
         self.ring = Ring.allocated(
             rows_per_env if stores_next_obs else rows_per_env + 1, num_envs or 1, history, allocator
@@ -71,20 +69,20 @@ class RowStorage:
         )
         self.device = self.leaves[0].device
         self.has_values = self.device.type != "meta"
-        """A tensor on `meta` has no values to look at."""
+        """Whether tensors have values; False on the `meta` device."""
         self.row_checksums = allocator.allocate("seals", (*shape, 2), torch.int64) if allocator.durable else None
-        """Checksums of each row's observation and of everything else in it, with its number."""
+        """Two checksums per row: of the observation, and of the other leaves and the row number. None without a disk."""
         self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))
-        """The leaves that may be written again."""
+        """Indices of mutable leaves."""
         self.rewriting, self.rewritten = self._write_back_arrays()
         self.num_invalid_stacks = allocator.allocate("broken", (), torch.int64)
-        """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
+        """Number of frame stacks that cannot be rebuilt, counted on devices where raising would synchronise."""
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Finite numbers that became infinite in their field, likewise; not saved."""
+        """Number of finite values that became infinite in their dtype, counted on devices; not saved."""
         self.unknown_envs = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Steps of environments that there are not, counted and skipped where the host does not see `env_ids`."""
+        """Number of skipped steps with invalid `env_ids` on the device."""
         self._given = tuple(map(caller_field, schema.fields))
-        """The leaves as callers give them."""
+        """The fields of leaves as callers pass them."""
         self._given_shapes = tuple((*self.leading_shape, *field.shape) for field in self._given)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """The addresses of `tensors`, for native kernels."""
@@ -92,7 +90,7 @@ class RowStorage:
         """The memory of `tensors`, which no caller may pass as `out`."""
 
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The journal of a row that is written again, and the checksums [S, N] of what may be written again."""
+        """Allocate the journal of rewrites and the checksums [S, N] of mutable leaves; None if not needed."""
         allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
         kept = bool(self.mutable) and allocator.persistent
         journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
@@ -102,12 +100,12 @@ class RowStorage:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that is kept."""
+        """All tensors of rows and ring."""
         return *self.leaves, *self.next_leaves, *self.ring.state.values()
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors."""
+        """Number of bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors)
 
     def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,19 +114,19 @@ class RowStorage:
         return terminated, truncated
 
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
-        """The leaves by their paths, to be handed out."""
+        """The leaves by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
-        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # none where they are shared
+        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # empty if they are shared
         return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
-        """A leaf at flat slots as bits, the stacks of frames rebuilt."""
+        """Bits of a leaf at flat slots, with frame stacks rebuilt."""
         if leaf in self.stacked:
             return bits_of(self.rebuild_stacks(leaf, slots))
         return bits_of(self.leaves[leaf].flatten(0, 1))[slots]
 
     def rebuild_stacks(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
-        """The stacks at flat slots, of a leaf that is kept as single frames; -1 gives zeros."""
+        """Rebuild the frame stacks of a leaf at flat slots; -1 gives zeros."""
         ring, field = self.ring, self.schema.fields[leaf]
         assert isinstance(field, Stacked)
         frames, first = bits_of(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
@@ -142,15 +140,15 @@ class RowStorage:
         stack = torch.stack(found[::-1], 1 + field.axis)
         return stack.masked_fill(wide(missing, stack), 0).view(field.dtype)
 
-    # Values of a step, as callers pass them
+    # Conversion of a caller's values
 
     def convert_leaf(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
-        """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
+        """Convert a value to a tensor `[*lead, …]` of its leaf's shape and dtype; raises a SchemaError."""
         where = prefix + path_name(self.schema.paths[leaf])
         return convert(where, self._given[leaf], value, lead, self.device, overflowed=self.overflowed)
 
     def leading_shape_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
-        """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""
+        """Leading shape of a step, or of a block of steps, for all environments or for `envs`."""
         lead = self.leading_shape if envs is None else (len(envs),)
         return lead if steps is None else (steps, *lead)
 
@@ -167,23 +165,23 @@ class RowStorage:
     def convert_step(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """All leaves of a step or a block as tensors that fit, and those of its next observations."""
+        """Convert all leaves of a step or a block, and the leaves of its next observations."""
         lead = self.leading_shape_of(envs, steps)
         observed = [leaves[i] for i in self.obs_leaves], nexts
         if steps is None:
             refuse_reused_leaves(self.schema, *observed)
-        else:  # of a block that is cut out of one array, the observations of one step are the next ones of another
+        else:  # a block cut from one array shares obs with the next_obs of other steps: compare the first row only
             refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in observed))
         fitted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
         fitted_nexts = tuple(
             self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
         )
-        if steps is None:  # again: other objects than arrays and tensors are seen through only now
+        if steps is None:  # again: only converted objects show their memory
             refuse_reused_leaves(self.schema, [fitted[i] for i in self.obs_leaves], fitted_nexts)
         return fitted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
-        """The error for a stack (of a leaf, or after all leaves of a next observation) that cannot be rebuilt."""
+        """The error for a frame stack that cannot be rebuilt; indices after all leaves are next observations."""
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.obs_leaves[leaf - count] if is_next else leaf
@@ -194,24 +192,24 @@ class RowStorage:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
 
-    def misplaced(self, leaf: int) -> SchemaError:
-        """The error for a value that fits its leaf and cannot be read all the same."""
+    def misaligned(self, leaf: int) -> SchemaError:
+        """The error for a value at an unaligned address."""
         return misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
 
     # Saving
 
     def state(self) -> State:
-        """The ring, the newest observations, which wait in rows that are not complete, and all that may change."""
+        """The state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
         waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, waiting)}
-        if self.mutable:  # without them, checkpoints are as they were before there were any
+        if self.mutable:  # keeps the format of checkpoints without mutable leaves
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore what `state` gave."""
+        """Restore a saved state."""
         ring = self.ring
         load_ring(ring, saved.part("ring"))
         self.num_invalid_stacks.fill_(saved.part("ring").values.entry("broken").integer())
@@ -223,7 +221,7 @@ class RowStorage:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
-        """The rows that are complete, without what may be written again: they will never change."""
+        """The complete rows without mutable leaves; they never change."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring
@@ -233,7 +231,7 @@ class RowStorage:
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
     def check(self) -> None:
-        """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""
+        """Verify the shapes of leaves and the invariants of the ring."""
         check_rows(self)
 
 

@@ -24,30 +24,30 @@ from relive.schema.invariants import require, require_all
 
 
 class TorchBackend(Backend):
-    """Torch ops, which never wait for its device, but for `len`, `stored` and `check`.
+    """Writes and reads rows with torch ops; only `len`, `stored` and `check` synchronise.
 
-    Tables of all slots are kept where computing their entries for a batch would be several launches. Each is made when
-    it is first needed, and then kept up by writes.
+    Tables of all slots replace several launches per batch. Each table is built when first needed and then updated by
+    writes.
     """
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._waits = rows.device.type == "cpu"
-        """Looking at a result holds nobody up."""
-        self.counter = ContinuityCounter(is_on=self._waits)
-        """How the steps that were written are joined."""
+        self._is_host = rows.device.type == "cpu"
+        """Whether reading a result needs no synchronisation: on the CPU."""
+        self.counter = ContinuityCounter(is_on=self._is_host)
+        """Counts of continued and cut steps."""
         self.is_empty = True
-        """True if the host knows, without asking the device, that nothing was written since the last clear."""
+        """Whether nothing was written since the last clear, known without synchronising."""
         self._counted = as_numpy_if_cpu(rows.ring.count)
         self._written: list[Written] = []
         self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
         self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
-        """The slots of the last draw, and what the queues said of them."""
+        """The slots of the last draw, their entries in the index, and the slots' version."""
         self._row_table: torch.Tensor | None = None
-        """Slot, following slot and id [3, S·N] of the transitions at all flat slots; of others the id is `NO_ID`."""
+        """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
         self._tree: PriorityTree | None = None
         self._rows_left = MAX_ID // self.num_envs
-        """How many rows an environment can be given yet, at least."""
+        """Minimum number of rows per environment until ids exceed int64."""
 
     # Writing
 
@@ -65,13 +65,13 @@ class TorchBackend(Backend):
             self.warning = self.counter.next_warning(self.counter.seen)
 
     def _use_rows(self, steps: int) -> None:
-        """Count the rows that so many steps may use; raises where their ids would exceed int64."""
+        """Subtract the rows of `steps` steps from the remaining ids; raises if they do not suffice."""
         if self._rows_left < MAX_ROWS_PER_STEP * steps:
             self._rows_left = self.ring.require_rows_left(steps)
         self._rows_left -= MAX_ROWS_PER_STEP * steps
 
     def _write(self, writer: TorchWriter, seen: ContinuityStats, then: Callable[[], None] | None) -> None:
-        """All of a write; after an interruption it goes on where it was."""
+        """Perform a write; called again after an interruption, it continues."""
         has_tables, writer.has_tables = writer.has_tables, False
         self._written = writer.write()
         if writer.refusal is not None:
@@ -80,14 +80,14 @@ class TorchBackend(Backend):
         if has_tables:
             self._uniform_index.follow(self._written)
             self._renew_row_table()
-        else:  # they may have followed in part
+        else:  # an interruption may have left them half updated
             self._forget_tables()
         if then is not None:
             then()
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        # A device may write the rows of one slot in any order. So each row takes the values of the last row for its
-        # slot, and a row without a slot is written as the row of the highest slot is.
+        # A device writes repeated slots in any order: every row takes the values of the last row for its slot. A row
+        # without a slot repeats the row of the highest slot.
         order = slots.argsort(stable=True)
         ordered = slots[order]
         highest = ordered[-1]
@@ -104,11 +104,11 @@ class TorchBackend(Backend):
         complete(change)
 
     def continuity(self) -> ContinuityStats:
-        """How the steps that were written here are joined."""
+        """Continuity statistics of the steps written by this object."""
         return self.counter.seen
 
     def changed_slots(self) -> ChangedSlots:
-        """Every slot that a row entered or left."""
+        """Every slot that the last write filled or retired."""
         slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
@@ -143,7 +143,7 @@ class TorchBackend(Backend):
             rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, NO_ID)
             ids.index_copy_(0, step.slots[0], rows)
 
-    @torch.inference_mode(False)  # writes change them later, in whatever mode
+    @torch.inference_mode(False)  # inference tensors could not be updated outside inference mode
     def _table_of_rows(self) -> torch.Tensor:
         if self._row_table is None:
             slots = torch.arange(self.ring.size, device=self.device)
@@ -157,12 +157,12 @@ class TorchBackend(Backend):
 
     @property
     def maybe_empty(self) -> bool:
-        return not len(self) if self._waits else self.is_empty
+        return not len(self) if self._is_host else self.is_empty
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._uniform_index.draw(count, random)
         slots = drawn[0]
-        version = self._version_of(slots)
+        version = self._version(slots)
         self._drawn = None if version is None else (slots, drawn, version)
         return slots
 
@@ -173,11 +173,11 @@ class TorchBackend(Backend):
 
     def mark(self, mass: float | torch.Tensor) -> None:
         slots, changed = self.changed_slots()
-        # A tensor: between two numbers torch would choose float32, where 1e308 is infinite and 1e-308 is zero.
+        # float64: torch.where of two Python numbers would be float32, which overflows and underflows.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
         masses = mass * (self.ring.kind_at(slots) == TRANSITION)
-        if changed is not None:  # the leaf after all slots is nowhere
+        if changed is not None:  # unchanged slots write to the unused leaf
             slots, masses = torch.where(changed, slots, self.ring.size), masses * changed
         self.tree().set(slots, masses)
 
@@ -186,7 +186,7 @@ class TorchBackend(Backend):
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stores_next_obs:
             return super().next_and_ids(slots)
-        rows = self._entries_of(slots)
+        rows = self._last_entries(slots)
         if rows is None:
             rows = self._table_of_rows().index_select(1, slots)
         return rows[:2], rows[2]
@@ -194,25 +194,25 @@ class TorchBackend(Backend):
     # Naming
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        drawn = self._entries_of(slots)
+        drawn = self._last_entries(slots)
         return self.ring.id_of(slots) if drawn is None else drawn[-1]
 
-    def _entries_of(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """The entries of the queues that these slots were drawn with; None if they were not."""
-        if self._drawn is None or self._drawn[0] is not slots or self._version_of(slots) != self._drawn[2]:
-            return None  # a sampler may have put others in their place
+    def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """The index entries of these slots if they are the last draw; None otherwise."""
+        if self._drawn is None or self._drawn[0] is not slots or self._version(slots) != self._drawn[2]:
+            return None  # a sampler may have changed them in place
         return self._drawn[1]
 
     @staticmethod
-    def _version_of(slots: torch.Tensor) -> int | None:
-        """How often slots were written to, where torch counts it."""
+    def _version(slots: torch.Tensor) -> int | None:
+        """torch's version counter of in-place writes; None for inference tensors."""
         return None if slots.is_inference() else slots._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         at = ids % self.ring.size
         slots = at.masked_fill(self._table_of_rows()[2].index_select(0, at) != ids, -1)
-        # Elsewhere than on the host an id is taken on trust: looking would be a synchronisation.
-        if self._waits and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
+        # Not checked on other devices: it would synchronise.
+        if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, never = self.ring.locate(ids)
             if never.any():
                 raise never_issued(ids, int(never.nonzero()[0]))
@@ -238,33 +238,33 @@ _LAST = 2**63 - 1
 
 
 class UniformIndex:
-    """The place of the j-th transition of each environment: a draw is one number below the count of all transitions.
+    """Maps j to the j-th transition of each environment: a draw is one random int below the number of transitions.
 
-    Made by the first draw and then kept up by writes, so that neither looks at all slots.
+    Built by the first draw and then updated by writes; neither scans all slots later.
     """
 
     def __init__(self, ring: Ring, *, in_order: bool) -> None:
         self._ring, self._in_order = ring, in_order
         self._entries: torch.Tensor | None = None
-        """Slot, following slot and id [3, S·N] of the j-th transition of environment e, at (j mod S) · N + e.
+        """Slot, next slot and id [3, S·N] of the j-th transition of environment e, at (j mod S) · N + e.
 
-        Where rows are in no order, there is no following slot.
+        Without the next slot if next observations are stored explicitly.
         """
         self._ends = self._starts = self._bounds = self._total = torch.empty(0, device="cpu")
 
     def forget(self) -> None:
-        """The rows are others: look at all of them before the next draw."""
+        """Discard the index; the next draw rebuilds it."""
         self._entries = None
 
     def follow(self, steps: list[Written]) -> None:
-        """Enter the rows that were written; the ring has counted those that left."""
+        """Add the rows of a write. The ring's counts already exclude retired rows."""
         if self._entries is None:
             return
         size, num_envs = self._ring.size, self._ring.num_envs
         for step in steps:
             ends = self._ends if step.envs is None else self._ends[step.envs]
             self._entries.index_copy_(1, ends % size, torch.cat([step.slots, step.ids[:1]]))
-            # A row that only resets is in the queue's next place, which the next row takes.
+            # A reset row is written at the next place and overwritten by the next row.
             grown = num_envs if step.is_reset is None else (~step.is_reset).long() * num_envs
             if step.envs is None:
                 self._ends += grown
@@ -273,7 +273,7 @@ class UniformIndex:
         self._add_up()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        """Entries of transitions [3, count], uniformly and with replacement."""
+        """Draw entries of transitions [3, count] uniformly, with replacement."""
         if self._entries is None:
             self._entries = self._make_entries()
             self._add_up()
@@ -284,11 +284,11 @@ class UniformIndex:
 
     def _add_up(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last, so that a number is of some environment, even if none has rows
+        self._bounds = counts[:-1]  # without the last: every number maps to an environment, even if none has rows
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
-    @torch.inference_mode(False)  # writes change it later, in whatever mode
+    @torch.inference_mode(False)  # inference tensors could not be updated outside inference mode
     def _make_entries(self) -> torch.Tensor:
         ring = self._ring
         self._ends = torch.add(ring.first_ids[0], ring.count, alpha=ring.num_envs)
@@ -299,7 +299,7 @@ class UniformIndex:
         return torch.stack(entry).view(len(entry), -1)
 
     def check(self) -> None:
-        """Every queue holds the transitions of its environment, the oldest first."""
+        """Verify that the index lists the transitions of each environment, oldest first."""
         if self._entries is None:
             return
         ring, fresh = self._ring, UniformIndex(self._ring, in_order=self._in_order)
@@ -309,48 +309,47 @@ class UniformIndex:
         places = (first + number * ring.num_envs) % ring.size
         expected = fresh._entries.view(-1, ring.slots, ring.num_envs)
         right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
-        require_all(right, "queue", "the transitions of its environment", self._entries[-1][places])
+        require_all(right, "uniform index", "the transitions of each environment", self._entries[-1][places])
         drawable = (ring.kind == TRANSITION).sum()
-        require_all(self._total == drawable.clamp(min=1), "queue", "as many as there are transitions", self._total)
+        require_all(self._total == drawable.clamp(min=1), "uniform index", "the number of transitions", self._total)
 
 
 class Written(NamedTuple):
-    """One step that was written: its rows and, where next observations are shared, the rows after them."""
+    """One written step: its rows and, if next observations are shared, the rows after them."""
 
     envs: torch.Tensor | None
-    """The environments that stepped; None: all."""
+    """Environments that stepped; None: all."""
     ids: torch.Tensor
-    """[2, K], or [1, K] where next observations are stored."""
+    """Ids [2, K] of the rows and the rows after them; [1, K] if next observations are stored."""
     slots: torch.Tensor
-    """The slots of `ids`; those of the rows after hold no transition."""
+    """Slots of `ids`; the second row of slots holds no transitions."""
     is_reset: torch.Tensor | None
-    """Mask of dummy steps, which are no transitions [K]; None: none."""
+    """Mask of dummy reset steps, which are not transitions [K]; None without any."""
     left: torch.Tensor | None
-    """Slots of rows that may no longer be drawn [2 K]; None: they were overwritten."""
+    """Slots of rows that became history [2 K]; None if rows are overwritten directly."""
 
 
 class Changes:
-    """Assignments that are made later, in their order; making them twice leads to the same."""
+    """A list of assignments to apply later, in order. Applying them twice has the same result."""
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], Any]] = []
 
     def add(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Call a function of tensors later."""
+        """Add a call."""
         self._calls.append(partial(function, *arguments, **options))
 
-    def make(self) -> None:
-        """Make all changes."""
+    def apply(self) -> None:
+        """Apply all changes."""
         for call in self._calls:
             call()
 
 
 class TorchWriter:
-    """One write into a memory: all of it, or a SchemaError and nothing.
+    """Writes one step, or with `blocks` several steps in time order, of all environments or of `envs`: all or nothing.
 
-    One step, or with `blocks` several in time order, of all environments or of `envs`. A step is computed from what is
-    stored, without changing it, and then assigned: `write` may be interrupted anywhere and called again. With `counts`,
-    `counted` tells afterwards how the steps are joined, which waits for the device.
+    Each step is first computed from the stored rows and then assigned: `write` may be interrupted anywhere and called
+    again. With `counts`, `counted` holds the continuity of the steps, which synchronises.
     """
 
     def __init__(
@@ -367,38 +366,42 @@ class TorchWriter:
         self._counts, self.counted = counts, ContinuityStats()
         ids = self._ring.first_ids[:1] if rows.stores_next_obs else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
-        self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
+        self._steps, self._next_steps = ([self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
         self._own = (ring.head, ring.open, ring.resetting, ring.count)
-        """The state of these environments in the ring: its own tensors, or copies that are put back at the end."""
+        """The ring state of these environments: the ring's tensors, or copies that are written back at the end."""
         if envs is not None:
             self._own = tuple(each[envs] for each in self._own)
         self._head, self._open, self._resetting, self._count = self._own
         self._written: list[Written] = []
-        """The steps that are stored."""
-        self._coming: tuple[Written, Changes, ContinuityStats] | None = None
-        """The step that is being stored, its assignments, and how it is joined."""
-        # Only the stacks of a later step of a block can be refused when something has been written already.
+        """Steps written so far."""
+        self._current: tuple[Written, Changes, ContinuityStats] | None = None
+        """The current step: its rows, assignments and continuity; None between steps."""
+        # Only a block of frame stacks can be refused after its first steps were written.
         undone = rows.stacked and blocks and rows.device.type == "cpu"
         undo = (*self._own, ring.kind, ring.first, *rows.leaves) if undone else ()
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
         self.refusal: SchemaError | None = None
-        """Why nothing was written."""
+        """The error of a refused write; None without one."""
         self.has_tables = True
-        """Tables of the stored rows have not begun to follow."""
+        """Whether the tables were not updated for this write yet."""
 
     def write(self) -> list[Written]:
-        """Store the steps, or those that are left after an interruption."""
+        """Write the steps, or the remaining steps after an interruption."""
         ring, steps, next_steps = self._ring, self._steps, self._next_steps
         while self.refusal is None and len(self._written) < len(steps[0]):
             t = len(self._written)
             try:
-                if self._coming is None:
-                    self._coming = self._planned([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps])
-                written, changes, counted = self._coming
-                changes.make()
+                if self._current is None:
+                    self._current = self._plan_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps])
+                written, changes, counted = self._current
+                changes.apply()
                 after, counted = [*self._written, written], self.counted + counted
-                self._written, self.counted, self._coming = after, counted, None  # no call: no signal comes
+                self._written, self.counted, self._current = (
+                    after,
+                    counted,
+                    None,
+                )  # one statement without calls: no signal in between
             except SchemaError as error:
                 self.refusal = error
         if self.refusal is not None:
@@ -409,14 +412,14 @@ class TorchWriter:
                 tensor[self._envs] = own
         return self._written
 
-    def _lifted(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
+    def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
         leaf = leaf if blocks else leaf.unsqueeze(0)
         return leaf if self._rows.leading_shape else leaf.unsqueeze(1)
 
-    def _planned(
+    def _plan_step(
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]
     ) -> tuple[Written, Changes, ContinuityStats]:
-        """One step as it will be stored, the assignments that store it, and what it adds to `counted`."""
+        """Compute one step: its rows, the assignments that store it, and its continuity."""
         rows, ring, changes = self._rows, self._ring, Changes()
         counted = ContinuityStats()
         if self._counts:
@@ -427,14 +430,14 @@ class TorchWriter:
             counted += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        goes_on = self._continuing(leaves, nexts, pending, reset, changes)
-        head = self._head + (self._open > goes_on)  # of flags: open, and not going on
+        continues = self._continuing(leaves, nexts, pending, reset, changes)
+        head = self._head + (self._open > continues)  # open > continues: open and not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         left, count = self._retire(ids, slots, changes)
-        # The pending row is final, or else what the row itself is, which takes this slot if it is not cut.
+        # The pending row becomes final if it is cut; otherwise the step overwrites its kind below.
         changes.add(self._kind.index_fill_, 0, pending, FINAL)
-        self._write_row(leaves, slots[0], ~goes_on, reset, changes)
+        self._write_row(leaves, slots[0], ~continues, reset, changes)
         changes.add(torch.add, count, 1 if reset is None else ~reset, out=self._count)
         terminated, truncated = (leaves[rows.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = terminated | truncated
@@ -452,7 +455,7 @@ class TorchWriter:
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
         changes: Changes,
     ) -> torch.Tensor:  # fmt: skip
-        """Mask of steps that start from the pending observations, or reset there; heads pass those of the others."""
+        """Mask of steps that continue from the pending observations, or reset there; others skip the pending row."""
         rows = self._rows
         same = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
@@ -464,7 +467,7 @@ class TorchWriter:
     def _retire(
         self, ids: torch.Tensor, slots: torch.Tensor, changes: Changes
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Mark the transitions that leave the window as rows enter it, where they stay as history; count the others."""
+        """Make the oldest transitions history as new rows enter; returns their slots and the reduced counts."""
         ring = self._ring
         stay = ring.slots > ring.num_sampleable
         leaving = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if stay else slots).view(-1)
@@ -478,25 +481,25 @@ class TorchWriter:
         self, leaves: list[torch.Tensor], slots: torch.Tensor, fresh: torch.Tensor, reset: torch.Tensor | None,
         changes: Changes,
     ) -> None:  # fmt: skip
-        """The step itself: a transition, or final where it only resets."""
+        """Write the row of the step: a transition, or final if it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
-            if reset is not None and i in rows.obs_leaves:  # of a reset, what the step before led to
+            if reset is not None and i in rows.obs_leaves:  # a reset keeps the last next observation
                 kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
             changes.add(flat.index_copy_, 0, slots, kept)
         if reset is None:
             changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
             changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)  # FINAL is one more
-            fresh |= self._first.index_select(0, slots)  # a reset that a step led to starts an episode
+            fresh |= self._first.index_select(0, slots)  # a continued reset starts an episode
         changes.add(self._first.index_copy_, 0, slots, fresh)
 
     def _write_next(
         self, nexts: list[torch.Tensor], slots: torch.Tensor, head: torch.Tensor, starts: torch.Tensor | None,
         closes: torch.Tensor | None, changes: Changes,
     ) -> None:  # fmt: skip
-        """The next observations as the newest rows: pending, or final where the episode is over."""
+        """Write the next observations as the newest rows: pending, or final at the end of an episode."""
         rows = self._rows
         for i, leaf in zip(rows.obs_leaves, nexts, strict=True):
             flat = bits_of(rows.leaves[i].flatten(0, 1))
@@ -539,26 +542,26 @@ class TorchWriter:
             changes.add(rows.num_invalid_stacks.copy_, broken)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """The stored part of a leaf: all of it, or the newest frame of a stack."""
+        """The stored part of a leaf: the newest frame of a stack, else the whole leaf."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""Integers by their size in bytes, or half of it."""
+"""Integer dtypes to compare bits with, by element size in bytes."""
 
 
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Whether rows are the same bytes: NaN equals itself, and 0.0 is not -0.0."""
+    """Mask of rows with equal bytes: NaN equals itself, and 0.0 differs from -0.0."""
     dtype = _BITS[a.element_size()]
-    # An axis of length one may have any stride, which a view of bits minds: say that memory is in one piece.
+    # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
     same = a == b
-    # Flags as bytes: torch finds the smallest of these several times as fast on the host.
+    # As bytes: amin is several times faster than all(1) on the CPU.
     return same.view(torch.uint8).amin(1).view(torch.bool) if same.numel() else same.all(1)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor has finite numbers only."""
-    array = numpy_view(tensor)  # numpy's numbers are no launches
+    """Whether all numbers of a host tensor are finite."""
+    array = numpy_view(tensor)  # numpy is faster for few numbers
     return bool(tensor.isfinite().all() if array is None else np.isfinite(array).all())

@@ -41,11 +41,11 @@ from relive.schema.invariants import require_all
 
 
 class TritonBackend(TorchBackend):
-    """Triton's kernels, in few launches: one for a write of any number of steps, two for a uniform sample.
+    """Writes and reads rows with Triton kernels: one launch per write of any number of steps, two per uniform sample.
 
-    Writes, uniform and prioritized draws, and reads of slots do not wait for the device. What Triton has no kernel for
-    runs on torch ops. Under Triton's interpreter host memory is treated as a device's. Draws differ from those of other
-    stores with the same seed; among Triton's they are the same on every device.
+    Writes, draws and reads do not synchronise. Plans without a kernel are read with torch ops. Under Triton's
+    interpreter, host memory is treated like a device. With the same seed, draws equal those of Triton on any device and
+    differ from other backends.
     """
 
     def __init__(self, rows: RowStorage) -> None:
@@ -53,14 +53,14 @@ class TritonBackend(TorchBackend):
         self._waits = self.counter.is_on = False
         self._rings = rings = rings_of(rows)
         self._totals = group_totals(rows.ring.count)
-        """How many transitions there are in groups of environments, for draws; writes keep it up to date."""
+        """Number of transitions per group of environments, for draws; updated by writes."""
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
-        """A write was captured in a CUDA graph: rows may come without the host's knowledge."""
+        """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
         leaves, nexts = leaves_of(rows)
         others = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
         self._groups = rows.obs_leaves, others
-        """The leaves of observations, and the other ones."""
+        """Indices of the observation's leaves, and of all other leaves."""
         obs, rest = ([leaves[i] for i in which] for which in self._groups)
         terminated, truncated = (
             others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
@@ -92,7 +92,7 @@ class TritonBackend(TorchBackend):
             complete(then)
 
     def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for the slots that a write touches, which is used again by the next one of the same size."""
+        """Memory for the slots that a write changes; reused by writes of the same size."""
         if self._changed_slots is None or len(self._changed_slots[0]) != count:
             slots = torch.empty(count, dtype=torch.int64, device=self.device)
             self._changed_slots = slots, torch.empty_like(slots, dtype=torch.bool)
@@ -102,7 +102,7 @@ class TritonBackend(TorchBackend):
         self._tracks_changes = True
 
     def changed_slots(self) -> ChangedSlots:
-        assert self._changed_slots is not None  # asked after a write
+        assert self._changed_slots is not None  # called after a write
         return self._changed_slots
 
     def clear(self) -> None:
@@ -140,7 +140,7 @@ class TritonBackend(TorchBackend):
     # Naming
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """An id that was never given is taken for one whose row is gone: looking would be a synchronisation."""
+        """Slots of row ids; ids never issued are treated as overwritten, since checking would synchronise."""
         return self.ring.locate(ids)[0]
 
     # Verifying
@@ -159,7 +159,7 @@ _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: 
 
 
 def rings_of(rows: RowStorage) -> Rings:
-    """The ring of a rows, as kernels see it."""
+    """The ring's tensors as arguments of kernels."""
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
     return Rings(
@@ -177,7 +177,7 @@ def rings_of(rows: RowStorage) -> Rings:
 
 
 def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves of a memory and those of next observations, as kernels see them."""
+    """The leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
     leaves = [Leaf.of(leaf, how, MOST_COLUMNS) for leaf, how in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MOST_COLUMNS) for leaf in rows.next_leaves]
@@ -190,13 +190,13 @@ def _frames(field: Field) -> Frames:
 
 
 def has_kernels(plan: ReadPlan) -> bool:
-    """Whether kernels read a plan: offsets in their places are torch ops' work."""
+    """Whether kernels can read a plan; unpacked offsets need torch ops."""
     is_packed = plan.layout is Layout.PACKED
     return plan.length <= MOST_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 
 
 class TritonReader(PlanReader):
-    """Reads batches of one plan into tensors that are there already."""
+    """Reads batches of one plan into reserved tensors."""
 
     def __init__(self, backend: TritonBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
@@ -225,7 +225,7 @@ class TritonReader(PlanReader):
     def fill(
         self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        """Fill reserved tensors, whose addresses stay, as a captured graph needs it."""
+        """Fill reserved tensors; a captured CUDA graph needs their addresses to stay."""
         self._fill(reserved, slots)
         if out is not None:
             return out
@@ -250,7 +250,7 @@ class TritonReader(PlanReader):
             self._reader.read(slots, copied, out[INDEX])
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
-        """The slots of packed sequences; fills their marks."""
+        """Return the slots of packed sequences, and fill their mask, train and is_first."""
         (before, after), steps = self.plan.reach, slots.new_empty((len(slots), self.plan.length))
         mask, train, is_first = (out[mark].view(torch.uint8) for mark in (MASK, TRAIN, IS_FIRST))
         windows = Windows(steps, mask, train, is_first, out[INDEX])
