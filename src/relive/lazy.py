@@ -1,6 +1,6 @@
-"""Names of modules that are imported when they are first used: annotations read `lazy.TensorDict`.
+"""Names that are imported when first used: annotations read `lazy.TensorDict`.
 
-tensordict brings torch's compiler, half of the time of an import, and a process that only adds never needs it.
+tensordict imports torch's compiler, half of relive's import time; a process that only adds never needs it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with torch.device("cpu"):  # modules compute with tensors while they are imported
+        with torch.device("cpu"):  # modules may make tensors while they are imported
             globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value

@@ -1,4 +1,4 @@
-"""Randomness that somebody owns: seeded, saved with its owner, and no business of any global generator."""
+"""Random number streams that belong to a buffer: seeded, saved with it, independent of global generators."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from relive.storage.codec import Node
 
 _MAX_BYTES = 1 << 20
-"""The largest saved state."""
+"""Maximum bytes of a saved state."""
 _MAX = {"has_uint32": 1, "uinteger": 2**32 - 1}
-"""The largest values of numpy's half-used word."""
+"""Maximum values of numpy's buffered 32-bit word."""
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 
 class Randomness:
-    """One stream of draws. `seed=None` starts it from the operating system's entropy.
+    """One stream of random numbers. `seed=None` takes entropy from the operating system.
 
-    A seed gives the same draws on one kind of device with one kind of kernels; the native core, torch ops on the host
-    and other devices each have an order of their own.
+    A seed reproduces draws on the same kind of device with the same backend; the native core, torch ops on the CPU and
+    other devices use the stream in different orders.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -34,21 +34,21 @@ class Randomness:
                 explain("seed", "a non-negative int or None", repr(seed), "Pass an int of at least 0, or None.")
             )
         self.bits = np.random.PCG64DXSM(seed)
-        """The bit generator that all draws on the host come from, native ones too."""
+        """The bit generator of all draws on the host, including the native core's."""
         self.capsule = self.bits.capsule
-        """The generator of the native core."""
+        """The same generator for the native core."""
         self._devices: dict[torch.device, torch.Generator] = {}
         self._slice_starts: torch.Tensor | None = None
-        """The starts of the last batch's slices, for the next one."""
+        """Cached starts of `slices`."""
 
     def config(self) -> None:
-        """Always empty: the place of a stream does not depend on how it was seeded."""
+        """None: the position in a stream does not depend on the seed argument."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The place in the stream, as the values and arrays of a `State`."""
+        """The position in the stream, as values and arrays of a `State`."""
         bits, devices = self._host_and_devices()
         values = {
-            "state": str(bits["state"]["state"]),  # 128 bits, which JSON readers elsewhere would round
+            "state": str(bits["state"]["state"]),  # 128 bits: other JSON readers would round an int
             "inc": str(bits["state"]["inc"]),
             "has_uint32": int(bits["has_uint32"]),
             "uinteger": int(bits["uinteger"]),
@@ -57,7 +57,7 @@ class Randomness:
         return values, {f"device{i}": state for i, state in enumerate(devices.values())}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Continue where a stream was; in a buffer that was moved, the streams of devices start anew."""
+        """Restore a saved position; if the buffer moved to another device, the device's stream starts anew."""
         node, arrays = saved.values, saved.tensors(_MAX_BYTES)
         bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
         bits |= {name: node.entry(name).integer(0, most) for name, most in _MAX.items()}
@@ -67,62 +67,62 @@ class Randomness:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(listed)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
-            self._go_to(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
-        except (RuntimeError, TypeError) as error:  # the device is not here, or the state does not fit
+            self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
+        except (RuntimeError, TypeError) as error:  # this machine lacks the device, or the state does not fit
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
-        """The place in the stream, for `restore`."""
+        """Return the position in the stream, for `restore`."""
         return self._host_and_devices()
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot: the draws since will come again."""
-        self._go_to(*snapshot)
+        """Return to a snapshot: later draws repeat."""
+        self._set_position(*snapshot)
 
     def _host_and_devices(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
         return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
 
-    def _go_to(self, bits: Any, devices: dict[torch.device, torch.Tensor]) -> None:
+    def _set_position(self, bits: Any, devices: dict[torch.device, torch.Tensor]) -> None:
         self._devices = {device: self.generator(device) for device in devices}
         self.bits.state = bits
         for device, state in devices.items():
             self._devices[device].set_state(state)
 
     def check(self) -> None:
-        """Verify that this is one stream, wherever it is drawn from."""
+        """Verify that all draws use one stream."""
         state = self.bits.state
         require(self.capsule is self.bits.capsule, "generator", "one for native and other draws", "two")
-        # Of an even increment the generator would repeat itself much too soon.
+        # With an even increment the generator would repeat itself too soon.
         require(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
         for device, generator in self._devices.items():
             require(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
 
     def seed(self) -> int:
-        """A seed for another stream."""
+        """Draw a seed for another stream."""
         return int(self.bits.random_raw()) >> 1
 
     def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
-        """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
+        """Draw `count` uniform int64 in [0, bound), on the device of `bound`, without synchronising."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
 
     def integers(self, count: int, device: torch.device) -> torch.Tensor:
-        """`count` uniform int64 in [0, 2^62): of their remainders no row is likelier than another by 2^-20."""
+        """Draw `count` uniform int64 in [0, 2^62); remainders of up to 2^42 rows are uniform to 2^-20."""
         if device.type == "cpu":
             return torch.from_numpy(np.random.Generator(self.bits).integers(1 << 62, size=count))
         return torch.randint(1 << 62, (count,), device=device, generator=self.generator(device))
 
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
-        """`count` float64 in [0, 1)."""
+        """Draw `count` float64 in [0, 1)."""
         if device.type == "cpu":
             return torch.from_numpy(np.random.Generator(self.bits).random(count))
         return torch.rand(count, dtype=torch.float64, device=device, generator=self.generator(device))
 
     def slices(self, count: int, device: torch.device) -> torch.Tensor:
-        """One float64 in each of `count` equal slices of the numbers from 0 to 1, in order; none is 0."""
+        """Draw one float64 in each of `count` equal slices of (0, 1), in order."""
         width = 1 / max(count, 1)
         if self._slice_starts is None or len(self._slice_starts) != count or self._slice_starts.device != device:
             self._slice_starts = torch.linspace(2.0**-60, 1 - width, count, dtype=torch.float64, device=device)
-        # A little less than a slice, so that no rounding leads beyond 1.
+        # Slightly less than a slice, so that rounding never exceeds 1.
         return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
 
     def generator(self, device: torch.device) -> torch.Generator:
@@ -134,7 +134,7 @@ class Randomness:
 
 
 def _big(node: Node) -> int:
-    """An integer of 128 bits in decimal digits."""
+    """Read an integer of at most 128 bits in decimal digits."""
     digits = node.value
     is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39
     if not is_number or int(digits) >= 1 << 128:

@@ -271,7 +271,7 @@ class Ring:
         self.count.copy_((kind == TRANSITION).sum(0))
 
     def exclude(self, torn: torch.Tensor) -> None:
-        """Never draw the rows marked by `torn` [S, N] again; they become history, as other rows need their observations."""
+        """Make the rows marked by `torn` [S, N] history: never drawn, but kept as next observations of other rows."""
         self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 

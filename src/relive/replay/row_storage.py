@@ -71,7 +71,7 @@ class RowStorage:
         self.has_values = self.device.type != "meta"
         """Whether tensors have values; False on the `meta` device."""
         self.row_checksums = allocator.allocate("seals", (*shape, 2), torch.int64) if allocator.durable else None
-        """Two checksums per row: of the observation, and of the other leaves and the row number. None without a disk."""
+        """Two checksums per row: of its observation, and of its other leaves with its number. None without a disk."""
         self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))
         """Indices of mutable leaves."""
         self.rewriting, self.rewritten = self._write_back_arrays()

@@ -1,4 +1,4 @@
-"""Assembling batches: flat leaves become the TensorDict that a caller reads."""
+"""Assembles flat leaves to the TensorDict of a batch, and verifies a caller's `out`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MemoryRange = tuple[int, int]
 _MAX_ROWS = 2**31 - 1
 
 _new: Any = None
-"""Makes a TensorDict of leaves and TensorDicts; None until `import_tensordict`."""
+"""The constructor of TensorDict; None until `import_tensordict`."""
 
 
 def import_tensordict() -> Any:
-    """Import tensordict: before a lock is taken and before rows are drawn, because it takes seconds and may fail."""
+    """Import tensordict. Call it before taking a lock or drawing rows: it takes seconds and may fail."""
     global _new  # noqa: PLW0603
     # The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
     _new = getattr(lazy.TensorDict, "_new_unsafe", _new_checked)
@@ -37,16 +37,16 @@ def _new_checked(*, source: dict[str, Any], batch_size: torch.Size, device: torc
 
 
 def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], lazy.TensorDict]:
-    """A function that assembles many batches of the same paths faster than `assemble`."""
+    """Return a function that assembles batches of these paths faster than `assemble`."""
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    # Without strict=: the keyword costs as much as the loop over the pairs.
+    # Without strict=: the keyword takes as long as the loop.
     return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
 def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> lazy.TensorDict:
-    """The TensorDict of `leaves`, nested where a path has several names."""
+    """Make the TensorDict of `leaves`, nested if a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
         return level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
     tree: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> laz
 
 
 def value_of(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
-    """The value of one field: its tensor, or the TensorDict of a nested one."""
+    """Return the value of one field: its tensor, or a TensorDict for a nested field."""
     if isinstance(schema.trees[name], Field):
         return leaves[0]
     paths = [schema.paths[i][1:] for i in schema.leaf_indices[name]]
@@ -74,12 +74,12 @@ def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict
 
 
 def level(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> lazy.TensorDict:
-    """The TensorDict of tensors and TensorDicts that are known to have this batch size, and this device if any."""
+    """Make a TensorDict without verification: all values must have this batch size, and this device if not None."""
     return (_new or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
 def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
-    """The leaves that `fields` selects by name or by path; all leaves if `fields` is None."""
+    """Select leaves by the names or paths `fields`; all leaves if None."""
     if fields is None:
         return leaves
     wanted = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
@@ -103,9 +103,9 @@ def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy
     return out
 
 
-@torch.inference_mode()  # which takes tensors that were made in it, and others
+@torch.inference_mode()  # accepts inference tensors and others
 def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy into each first tensor the second one."""
+    """Copy pairs (target, source)."""
     for target, leaf in pairs:
         target.copy_(leaf)
 
@@ -116,7 +116,7 @@ def checked_targets(
     device: torch.device,
     own: Iterable[MemoryRange] = (),
 ) -> list[torch.Tensor]:
-    """The tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ.
+    """Return the tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ.
 
     Also raises if two of them overlap, or if one overlaps the memory `own` of the buffer that fills them.
     """
@@ -184,9 +184,9 @@ def _start(memory: tuple[int, int, Path | None]) -> int:
 
 
 def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:
-    """The device to move a batch to, or None; raises if the machine lacks it, or the caller passes `out` too.
+    """Return the device to move a batch to, or None; raises if the machine lacks it, or if `out` is passed too.
 
-    Every batch begins here, before the lock and the draw: this imports what a batch is made of.
+    Called first for every batch, before the lock and the draw; also imports tensordict.
     """
     if _new is None:
         import_tensordict()
@@ -194,12 +194,12 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
         )
-    return None if device is None else _reached(device_of(device))
+    return None if device is None else _require_device(device_of(device))
 
 
-@lru_cache(maxsize=64)  # asking a device takes as long as a small batch
-def _reached(device: torch.device) -> torch.device:
-    """`device`, asked before rows are drawn for it."""
+@lru_cache(maxsize=64)  # probing a device takes as long as a small batch
+def _require_device(device: torch.device) -> torch.device:
+    """Return `device`; raises if torch cannot use it here."""
     try:
         torch.empty(0, device=device)
     except (AssertionError, ImportError, RuntimeError) as error:
@@ -209,7 +209,7 @@ def _reached(device: torch.device) -> torch.device:
 
 
 def check_batch_size(where: str, batch_size: object) -> int:
-    """`batch_size` as an int; raises if it is not a positive int or too large."""
+    """Return `batch_size` as an int; raises if it is not positive or too large."""
     if type(batch_size) is int and 0 < batch_size <= _MAX_ROWS:
         return batch_size
     size = positive(where, batch_size)
@@ -219,5 +219,5 @@ def check_batch_size(where: str, batch_size: object) -> int:
 
 
 def to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
-    """The batch on `device`; the copy is asynchronous unless it goes to the host, which could read it too early."""
+    """Move a batch to `device`, asynchronously except to the CPU, which could read it too early."""
     return batch.to(device, non_blocking=device.type != "cpu")

@@ -1,4 +1,4 @@
-"""How an environment resets after an end, and where its true final observation is."""
+"""Autoreset modes of environments, and the lookup of final observations in `info`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINAL_KEYS = ("final_obs", "final_observation")
 
 
 def parse_autoreset(mode: Any) -> AutoresetMode | None:
-    """The AutoresetMode that `mode` is, names or has as its value; None stays None."""
+    """Return the AutoresetMode for a mode, its name or its value; None stays None."""
     if mode is None or isinstance(mode, AutoresetMode):
         return mode
     for known in AutoresetMode:
@@ -37,7 +37,7 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
 
 
 def autoreset_of(env: Any) -> AutoresetMode:
-    """The autoreset mode of a Gymnasium environment; a single environment without a wrapper for it is DISABLED."""
+    """Return the autoreset mode of a Gymnasium environment; DISABLED for a single one without an Autoreset wrapper."""
     if is_vector(env):
         mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
@@ -58,7 +58,7 @@ def autoreset_of(env: Any) -> AutoresetMode:
 
 
 class Settings(NamedTuple):
-    """The arguments of a buffer that an environment determines."""
+    """Arguments of a buffer that an environment determines."""
 
     obs: Declaration
     action: Declaration
@@ -69,7 +69,7 @@ class Settings(NamedTuple):
 def settings_of(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
 ) -> Settings:
-    """The settings of a buffer for a Gymnasium environment; arguments that are not None take precedence."""
+    """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
     vector = is_vector(env)
     return Settings(
         obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
@@ -80,7 +80,7 @@ def settings_of(
 
 
 def warn_of_frame_stacks(env: Any) -> None:
-    """Warn where an environment stacks frames itself: a replay buffer would keep every frame once for each stack."""
+    """Warn if an environment stacks frames itself: a replay buffer would store every frame once per stack."""
     inner: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
     space = getattr(inner, "observation_space", None)
     while isinstance(inner, gym.Wrapper) and not isinstance(inner, gym.wrappers.FrameStackObservation):
@@ -98,7 +98,7 @@ def warn_of_frame_stacks(env: Any) -> None:
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-    """The five parts of `env.step`'s result; raises if the autoreset mode is unknown."""
+    """Return the 5-tuple of `env.step`; raises if it is none or if the autoreset mode is unknown."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
         raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
@@ -109,14 +109,14 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
 
 
 class DeclaredMode:
-    """The autoreset mode that a buffer was told. It warns once of final observations that such a mode does not have."""
+    """The declared autoreset mode. Warns once if `info` has final observations, which contradict the mode."""
 
     def __init__(self, mode: AutoresetMode | None) -> None:
         self._mode = mode
         self.is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
 
     def look_at(self, info: Mapping[str, Any]) -> None:
-        """Look at the info of a step before it is stored, while `is_watching`."""
+        """Check the info of a step before it is stored; call it only while `is_watching`."""
         key = next((key for key in FINAL_KEYS if key in info), None)
         if key is not None and self._mode is not None:
             self.is_watching = False
@@ -137,9 +137,9 @@ def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
 def true_next_obs(
     step: Any, mode: AutoresetMode | None, schema: Schema, lead: tuple[int, ...], device: torch.device, obs: Any = None
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
-    """The leaves of the true next observation, before any reset, and the step's reward, terminated and truncated.
+    """Return the leaves of the true next observation, before any reset, and reward, terminated and truncated.
 
-    Where they are not those of the step, nobody else can see that these share memory with `obs`, if it is given.
+    If final observations replace some of `next_obs`, the result is a copy; so memory shared with `obs` is refused here.
     """
     next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
     leaves = schema.flatten("obs", next_obs)
@@ -169,7 +169,7 @@ def true_next_obs(
 
 
 def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
-    """Flags of a step by name as arrays [N] on the host; tensors of another device are waited for."""
+    """Return flags of a step as arrays [N] on the host; synchronises for tensors of another device."""
     arrays: list[np.ndarray] = []
     for name, flag in flags.items():
         if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ():  # vector environments
@@ -193,10 +193,10 @@ def is_vector(env: Any) -> bool:
 def final_observations(
     info: Mapping[str, Any], envs: list[int], schema: Schema, lead: tuple[int, ...], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """The final observations in `info` of the environments `envs`: the K environments that have one, and leaves [K, …].
+    """Look up final observations of `envs` in `info`; returns the K environments that have one, and leaves [K, …].
 
-    Two layouts are understood: an object array with an observation (array, dict or tuple) or None per environment, and
-    a batched array or dict whose rows are valid where the mask `_final_obs` is true.
+    Two layouts are supported: an object array with an observation (array, dict or tuple) or None per environment, and
+    a batched array or dict with the mask `_final_obs` of valid rows.
     """
     info = info or {}
     key = next((key for key in FINAL_KEYS if key in info), None)
@@ -221,25 +221,25 @@ def final_observations(
 def info_numbers(
     info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
 ) -> torch.Tensor | None:
-    """The numbers under `name` in a step's info, float64 [N], 0 for environments without one; None without any.
+    """Return the numbers `info[name]`, float64 [N], 0 for environments without one; None without any.
 
-    SAME_STEP environments keep the info of an episode's last step in "final_info": a dict like the info itself, or an
-    object array with a dict or None per environment. The rest of the info then belongs to the reset.
+    SAME_STEP environments store the info of an episode's last step in "final_info": a dict like the info, or an object
+    array with a dict or None per environment. The other entries then belong to the reset.
     """
-    found = _numbers(info, name, lead, device)
+    numbers = _numbers(info, name, lead, device)
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
     if finals is None:
-        return found
+        return numbers
     if not isinstance(finals, Mapping):
         finals, ended = {name: [(of or {}).get(name) for of in finals]}, [of is not None for of in finals]
     else:
         ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
     last = _numbers(finals, name, lead, device)
-    if found is None and last is None:
+    if numbers is None and last is None:
         return None
-    nothing = torch.zeros(lead, dtype=torch.float64, device=device)
+    zeros = torch.zeros(lead, dtype=torch.float64, device=device)
     flags = convert('info["_final_info"]', FLAG, ended, lead, device)
-    return torch.where(flags, nothing if last is None else last, nothing if found is None else found)
+    return torch.where(flags, zeros if last is None else last, zeros if numbers is None else numbers)
 
 
 def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
@@ -254,7 +254,7 @@ def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: 
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:
-    """`finals` without the masks that batched dicts may have beside each entry: the mask of the whole dict suffices."""
+    """Remove the masks that batched dicts may have per entry; the mask of the whole dict suffices."""
     if not isinstance(finals, Mapping) or not isinstance(tree, dict):
         return finals
     return {key: _without_masks(finals[key], tree[key]) if key in tree else finals[key]

@@ -1,4 +1,4 @@
-"""The schema of each kind of buffer, and the memory that its rows take."""
+"""The schemas of rollout and replay buffers, and the size of replay rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relive.schema.fields import (
 )
 
 OPTIONAL = ("value", "log_prob")
-"""Fields that the steps of a rollout may leave out, if all of its steps do."""
+"""Fields that the steps of a rollout may omit, if all steps omit them."""
 
 MADE_BY_ROLLOUT = ("mask", "index", "is_first", "batch_sizes")
 """Fields that reading a rollout adds to a batch."""
@@ -33,7 +33,7 @@ _RESERVED_IN_REPLAY = (*_RESERVED, "next_obs", "mask", "index", "weight", "disco
 
 
 def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
-    """The schema of a rollout's steps: seven fields that it always has, then the extra fields."""
+    """Make the schema of a rollout: seven fixed fields, then the extra fields."""
     refuse_reserved(extra, _RESERVED_IN_ROLLOUT)
     rewards, values = declare_real("reward", reward), declare_real("value", value)
     extra_trees = {name: declare_whole(f"extra.{name}", tree) for name, tree in extra.items()}
@@ -56,14 +56,14 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
 
 
 def agents_of(schema: Schema) -> list[tuple[Path, int, int]]:
-    """Each agent's path and its leaf indices of reward and value; empty if rewards and values do not correspond."""
+    """Return (path, reward leaf, value leaf) of each agent; empty if rewards and values do not correspond."""
     reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
     shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
     return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
 
 
 def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
-    """The schema of a replay buffer's rows: five fields that it always has, then the extra fields."""
+    """Make the schema of a replay buffer: five fixed fields, then the extra fields."""
     refuse_reserved(extra, _RESERVED_IN_REPLAY)
     return Schema(
         {
@@ -94,7 +94,7 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
 
 
 def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
-    """The bytes that the rows of a replay buffer take."""
+    """Number of bytes of the rows of a replay buffer."""
     rows = capacity // num_envs
     slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
     sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]

@@ -1,4 +1,4 @@
-"""Checks of arguments by name. Each raises a SchemaError: where, what was expected, what was got, what to do."""
+"""Checks of arguments. Each returns the value, or raises a SchemaError with a remedy."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def as_float(value: Any) -> float:
 
 
 def one_of(where: str, value: _T, choices: Collection[str | None], remedy: str = "Pass one of them.") -> _T:
-    """One of some names, of which None may be one."""
+    """One of the names `choices`, which may include None."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         *names, last = [repr(name) if name is None else json.dumps(name, ensure_ascii=False) for name in choices]
         raise SchemaError(explain(where, f"{', '.join(names)} or {last}", repr(value), remedy))
@@ -89,7 +89,7 @@ def one_of(where: str, value: _T, choices: Collection[str | None], remedy: str =
 
 
 def none_without(where: str, value: object, argument: str) -> None:
-    """Refuse a value that only a buffer made with another argument stores."""
+    """Raise if a value is passed that the buffer stores only with the constructor argument `argument`."""
     if value is not None:
         remedy = f"Make the buffer with {argument}=."
         raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
@@ -102,7 +102,7 @@ def same_keys(
     what: str = "keys",
     remedy: str = "Pass exactly the declared fields.",
 ) -> None:
-    """Refuse what is no mapping, and a mapping with other keys than `names`."""
+    """Raise unless `value` is a mapping with exactly the keys `names`."""
     keys = value.keys() if hasattr(value, "keys") else None
     if keys is None or set(keys) != set(names):
         got = kind(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
@@ -110,20 +110,20 @@ def same_keys(
 
 
 def same_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str, match: str = "") -> None:
-    """Refuse a tensor of another shape; `match` says what has that shape."""
+    """Raise if a tensor has another shape; `match` ends the expectation in the message."""
     if tensor.shape != shape:
         raise SchemaError(explain(where, f"shape {tuple(shape)}{match}", tuple(tensor.shape), remedy))
 
 
 def same_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
-    """Refuse a tensor on another device; `match` says what is on that device."""
+    """Raise if a tensor is on another device; `match` ends the expectation in the message."""
     if tensor.device != device:
         remedy = f"Call .to({str(device)!r})."
         raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))
 
 
 def dense(where: str, tensor: torch.Tensor) -> None:
-    """Refuse a sparse tensor."""
+    """Raise if a tensor is sparse."""
     if tensor.layout != torch.strided:
         raise SchemaError(explain(where, "a dense tensor", tensor.layout, "Call .to_dense()."))
 
@@ -144,5 +144,5 @@ def kind(value: object) -> str:
 
 
 def _short(value: int) -> str:
-    """An int in at most some digits."""
+    """The digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

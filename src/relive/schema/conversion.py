@@ -1,7 +1,7 @@
-"""Conversion: a caller's value becomes a tensor that fits its field exactly, or an error says why it cannot.
+"""Converts a caller's values to tensors of their field's shape and dtype, or raises.
 
-The native core copies values that fit exactly and skips this module. All other values (lists, other dtypes, strided
-memory) are converted here, in one place for every buffer; the code behind it checks nothing again.
+The native core copies values that fit exactly without this module. All other values (lists, other dtypes, strided
+memory) are converted here, for every buffer; later code checks nothing again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field
 
 _HOST = torch.device("cpu")
 _COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
-"""The dtypes of nearly every step, which need no further checks."""
+"""Common dtypes, which need no further checks."""
 
 
 def convert(
@@ -32,11 +32,10 @@ def convert(
     unit: str = "environments",
     overflowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`value` as a plain contiguous tensor of the field's dtype [*lead, *field.shape].
+    """Convert `value` to a plain contiguous tensor of the field's dtype [*lead, *field.shape].
 
-    A tensor must be on `device`; arrays and numbers live on the host and are moved to `device`. With `rows`, only these
-    rows of the first axis are taken and cast. Finite numbers that become infinite are refused on the host, and counted
-    in `overflowed` elsewhere.
+    A tensor must be on `device`; arrays and numbers are moved there. With `rows`, only these rows of the first axis are
+    converted. Finite numbers that become infinite are refused on the CPU and counted in `overflowed` on other devices.
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
@@ -53,7 +52,7 @@ def convert_leaves(
     schema: Schema, name: str, value: Any, lead: tuple[int, ...], device: torch.device, rows: list[int] | None = None,
     *, prefix: str = "", unit: str = "environments",
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The leaves of a value of the field `name`, each converted; `prefix` comes before the field's name in errors."""
+    """Flatten and convert a value of the field `name`; errors put `prefix` before the field's name."""
     return [
         convert(
             prefix + path_name(schema.paths[i]), caller_field(schema.fields[i]), leaf, lead, device, rows, unit=unit
@@ -63,32 +62,32 @@ def convert_leaves(
 
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    """`value` as a plain tensor of its own dtype and shape: on `device` if it is a tensor, otherwise on the host."""
+    """Return `value` as a plain tensor of the same dtype and shape; tensors must be on `device`, arrays stay on the CPU."""
     tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
     return clean_bools(tensor)
 
 
 def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with every byte of a bool tensor 0 or 1: memory viewed as bool may hold other bytes, which mean true.
+    """Return a tensor whose bools have the bytes 0 and 1; memory viewed as bool may hold other bytes, which mean true.
 
-    Only tensors on the host are checked; reading another device would wait for it.
+    Not checked on other devices: it would synchronise.
     """
     if tensor.dtype != torch.bool or tensor.device.type != "cpu" or not tensor.numel():
         return tensor
     return tensor if int(tensor.numpy().view(np.uint8).max()) <= 1 else tensor.view(torch.uint8) != 0
 
 
-# torch writes no chosen rows of these, and its older versions select none; bits are bits.
+# torch cannot index-write these dtypes, and older versions cannot index them; the bits are the same.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as a dtype that torch can index."""
+    """View a tensor in a dtype of the same size that torch can index."""
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
 def device_of(device: Any) -> torch.device:
-    """The device that an argument names."""
+    """Return the torch.device of an argument; raises a SchemaError."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -96,7 +95,7 @@ def device_of(device: Any) -> torch.device:
 
 
 def row_ids(index: Any, device: torch.device) -> torch.Tensor:
-    """The row ids `index` [B] as int64 on `device`."""
+    """Return the row ids `index` [B] as int64 on `device`."""
     ids = index
     plain = type(index) is torch.Tensor and index.layout == torch.strided
     if not plain or index.device != device or index.requires_grad:
@@ -130,7 +129,7 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def _from_host(where: str, value: Any) -> torch.Tensor:
-    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # in order, aligned, writeable
+    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # contiguous, aligned, writeable
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
         raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _of_dict(where)))
@@ -145,9 +144,10 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if array.dtype not in DTYPES.values():  # another byte order, or a long double
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
-    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C has several names for one type
-    # torch has neither read-only nor reversed memory. At an odd address the native core reads nothing and torch may
-    # crash.
+    array = array.view(
+        np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
+    )  # one dtype object per type: C has several names for some
+    # torch has no read-only or reversed memory; at unaligned addresses it may crash, and the native core refuses.
     odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
     if odd or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")
@@ -164,9 +164,9 @@ def _of_dict(where: str) -> str:
 
 
 def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
-    """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`.
+    """Return `env_ids`, distinct ints below `num_envs`, as int64 on `device`.
 
-    Those of a tensor on another device than the host are not looked at, which would wait for it.
+    The values of a tensor on another device are not checked: it would synchronise.
     """
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
@@ -186,7 +186,7 @@ def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> tor
 
 
 class EnvNumbers:
-    """`env_numbers` for callers that pass the same `env_ids` step after step: it remembers valid ones."""
+    """Caches `env_numbers` for callers that pass the same `env_ids` repeatedly."""
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
@@ -206,17 +206,17 @@ _MAX_KNOWN = 256
 
 
 def _key(env_ids: Any) -> Any:
-    """A hashable key for `env_ids`; None where making one costs more than checking again."""
+    """Return a hashable key for `env_ids`; None if a key would take longer than another check."""
     if type(env_ids) is torch.Tensor:
         env_ids = numpy_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
-    # True equals 1, but does not number an environment.
+    # True == 1, but is not a valid environment number.
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
 def shapes_and_dtypes(tensors: Any) -> Any:
-    """The shape and dtype of each tensor in a dict, to compare two dicts; the type's name of anything else."""
+    """Return the shape and dtype of each tensor in a dict, or the type's name of other values, to compare dicts."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
     return {
@@ -228,7 +228,7 @@ def shapes_and_dtypes(tensors: Any) -> Any:
 def restored_snapshot(
     where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """Copies of a snapshot's tensors on the devices of `like`; raises if names, shapes or dtypes differ."""
+    """Copy a snapshot's tensors to the devices of `like`; raises if names, shapes or dtypes differ."""
     got = shapes_and_dtypes(snapshot)
     if got != shapes_and_dtypes(like):
         remedy = "Construct it with the arguments that the saved object had."
@@ -254,7 +254,7 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
 
 
 def _kind(dtype: torch.dtype) -> int:
-    """Bool 0, integer 1, real 2, complex 3: a cast upwards keeps the meaning, a cast downwards loses it."""
+    """Rank of a dtype: bool 0, integer 1, real 2, complex 3. Only casts to a lower rank lose meaning."""
     if dtype == torch.bool:
         return 0
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
@@ -290,13 +290,13 @@ def _largest(dtype: torch.dtype) -> float:
 
 
 def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
-    """Mask of the finite numbers that became infinite."""
+    """Mask of finite numbers that became infinite."""
     infinite = converted.isinf()
     return infinite & tensor.isfinite() if tensor.is_floating_point() or tensor.is_complex() else infinite
 
 
 def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor) -> None:
-    array = numpy_view(converted)  # numpy's numbers are no launches
+    array = numpy_view(converted)  # numpy is faster for few numbers
     if bool(converted.isfinite().all() if array is None else np.isfinite(array).all()):
         return
     bad = _overflows(tensor, converted)
@@ -324,16 +324,16 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
 
 
 def overlaps(a: Any, b: Any) -> bool:
-    """Whether two tensors or arrays have bytes in common."""
+    """Whether two tensors or arrays share memory."""
     first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and extents_meet(a, b)
-    # The comparison of extents is cheap and nearly always decides; the exact test follows only if it does not.
+    # The cheap comparison of extents nearly always decides; the exact test follows only if extents overlap.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
 
 def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
-    """Raise if an observation and its next one share memory: the environment has overwritten the first one."""
+    """Raise if `obs` and `next_obs` share memory: the environment has overwritten `obs`."""
     for i, *pair in zip(schema.leaf_indices["obs"], obs, next_obs, strict=True):
         if overlaps(*pair):
             remedy = (
@@ -346,12 +346,12 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
 
 
 def misaligned_error(where: str) -> SchemaError:
-    """The error for memory that fits its field but lies at an address that cannot be read."""
+    """The error for memory at an unaligned address."""
     return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
 def numpy_view(value: Any) -> np.ndarray | None:
-    """The memory of an array or of a host tensor as an array; None if numpy cannot view it."""
+    """View an array or a host tensor as an array; None if numpy cannot."""
     if isinstance(value, np.ndarray):
         return value
     plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided
@@ -361,10 +361,10 @@ def numpy_view(value: Any) -> np.ndarray | None:
 
 
 def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the same host memory with a storage of its own, which callers may keep.
+    """Return an alias of a host tensor with a separate torch storage, safe to hand to callers.
 
-    `share_memory_` and the queues of torch.multiprocessing move a tensor's storage into shared memory and free the old
-    one. They move only the alias: the native core, which knows the memory by its address, keeps the original.
+    `share_memory_` and torch.multiprocessing queues replace a tensor's storage and free the old one. With an alias, the
+    native core's addresses stay valid.
     """
     if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
         return tensor
@@ -373,13 +373,13 @@ def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
-    """A host tensor as an array, which is faster for few numbers; a tensor of another device unchanged."""
+    """Return a host tensor as an array, which is faster for few numbers; other tensors unchanged."""
     view = numpy_view(tensor)
     return tensor if view is None else view
 
 
 def extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the memory from the first to the last byte of two tensors overlaps."""
+    """Whether the memory ranges from first to last byte of two tensors overlap."""
     if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
         return False
     (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))

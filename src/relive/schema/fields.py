@@ -1,4 +1,4 @@
-"""The schema: named, possibly nested fields of a step, declared once. No other module lists their names."""
+"""The schema: the named, possibly nested fields of a step, declared once."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
 }
 """The dtypes that a field may have, with their numpy equivalents."""
 
-MOST_NESTED = 64
-"""Names on the path to a leaf."""
+MAX_NESTING = 64
+"""Maximum number of names on the path to a leaf."""
 
 _PADS = ("repeat", "zero")
 FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
@@ -65,7 +65,7 @@ class Field:
     shape: tuple[int, ...]
     dtype: torch.dtype
     kinds: ClassVar[dict[str, type[Field]]] = {}
-    """Every kind of field, by the word for it in files."""
+    """Classes of fields by their name in files."""
 
     def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
         name = type(self).__name__
@@ -76,17 +76,17 @@ class Field:
         Field.kinds.setdefault(cls.__name__.lower(), cls)
 
     def config(self) -> list[Any]:
-        """The declaration as JSON: the word for its kind, shape, dtype, and the settings of its kind."""
+        """The declaration as JSON: class, shape, dtype and the settings of the class."""
         name = type(self).__name__.lower()
         return [name, list(self.shape), str(self.dtype).removeprefix("torch."), *self.settings()]
 
     def settings(self) -> list[Any]:
-        """The settings of this kind of field beside shape and dtype, as JSON."""
+        """The settings of the class beside shape and dtype, as JSON."""
         return []
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Field:
-        """The field of this shape, dtype and what `settings` gave; a CorruptCheckpoint says what cannot be."""
+        """Make a field with the shape and dtype of `plain` from saved settings; raises a CorruptCheckpoint."""
         if settings:
             raise settings[0].error("no further setting")
         return cls(plain.shape, plain.dtype)
@@ -165,13 +165,13 @@ class Stacked(Field):
 
 @dataclass(frozen=True, init=False)
 class Mutable(Field):
-    """A field of a replay buffer's rows that `ReplayBuffer.write` may write again: latent states, relabelled rewards.
+    """A field that `ReplayBuffer.write` may overwrite, such as latent states or relabelled rewards.
 
-    Every leaf but those of an observation, which is also the next observation of another row, can be one. Checkpoints
-    save mutable fields whole each time; all other fields are saved once.
+    Any leaf can be mutable except those of the observation, which is also the next observation of another row.
+    Checkpoints save all rows of mutable fields each time, and every row of other fields once.
 
     Args:
-        field: what is stored: a shape, a `Field` or a `Carry`. Of a dict, each leaf is declared by itself.
+        field: a shape, a `Field` or a `Carry`. Declare the leaves of a dict one by one.
 
     >>> Mutable(32)
     Mutable(shape=(32,), dtype=torch.float32, field=Field(shape=(32,), dtype=torch.float32))
@@ -200,19 +200,19 @@ class Mutable(Field):
 
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a field that only data describe. Learners work in float32; float64 would only double the memory."""
+    """The dtype for data without a declared dtype: float32 for float64, to halve the memory."""
     return torch.float32 if dtype == torch.float64 else dtype
 
 
 def caller_shape(field: Field) -> tuple[int, ...]:
-    """The shape that callers pass and receive; of a stacked field, with the axis of its frames."""
+    """The shape that callers pass and receive: for a stacked field with the axis of frames."""
     if not isinstance(field, Stacked):
         return field.shape
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
 
 
 def caller_field(field: Field) -> Field:
-    """The field as callers pass it: of a stacked one, a plain field with the axis of its frames."""
+    """The field that callers pass: for a stacked field a plain field with the axis of frames."""
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
 
 
@@ -253,7 +253,7 @@ FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)
 
 
 def declare(where: str, declaration: object) -> Tree:
-    """The field, or dict of fields, that a declaration means.
+    """Return the field, or dict of fields, of a declaration.
 
     A declaration is a Field, an int, a shape, a Gymnasium space, or a nested dict or tuple of these.
     """
@@ -323,14 +323,14 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
 
 
 def config_of(tree: Tree) -> Any:
-    """A declaration as JSON: a leaf is a list, names are an object."""
+    """Return a declaration as JSON: a list per leaf, an object per dict."""
     if isinstance(tree, dict):
         return {name: config_of(child) for name, child in tree.items()}
     return tree.config()
 
 
 def tree_of(node: lazy.Node) -> Tree:
-    """The declaration that `config_of` made JSON of; a CorruptCheckpoint says what cannot be one."""
+    """Read a declaration from the JSON of `config_of`; raises a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
             raise node.error("at least one field")
@@ -351,7 +351,7 @@ def tree_of(node: lazy.Node) -> Tree:
 
 
 class Schema:
-    """The declared fields by name, and the flat order of their leaves in which storage and kernels work."""
+    """The declared fields by name, and the flat order of their leaves for storage and kernels."""
 
     def __init__(self, trees: Mapping[str, Tree]) -> None:
         self.trees = dict(trees)
@@ -359,7 +359,7 @@ class Schema:
         self.paths: tuple[Path, ...] = ()
         self.fields: tuple[Field, ...] = ()
         self.leaf_indices: dict[str, tuple[int, ...]] = {}
-        """The indices of each name's leaves."""
+        """Indices of the leaves of each field."""
         for name, tree in self.trees.items():
             leaves = tuple(leaves_of((name,), tree))
             require_paths(path for path, _ in leaves)
@@ -367,7 +367,7 @@ class Schema:
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
-        """Whether no field is nested, so that a step's values are its leaves."""
+        """Whether no field is nested: the values of a step are its leaves."""
 
     def config(self) -> dict[str, Any]:
         """The declarations by name, as JSON."""
@@ -375,7 +375,7 @@ class Schema:
 
     @property
     def deepest_stack(self) -> int:
-        """The number of frames of the largest stack; 1 without stacked fields."""
+        """Number of frames of the largest stack; 1 without stacked fields."""
         return max((field.k for field in self.fields if isinstance(field, Stacked)), default=1)
 
     def require(self, name: str) -> None:
@@ -389,9 +389,9 @@ class Schema:
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
-        """The leaves of the value of a field; None means "not given" and gives None for every leaf.
+        """Flatten the value of a field to leaves; a missing value (None) gives None for every leaf.
 
-        Messages call the value `where`, by default `name`.
+        Errors name the value `where`, by default `name`.
         """
         tree = self.trees[name]
         if isinstance(tree, Field):
@@ -402,7 +402,7 @@ class Schema:
 
 
 def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
-    """Yield (path, leaf) for every value in nested dicts that is not a dict itself."""
+    """Yield (path, leaf) for every leaf of nested dicts."""
     if not isinstance(tree, Mapping):
         yield path, tree
         return
@@ -411,14 +411,14 @@ def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Nested dicts like `tree`, each leaf of which is `function` of the leaves in its place, of `others` too."""
+    """Apply `function` to the corresponding leaves of `tree` and `others`; returns nested dicts like `tree`."""
     if not isinstance(tree, dict):
         return function(tree, *others)
     return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
-    """`leaves_of` a caller's value; raises if it is empty or has keys that cannot name fields."""
+    """List (path, leaf) of a caller's value; raises if it is empty or has invalid names."""
     leaves = list(leaves_of((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
@@ -427,7 +427,7 @@ def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
 
 
 def require_paths(paths: Iterable[Path]) -> None:
-    """Raise if a leaf has a name that no file can hold, or is nested deeper than a file says."""
+    """Raise if a name is not allowed in files, or if a leaf is nested too deeply."""
     for path in paths:
         for depth, name in enumerate(path):
             if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -435,8 +435,8 @@ def require_paths(paths: Iterable[Path]) -> None:
                 remedy = f"Rename it{f', or nest it: {{{outer!r}: {{{inner!r}: …}}}}' if inner else ''}."
                 where = ".".join(path[:depth]) or "field"
                 raise SchemaError(explain(where, f"names like {NAME.pattern}, for files", repr(name), remedy))
-        if len(path) > MOST_NESTED:
-            expected = f"at most {MOST_NESTED} names around a field"
+        if len(path) > MAX_NESTING:
+            expected = f"at most {MAX_NESTING} names around a field"
             raise SchemaError(explain(path[0], expected, len(path), "Nest fields less deeply."))
 
 
@@ -462,9 +462,9 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
             raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))
 
 
-@lru_cache(maxsize=64)  # asked at every write
+@lru_cache(maxsize=64)  # called at every write
 def mutable_schema(schema: Schema) -> Schema:
-    """The mutable leaves of a schema, as a schema of their own."""
+    """The schema of the mutable leaves only."""
     pruned = {name: _pruned(tree) for name, tree in schema.trees.items()}
     return Schema({name: tree for name, tree in pruned.items() if tree is not None})
 
@@ -486,14 +486,14 @@ def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: 
 
 
 def device_of(node: lazy.Node) -> torch.device:
-    """The device of a saved buffer, if this machine has it."""
+    """Read the device of a saved buffer; raises if this machine lacks it."""
     if node.text(_DEVICE).startswith("meta"):
         raise node.error("a device that holds data")
     return present(node.value)
 
 
 def present(device: str | torch.device) -> torch.device:
-    """A device that this machine has; of any other, an IncompatibleCheckpoint."""
+    """Return the device; raises an IncompatibleCheckpoint if this machine lacks it."""
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, ImportError, RuntimeError) as error:
@@ -502,8 +502,8 @@ def present(device: str | torch.device) -> torch.device:
 
 
 def path_of(node: lazy.Node) -> Path:
-    """A path to a leaf."""
-    names = node.items(MOST_NESTED)
+    """Read the path of a leaf."""
+    names = node.items(MAX_NESTING)
     if not names:
         raise node.error("at least one name")
     return tuple(name.text() for name in names)

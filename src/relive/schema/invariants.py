@@ -1,4 +1,4 @@
-"""Checks of invariants; each raises an InvariantError that says what was expected and found."""
+"""Checks of invariants. Each raises an InvariantError with the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relive.schema.fields import Path
 
 
 def on_host(values: torch.Tensor | np.ndarray) -> np.ndarray:
-    """As numpy, which compares and looks through small numbers five to twenty times as fast as torch."""
+    """Return values as numpy, whose comparisons of small tensors are five to twenty times faster than torch's."""
     return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
 
 
@@ -42,7 +42,7 @@ def require_flags(where: str, flags: torch.Tensor) -> None:
 
 
 def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], addresses: Iterable[int]) -> None:
-    """Raise unless every tensor lies at the address that the native core knows."""
+    """Raise unless every tensor is at the address that the native core uses."""
     for path, tensor, address in zip(paths, tensors, addresses, strict=True):
         there = tensor.data_ptr()
         require(
@@ -59,7 +59,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def overflows_of(overflowed: torch.Tensor) -> Iterator[str]:
-    """The fault of finite numbers that became infinite in their field, where a device has counted any."""
+    """Yield a message if a device counted finite numbers that became infinite in their dtype."""
     count = 0 if overflowed.device.type == "meta" else int(overflowed)
     if count:
         remedy = "Declare the field with a wider dtype, or look at what makes such numbers."

@@ -1,4 +1,4 @@
-"""The vocabulary of other libraries: an error about their keyword, method or field name says what it is called here."""
+"""Suggestions in errors: if a caller uses another library's keyword, method or field name, the error names ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 from relive.errors import explain
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-"""The names that fields and arrays may have in files."""
+"""Valid names of fields and arrays in files."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "seed": ("random_state", "rng", "generator"),
     "min_size": ("min_size_to_sample", "learning_starts"),
 }  # fmt: skip
-"""Our keywords, each with its names in other libraries."""
+"""Our keywords, each with the names that other libraries use."""
 
 _PRIORITIZED = "Pass sampler=rl.Prioritized(alpha=…, beta=…)."
 _N_STEP = "Sample with a view: replay.sample(256, rl.NStep(n, gamma))."
@@ -68,13 +68,13 @@ _REMEDIES: Mapping[str, Mapping[str, str]] = {
         "hidden_state": "Declare it: extra={'hidden': rl.Carry(shape)}.",
     },
 }
-"""Keywords that have no counterpart here, by class, each with what to do instead."""
+"""Remedies for keywords without a counterpart here, by class and keyword."""
 
 _OF_SB3: Mapping[str, set[str]] = {
     "ReplayBuffer": {"n_envs", "optimize_memory_usage"},
     "RolloutBuffer": {"n_envs", "gae_lambda"},
 }
-"""Keywords that Stable-Baselines3's algorithms make their buffers with, by class."""
+"""Keywords that identify a call by a Stable-Baselines3 algorithm, by class."""
 
 _DONE = "terminated and truncated: a time limit is not a failure"
 _DONES = ("done", "dones", "episode_end", "is_done", "ended")
@@ -111,11 +111,11 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "len": ("size", "pos", "full"),
     },
 }  # fmt: skip
-"""The methods of each class, each with its names in other libraries."""
+"""Our methods by class, each with the names that other libraries use."""
 
 
 def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """A constructor with a TypeError for unknown keywords that names the keyword that was meant."""
+    """Decorate a constructor: the TypeError for an unknown keyword suggests ours."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -139,13 +139,13 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def suggests_init_keywords(cls: C) -> C:
-    """`suggests_keywords` for the constructor of a dataclass, whose `__init__` is generated."""
+    """Apply `suggests_keywords` to the generated `__init__` of a dataclass."""
     cls.__init__ = suggests_keywords(cls.__init__)
     return cls
 
 
-class _Elsewhere:
-    """An attribute that only other libraries have: reading it raises an AttributeError that names ours."""
+class RenamedAttribute:
+    """An attribute name of other libraries; reading it raises an AttributeError that names ours."""
 
     def __init__(self, owner: str, name: str, ours: str) -> None:
         meant = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
@@ -156,20 +156,20 @@ class _Elsewhere:
 
 
 def suggests_methods(cls: C) -> C:
-    """The class, with an error for method names of other libraries that names our method.
+    """Decorate a class: method names of other libraries raise an error that names ours.
 
-    `__getattr__` would slow down every access to an attribute.
+    `__getattr__` would slow down every attribute access.
     """
     words = {word: name for name, words in _METHODS[cls.__name__].items() for word in words}
     names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
-    names |= {word: _Elsewhere(cls.__name__, word, ours) for word, ours in words.items()}
+    names |= {word: RenamedAttribute(cls.__name__, word, ours) for word, ours in words.items()}
     for name, value in names.items():
         setattr(cls, name, value)
     return cls
 
 
 def field_remedy(name: str, declared: Iterable[str]) -> str:
-    """The remedy for a field `name` that was not declared: its name here, or how to declare it."""
+    """The remedy for an undeclared field: our name for it, or how to declare it."""
     if name in _DONES:
         return f"Pass {_DONE}."
     known = _ours(name, tuple(declared))
