@@ -62,7 +62,7 @@ def convert_leaves(
 
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    """Return `value` as a plain tensor of the same dtype and shape; tensors must be on `device`, arrays stay on the CPU."""
+    """Return `value` as a plain tensor of the same dtype and shape, on `device` if it is a tensor, else on the CPU."""
     tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
     return clean_bools(tensor)
 
