@@ -9,10 +9,8 @@ import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.reader import Following, Reader, reader
-from relive.kernels.sequence_index import Cuts, find_sequences
-from relive.kernels.sequence_reader import Layout, SequenceReader, sequence_reader
-from relive.kernels.shuffling import permutation, shuffled
+from relive.kernels.reader import Following, Reader, permutation, reader, shuffled
+from relive.kernels.sequences import Cuts, Layout, SequenceReader, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.episode_flags import EpisodeFlags
 from relive.rollout.storage import Storage
@@ -101,12 +99,12 @@ def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: Ite
 
 
 def read_into(
-    out: lazy.TensorDict, source: Following[Reader], leaves: dict[Path, torch.Tensor], batch_size: int
-) -> Read:
+    out: lazy.TensorDict, source: Following[Reader], leaves: dict[Path, torch.Tensor], batch_size: int,
+    device: torch.device,
+) -> Read:  # fmt: skip
     """A function that reads rows of leaves [T, N, …] into the caller's batch `out`."""
     like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    device = next((leaf.device for leaf in leaves.values()), None)
-    targets = [] if device is None else checked_targets(out, like, device)
+    targets = checked_targets(out, like, device)
     if any(overlaps(target, leaf) for target in targets for leaf in leaves.values()):
         got, remedy = "memory of the rollout", "Pass a batch as out=."
         raise SchemaError(explain("out", "memory outside the rollout", got, remedy))

@@ -16,7 +16,7 @@ from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
-from relive.kernels.sequence_reader import Layout
+from relive.kernels.sequences import Layout
 from relive.locking import lock_for
 from relive.rng import Randomness
 from relive.rollout.advantages import Advantages, Bootstrap, attachable_leaves
@@ -332,7 +332,7 @@ class RolloutBuffer(StateDictMixin):
             if out is None:
                 read = read_fresh(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, batch_size)
+                read = read_into(out, source, leaves, batch_size, self.device)
                 plan.require_full("transitions")
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (to_device(batch, target) for batch in batches)

@@ -12,7 +12,7 @@ from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.kernels import complete
-from relive.kernels.sequence_index import Flags, reset_rows
+from relive.kernels.sequences import Flags, reset_rows
 from relive.rollout.storage import Storage
 from relive.schema.assembly import value_of
 from relive.schema.autoreset import final_observations, host_flags

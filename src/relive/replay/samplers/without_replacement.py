@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from relive.errors import NotReadyError, explain
-from relive.kernels.shuffling import shuffled
+from relive.kernels.reader import shuffled
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.schema.invariants import require, require_all
 from relive.schema.vocabulary import suggests_init_keywords
