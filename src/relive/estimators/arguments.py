@@ -13,15 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.schema.checks import dense, kind, same_device, share
-
-
-def native_result(estimator: str, *arguments: Any) -> Any:
-    """The result of the native core; None if there is none, or if an argument does not fit."""
-    native = None if torch.compiler.is_compiling() else kernels.native()
-    return None if native is None else getattr(native, estimator)(*arguments)
 
 
 def align(
