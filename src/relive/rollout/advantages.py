@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
-from relive.rollout.episode_flags import EpisodeFlags
-from relive.rollout.storage import Storage
+from relive.rollout.storage import EpisodeFlags, Storage
+from relive.schema.assembly import value_of
+from relive.schema.autoreset import final_observations, host_flags
 from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agents_of
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, Field, Path, named_leaves
-from relive.schema.invariants import require, same_bits
+from relive.schema.invariants import require, require_form, same_bits
+from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """The value after a truncated step: of its final observation, 0, or of its own observation if the final is unknown."""
@@ -26,8 +29,8 @@ Bootstrap: TypeAlias = bool | Literal["own_value"]
 class Advantages:
     """Generalised advantage estimation over the steps of a rollout, agent by agent."""
 
-    def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
-        self._storage, self._schema, self._flags = storage, storage.schema, flags
+    def __init__(self, storage: Storage, flags: EpisodeFlags, finals: FinalObservations) -> None:
+        self._storage, self._schema, self._flags, self._finals = storage, storage.schema, flags, finals
         self._agents = agents_of(storage.schema)
         self.last = LastStep(storage)
         self._rewards = RewardWarnings(storage, flags)
@@ -65,7 +68,7 @@ class Advantages:
     ) -> dict[Path, torch.Tensor]:
         """Advantages and returns [T, N, …] of the first steps, which the values `last` follow."""
         flags = self._flags
-        terminated, truncated = flags.flag("terminated")[:steps], flags.flag("truncated")[:steps]
+        terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
         cut = truncated & ~terminated
         places, finals = self._final_values(final_value, bootstrap, cut)
         uses_own = bootstrap == "own_value" and not flags.has_reset_rows
@@ -89,7 +92,7 @@ class Advantages:
         self, final_value: Any, bootstrap: Bootstrap, cut: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
         """(steps, envs) whose next value is not the next row's, or None; and the leaves of these next values."""
-        places = self._flags.finals.places
+        places = self._finals.places
         if not bootstrap:
             if final_value is None:
                 return None, []
@@ -177,6 +180,114 @@ class RewardWarnings:
         self._others += after_end.size - num_ends
         self._other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
         return self._ends >= _FEWEST_ENDS and 2 * self._other_rewards > self._others
+
+
+class StepFinals(NamedTuple):
+    """The final observations of one step: the K environments that have one, and leaves [K, …]."""
+
+    step: int
+    envs: list[int]
+    leaves: list[torch.Tensor]
+
+
+class FinalObservations:
+    """The true final observations of truncated steps whose next row does not hold them, in the order of t·N + n."""
+
+    def __init__(self, storage: Storage, mode: AutoresetMode | None) -> None:
+        self._storage, self._schema, self._mode = storage, storage.schema, mode
+        self._fields = [storage.schema.fields[i] for i in storage.schema.leaf_indices["obs"]]
+        self.steps: list[StepFinals] = []
+
+    def of_add(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
+        """Return the final observations among `final_obs` of all environments; all of its rows are checked."""
+        if self._mode is AutoresetMode.NEXT_STEP:
+            remedy = "Leave it out: the row after an end holds the final observation."
+            raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
+        return self._select(row, self._truncated_envs(row, terminated, truncated), final_obs)
+
+    def of_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
+        """Return the final observations where the autoreset mode leaves them in the result of `env.step`."""
+        if self._mode is AutoresetMode.NEXT_STEP:
+            return None
+        next_obs, _, terminated, truncated, info = step
+        envs = self._truncated_envs(row, terminated, truncated)
+        if not envs:
+            return None
+        return self._select(row, envs, next_obs, info if self._mode is AutoresetMode.SAME_STEP else None)
+
+    def _truncated_envs(self, row: int, terminated: Any, truncated: Any) -> list[int]:
+        """Environments whose episode is truncated, and not terminated, by the step that is being added."""
+        storage, flags = self._storage, {"terminated": terminated, "truncated": truncated}
+        staged = {name: storage.flag(name)[row].view(storage.lead) for name in flags if name in storage.staged}
+        ended, cut = host_flags(flags | staged, storage.lead, storage.device)
+        return (cut & ~ended).nonzero()[0].tolist()
+
+    def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
+        """Copy the rows `envs` of an observation of all environments, or their final observations in `info`."""
+        lead, device = self._storage.lead, self._storage.device
+        if info is None:
+            leaves = convert_leaves(self._schema, "obs", obs, lead, device, envs if lead else None, prefix="final_")
+        else:
+            envs, leaves = final_observations(info, envs, self._schema, lead, device)
+        if not envs:
+            return None
+        return StepFinals(row, envs, leaves if lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(step, environment) of each."""
+        return [(finals.step, env) for finals in self.steps for env in finals.envs]
+
+    @property
+    def obs(self) -> Any:
+        """All of them: a tensor [K, …], or a TensorDict [K] of a nested observation."""
+        leaves = [
+            torch.cat([
+                torch.empty((0, *field.shape), dtype=field.dtype, device=self._storage.device),
+                *(finals.leaves[i] for finals in self.steps),
+            ])
+            for i, field in enumerate(self._fields)
+        ]  # fmt: skip
+        return value_of(self._schema, "obs", leaves, leaves[0].shape[:1])
+
+    def state(self) -> State:
+        """All of them, with their places."""
+        leaves = [torch.cat(parts) for parts in zip(*(finals.leaves for finals in self.steps), strict=True)]
+        places = torch.tensor(self.places, dtype=torch.int64, device="cpu").view(-1, 2)
+        return State({}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
+
+    def load_state(self, saved: SnapshotReader) -> None:
+        """Restore a saved state; the storage was restored before."""
+        self.steps = []
+        steps, num_envs = self._storage.num_stored, self._storage.num_envs
+        places = saved.shaped("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
+        if not places:
+            return
+        leaves = [
+            saved.shaped(f"leaf{i}", (len(places), *field.shape), field.dtype).to(self._storage.device)
+            for i, field in enumerate(self._fields)
+        ]
+        for i, (step, env) in enumerate(places):
+            if not (0 <= step < steps and 0 <= env < num_envs):
+                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
+            self.steps.append(StepFinals(step, [env], [leaf[i : i + 1] for leaf in leaves]))
+
+    def check(self) -> None:
+        """Verify that each belongs to a truncated step, and that they are in order."""
+        storage, leaf_indices = self._storage, self._schema.leaf_indices
+        paths = [path_name(self._schema.paths[i]) for i in leaf_indices["obs"]]
+        for finals in self.steps:
+            for path, field, leaf in zip(paths, self._fields, finals.leaves, strict=True):
+                shape = (len(finals.envs), *field.shape)
+                require_form(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
+        places = self.places
+        require(places == sorted(set(places)), "final_obs", "one for each (step, environment), in order", places)
+        if not storage.has_values:
+            return
+        terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))
+        cut = set(map(tuple, (truncated & ~terminated).nonzero().tolist()))
+        wrong = [place for place in places if place not in cut]
+        require(not wrong, "final_obs", "(step, environment) of truncated steps", wrong)
 
 
 class LastStep:

@@ -12,8 +12,7 @@ from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.reader import Following, Reader, permutation, reader, shuffled
 from relive.kernels.sequences import Cuts, Layout, SequenceReader, find_sequences, sequence_reader
 from relive.rng import Randomness
-from relive.rollout.episode_flags import EpisodeFlags
-from relive.rollout.storage import Storage
+from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import assembler, checked_targets, to_device
 from relive.schema.checks import positive
 from relive.schema.conversion import overlaps
@@ -85,7 +84,7 @@ def row_reader(
     index = torch.arange(rows * storage.num_envs, device=storage.device).view(rows, -1)
     leaves = storage.select({**storage.leaves(), ("index",): index}, fields)
     tensors = list(leaves.values())
-    return storage.following(tensors, lambda: reader(tensors, 2, items)), leaves
+    return Following(lambda: reader(tensors, 2, items), tensors, lambda: storage.is_exposed), leaves
 
 
 def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: Iterable[Path], batched: bool) -> Read:
@@ -159,6 +158,8 @@ def sequence_source(
     tensors = [*leaves, *carried]
     index = find_sequences(flags.for_sequences(steps), cuts, tensors)
     length = cuts.length or max(index.longest, 1)
-    source = storage.following(tensors, lambda: sequence_reader(index, length, layout, leaves, carried))
+    source = Following(
+        lambda: sequence_reader(index, length, layout, leaves, carried), tensors, lambda: storage.is_exposed
+    )
     sizes = "batch_sizes" if layout == "packed" else "mask"
     return len(index), source, [*at_steps, ("is_first",), (sizes,), ("index",), *at_start]

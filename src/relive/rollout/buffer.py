@@ -19,7 +19,7 @@ from relive.kernels import complete
 from relive.kernels.sequences import Layout
 from relive.locking import lock_for
 from relive.rng import Randomness
-from relive.rollout.advantages import Advantages, Bootstrap, attachable_leaves
+from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, StepFinals, attachable_leaves
 from relive.rollout.batching import (
     Epochs,
     Mode,
@@ -31,8 +31,7 @@ from relive.rollout.batching import (
     sequences_to_device,
 )
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.episode_flags import EpisodeFlags, StepFinals
-from relive.rollout.storage import Storage
+from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
@@ -109,7 +108,8 @@ class RolloutBuffer(StateDictMixin):
         self._lock = lock_for(self)
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
-        self._advantages = Advantages(self._storage, self._flags)
+        self._finals = FinalObservations(self._storage, self.autoreset)
+        self._advantages = Advantages(self._storage, self._flags, self._finals)
         self._declared = DeclaredMode(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
@@ -149,7 +149,7 @@ class RolloutBuffer(StateDictMixin):
             if self._reused_memory.left and obs is not None:
                 self._reused_memory.look_at(row, obs)
             if final_obs is not None:
-                finals = self._flags.finals_of_add(row, final_obs, terminated, truncated)
+                finals = self._finals.of_add(row, final_obs, terminated, truncated)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NOTHING)
 
     def add_step(
@@ -173,7 +173,7 @@ class RolloutBuffer(StateDictMixin):
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.look_at(row, obs, unpacked)
             measured = self._observers.measured(info, self._storage.lead, self.autoreset)
-            finals = self._flags.finals_of_step(row, unpacked)
+            finals = self._finals.of_step(row, unpacked)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
 
     def _write(
@@ -186,7 +186,13 @@ class RolloutBuffer(StateDictMixin):
             if finals is None and not self._flags.is_observed:
                 self._storage.commit(row)
             else:
-                self._flags.commit(row, finals, measured)
+                steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
+
+                def change() -> None:
+                    self._finals.steps = steps
+                    self._storage.commit(row)
+
+                self._flags.count(row, 1, self._storage.missing, measured, change)
         except BaseException:
             complete(self._advantages.last.write_again)
             raise
@@ -230,8 +236,8 @@ class RolloutBuffer(StateDictMixin):
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
-                self._flags.begin()
                 storage.take_back(count)
+                self._finals.steps = []
                 self._flags.take_back()
                 self._advantages.last.keep(last)
 
@@ -254,6 +260,7 @@ class RolloutBuffer(StateDictMixin):
                     self._continuity.forget()
                     self._observers.restarted()
                 self._storage.clear()
+                self._finals.steps = []
                 self._flags.begin_next(starting, resetting)
 
             complete(change)
@@ -280,7 +287,7 @@ class RolloutBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return self._flags.finals.obs
+            return self._finals.obs
 
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
@@ -461,7 +468,12 @@ class RolloutBuffer(StateDictMixin):
 
     def state(self) -> State:
         """Everything that changes; all of it is saved every time."""
-        return State.of_parts({name: part.state() for name, part in self._parts().items()})
+        parts: dict[str, State] = {}
+        for name, part in self._parts().items():
+            if name == "random":
+                parts["carries"] = State({}, {})  # format 1 has this entry, which is always empty
+            parts[name] = part.state()
+        return State.of_parts(parts)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; raises a CorruptCheckpoint for a state that no rollout can have."""
@@ -477,9 +489,8 @@ class RolloutBuffer(StateDictMixin):
         return {
             "rows": self._storage,
             "flags": self._flags,
-            "finals": self._flags.finals,
+            "finals": self._finals,
             "last": self._advantages.last,
-            "carries": _Stateless(),  # an entry of format 1 that is always empty
             "random": self._random,
             "listeners": self._observers,
         }
@@ -526,17 +537,6 @@ class RolloutBuffer(StateDictMixin):
     def is_full(self) -> bool:
         """Whether all `num_steps` steps are stored."""
         return self._storage.num_stored == self.num_steps
-
-
-class _Stateless:
-    """A part without state, for an entry that files of format 1 have."""
-
-    def state(self) -> State:
-        return State({}, {})
-
-    def load_state(self, saved: SnapshotReader) -> None: ...
-
-    def check(self) -> None: ...
 
 
 def _full(num_steps: int) -> BufferFullError:

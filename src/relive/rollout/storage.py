@@ -1,4 +1,4 @@
-"""The steps of a rollout: a tensor per leaf, fields that are staged or left out, and tensors that are attached."""
+"""The rows of a rollout: a tensor per leaf, staged, optional and attached fields, and the meaning of the flags."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from gymnasium.vector import AutoresetMode
 
-from relive import lazy
+from relive import kernels, lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain
+from relive.kernels import complete
 from relive.kernels.flattening import Flattening
-from relive.kernels.reader import Following, T
 from relive.kernels.row_writer import Which, row_writer
+from relive.kernels.sequences import Flags, reset_rows
 from relive.schema.assembly import assemble, selected_leaves
 from relive.schema.checks import nonempty
 from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
 from relive.schema.declarations import path_of
 from relive.schema.fields import Path, Schema
-from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_form
+from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_flags, require_form
+from relive.statistics.counting import lock
+from relive.statistics.observers import Observers
 from relive.storage import Memory
 
 
@@ -60,7 +64,7 @@ class Storage:
         """Fields of the coming step that have been written."""
         self.attached: dict[Path, torch.Tensor] = {}
         """Tensors [rows, N, …]. An optional field that was attached is its stored tensor."""
-        self._is_exposed = False
+        self.is_exposed = False
         """Callers have tensors that share this memory."""
         self._bind()
 
@@ -122,7 +126,7 @@ class Storage:
 
     def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> None:
         """Copy one row of all tensors (or of the tensors `which`); an error leaves the row as it was."""
-        if self._is_exposed and self._writer.have_moved():
+        if self.is_exposed and self._writer.have_moved():
             self._bind()
         if self._writer.write(row, leaves, which) >= 0:
             self._convert_and_write(row, leaves, which)
@@ -156,6 +160,10 @@ class Storage:
         self.clear()
         self._set_present((True,) * len(self._present))
         self.num_stored = steps
+
+    def flag(self, name: str) -> torch.Tensor:
+        """The tensor [rows, N] of "terminated" or "truncated"."""
+        return self.tensors[self.schema.leaf_indices[name][0]]
 
     def row(self, name: str, row: int) -> list[torch.Tensor]:
         """Copies of a field's leaves in one row, as a caller passes them."""
@@ -232,10 +240,6 @@ class Storage:
             return explain(name, "a rollout whose advantages are computed", "none", remedy)
         return None
 
-    def following(self, tensors: list[torch.Tensor], make: Callable[[], T]) -> Following[T]:
-        """A reader of some tensors; `make` is called again when their memory has moved."""
-        return Following(make, tensors, lambda: self._is_exposed)
-
     def check_not_cleared(self, generation: int) -> None:
         """Raise if the steps of this generation were forgotten."""
         if self.generation != generation:
@@ -244,13 +248,13 @@ class Storage:
 
     def time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """The first steps of some leaves as a TensorDict `[T, N]` that shares their memory."""
-        self._is_exposed = True
+        self.is_exposed = True
         first = {path: leaf[:steps] if self.lead else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
         return assemble(first, torch.Size((steps, *self.lead)))
 
     def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """The first steps and the row after them as a TensorDict `[N, T + 1]` that shares their memory."""
-        self._is_exposed = True
+        self.is_exposed = True
         transposed = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
         return assemble(transposed, torch.Size((self.num_envs, steps + 1)))
 
@@ -331,7 +335,7 @@ class Storage:
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
             require_form(path_name(path), tensor, shape, field.dtype, self.device)
-        if not self._is_exposed:  # exposed memory may move: `write` notices
+        if not self.is_exposed:  # exposed memory may move: `write` notices
             require_addresses(schema.paths, self.tensors, self._addresses)
         most = self._num_rows - 1
         require(0 <= steps <= most, "num_stored", f"0 to {most} steps", steps)
@@ -367,3 +371,146 @@ def _differs(name: str, first: bool) -> SchemaError:
 def _reentered() -> SchemaError:
     remedy = "Convert the arguments before add: reading one of them changed the rollout."
     return SchemaError(explain("add", "a rollout that stays as it is meanwhile", "another step in it", remedy))
+
+
+class EpisodeFlags:
+    """The flags of a rollout's rows, and the environments that reset or start an episode in its first row."""
+
+    def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
+        self._storage, self._observers = storage, observers
+        self.terminated, self.truncated = storage.flag("terminated"), storage.flag("truncated")
+        self.is_observed = bool(observers.columns)
+        self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
+        """The row after an end only resets: it holds the final observation, and no transition."""
+        self.resetting = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
+        """Environments that only reset in the rollout's first row [N]."""
+        self.starting = torch.ones_like(self.resetting)
+        """Environments that begin an episode with the rollout's first transition [N]."""
+        self._observed_columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
+        """The tensors that observers count, by the optional fields that steps do not have."""
+        self._next_resets = self.resetting.clone().unsqueeze(0)
+        """Environments that only reset in the next row [1, N]; up to date only if steps are observed."""
+
+    def coming(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Masks [N] of the row after the stored steps: it starts an episode, and it only resets."""
+        steps = self._storage.num_stored
+        if not steps:
+            return self.starting.clone(), self.resetting.clone()
+        if not self.has_reset_rows:
+            return self.ended(steps - 1), self.resetting.clone()
+        resets = self.resets(steps + 1)
+        return resets[-2].clone(), resets[-1].clone()
+
+    def begin_next(self, starting: torch.Tensor, resetting: torch.Tensor) -> None:
+        """Begin a rollout whose first row starts episodes and resets in these environments [N]."""
+        self.starting.copy_(starting)
+        self.resetting.copy_(resetting)
+        self._next_resets = resetting.clone().unsqueeze(0)
+
+    # Rows
+
+    def ended(self, rows: int | slice) -> torch.Tensor:
+        """Mask of the rows that end an episode by their flags."""
+        return self.terminated[rows] | self.truncated[rows]
+
+    def resets(self, steps: int) -> torch.Tensor:
+        """Mask of the first rows that only reset [steps, N], under NEXT_STEP."""
+        return reset_rows(self.resetting, self.ended(slice(0, steps - 1)))
+
+    def starts(self, steps: int) -> torch.Tensor:
+        """Mask of the first rows that start an episode [steps, N], as far as they are transitions."""
+        before = self.resets(steps)[:-1] if self.has_reset_rows else self.ended(slice(0, steps - 1))
+        return torch.cat([self.starting.unsqueeze(0), before])
+
+    def mask(self, steps: int) -> torch.Tensor | None:
+        """Mask of the first rows that are transitions [steps, N]; None where all are."""
+        return ~self.resets(steps) if self.has_reset_rows and steps else None
+
+    def whole_mask(self, steps: int) -> torch.Tensor:
+        """Mask of the first rows that are transitions [steps, N]."""
+        mask = self.mask(steps)
+        return torch.ones_like(self.terminated[:steps]) if mask is None else mask
+
+    def transitions(self) -> torch.Tensor | int:
+        """The flat rows t·N + n of the stored transitions; a number: all below it."""
+        steps = self._storage.num_stored
+        mask = self.mask(steps)
+        return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
+
+    def for_sequences(self, steps: int) -> Flags:
+        """The flags of the first steps, for cutting them into sequences."""
+        return Flags(steps, self.terminated, self.truncated, self.mask(steps), self.starting)
+
+    # Observers
+
+    def count(
+        self, row: int, steps: int, missing: frozenset[str], measured: Mapping[str, Any], then: Callable[[], None]
+    ) -> None:
+        """Let observers count written rows without the fields `missing`, and make the change `then`.
+
+        If this raises before `then`, nothing has changed. Calling `then` twice leads to the same state.
+        """
+        observers = self._observers
+        if steps < 1 or not observers.columns:
+            complete(then)
+            return
+        columns = self._observed_columns.get(missing) or self._observed_columns.setdefault(
+            missing, self._select_columns(missing)
+        )
+        resetting = self._next_resets if self.has_reset_rows else None
+        if observers.native is not None:
+            observers.measure(measured)
+            if not kernels.exchange():
+                columns, resetting = tuple(map(kernels.buffer_of, columns)), kernels.buffer_of(resetting)
+            observers.native.count(columns, row, steps, None, resetting, then)
+            return
+        block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}
+        with lock:
+            count, coming = observers.plan(block, None if resetting is None else resetting[0], measured)
+
+            def change() -> None:
+                count()
+                if coming is not None:
+                    self._next_resets = coming.unsqueeze(0)
+                then()
+
+            complete(change)
+
+    def _select_columns(self, missing: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that observers count, or None, of steps without the fields `missing`."""
+        leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
+        columns = self._observers.columns
+        return tuple(leaf if i in columns and path[0] not in missing else None for i, (path, leaf) in leaves)
+
+    def take_back(self) -> None:
+        """Go on after rows that a collector wrote."""
+        if self.has_reset_rows:
+            self._next_resets = self.resets(self._storage.num_stored + 1)[-1:].clone()
+
+    # State
+
+    def state(self) -> State:
+        """The masks of the first row, and the resets that observers expect in the coming one."""
+        return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": self._next_resets})
+
+    def load_state(self, saved: SnapshotReader) -> None:
+        """Restore a saved state."""
+        saved.copy_into({"resetting": self.resetting, "starting": self.starting})
+        self._next_resets = saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device, copy=True)
+
+    def check(self) -> None:
+        """Verify every flag, and the resets that observers expect in the coming row."""
+        storage, steps = self._storage, self._storage.num_stored
+        own = {"resetting": self.resetting, "starting": self.starting}
+        for name, flags in own.items():
+            require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
+        ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
+        if not storage.has_values:
+            return
+        for name, flags in {**ends, **own}.items():
+            require_flags(name, flags)
+        allowed = ~self.resetting | self.has_reset_rows
+        require_all(allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
+        if self.is_observed and self.has_reset_rows:
+            coming, announced = self._next_resets, self.resets(steps + 1)[-1:]
+            require_all(coming == announced, "coming resets", "the resets that the stored flags announce", coming)
