@@ -477,7 +477,7 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
     "another last observation": ({}, column("obs", (3, 1), 6.0), r"^last_obs: expected \[\[5.0\], \[5.0\]\], got"),
     "listeners that wait for another reset": (
         {"steps": 2, **NEXT}, attribute("_flags._next_resets", ~np.array([[False, True]])),
-        r"^coming resets\[0, 0\]: expected the resets"
+        r"^next resets\[0, 0\]: expected the resets"
     ),
     "statistics that are wrong": (
         {}, lambda r: r.stats._tensors["counts"].fill_(-1), "^stats: episodes: expected 0 to -1, the steps, got -1"

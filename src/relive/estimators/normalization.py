@@ -36,9 +36,9 @@ def group_advantage(
         reward: [T, N] or [T, N, …].
         done: bool, like reward or its leading axes [T, N]; this step, which still counts, ended the episode. There is
             no bootstrap.
-        group_size: the number of neighbouring environments that started alike, at least 2 and a divisor of N.
+        group_size: number of adjacent environments with the same start, at least 2 and a divisor of N.
         gamma: discount γ in [0, 1].
-        first_episode_only: each environment counts only up to its first end.
+        first_episode_only: whether each environment counts only up to its first end.
         eps: added to the deviation, so that groups of equal returns give 0.
         mask: bool, like done; rows where it is False are not transitions (reset rows): they are not read, and are 0 in
             every result.
@@ -66,7 +66,7 @@ def group_advantage(
 
 
 def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """The returns with mean 0 and deviation 1 over each group's unmasked members (axis 2); masked members are 0."""
+    """Return the returns with mean 0 and deviation 1 over the members of each group (axis 2); masked members are 0."""
     masked = mask.logical_not()
     members = mask.sum(2, keepdim=True).clamp(min=1)
     # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
@@ -114,7 +114,7 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
 
 
 def _center(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x minus its mean over the counted entries (0 elsewhere), and the number of counted entries.
+    """Return x minus its mean over the entries in `mask` (0 elsewhere), and the number of these entries.
 
     The largest entry is subtracted first: equal entries then become exactly 0, whatever their sum rounds to.
     """

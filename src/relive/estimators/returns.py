@@ -204,6 +204,6 @@ def _last_value(last_value: Any, reward: Tensor) -> Tensor:
 
 
 def _native_result(estimator: str, *arguments: Any) -> Any:
-    """The result of the native core; None if there is none, or if an argument does not fit."""
+    """Return the result of the native core; None without a native core, or if an argument does not fit."""
     native = None if torch.compiler.is_compiling() else kernels.native()
     return None if native is None else getattr(native, estimator)(*arguments)
