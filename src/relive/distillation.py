@@ -130,22 +130,22 @@ class DistillationBuffer(StateDictMixin):
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
         """Store one row, or a batch of rows [B, …] in order; if B exceeds `capacity`, the last rows stay."""
         with self._lock:
-            lead = self._lead("obs", obs)
-            schema = self._schema if self._columns else self._complete_schema(action, extra, lead)
+            leading_shape = self._leading_shape("obs", obs)
+            schema = self._schema if self._columns else self._complete_schema(action, extra, leading_shape)
             for name in extra:
                 schema.require(name)
             values = {"obs": obs, "action": action, **extra}
             leaves = [
                 leaf
                 for name in schema.names
-                for leaf in convert_leaves(schema, name, values.get(name), lead, self.device, unit="rows")
+                for leaf in convert_leaves(schema, name, values.get(name), leading_shape, self.device, unit="rows")
             ]
             if not self._columns:
                 self._allocate(schema)
             elif schema is not self._schema:  # converting a value ran code that added rows
                 return self.add(obs, action, **extra)
-            count = lead[0] if lead else 1
-            leaves = leaves if lead else [leaf.unsqueeze(0) for leaf in leaves]
+            count = leading_shape[0] if leading_shape else 1
+            leaves = leaves if leading_shape else [leaf.unsqueeze(0) for leaf in leaves]
             complete(partial(self._write, self._ring.coming(count), leaves, self._ring.head + count))
 
     def _write(self, pieces: list[tuple[slice, slice]], leaves: list[torch.Tensor], head: int) -> None:
@@ -154,7 +154,7 @@ class DistillationBuffer(StateDictMixin):
                 column[slots].copy_(leaf[rows])
         self._ring.head = head
 
-    def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
+    def _leading_shape(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """Return the leading shape of a value: `()` for one row, `(B,)` for a batch."""
         column, leaf = self._schema.leaf_indices[name][0], self._schema.flatten(name, value)[0]
         where, inner = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
@@ -166,12 +166,12 @@ class DistillationBuffer(StateDictMixin):
             raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
         return shape[: len(shape) - len(inner)]
 
-    def _complete_schema(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
+    def _complete_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
         """Return the schema of the declared fields and of others, with shapes and dtypes of their first values."""
         refuse_reserved(extra, _RESERVED)
         declared, values = self._schema.trees, {"action": action, **extra}
         new = {
-            name: declare(name, _infer_declaration(name, value, lead, self.device))
+            name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
             for name, value in values.items()
             if name not in declared
         }
@@ -194,7 +194,7 @@ class DistillationBuffer(StateDictMixin):
         with self._lock:
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity
-            old = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
+            old_columns = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
             try:
                 torch.set_grad_enabled(False)
                 for batch in _transitions(source, batch_size):
@@ -202,8 +202,8 @@ class DistillationBuffer(StateDictMixin):
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
-                if old:
-                    complete(partial(torch._foreach_copy_, self._columns, old))
+                if old_columns:
+                    complete(partial(torch._foreach_copy_, self._columns, old_columns))
                 raise
             finally:  # not torch.no_grad(): a signal in its exit would leave gradients disabled
                 torch._C._set_grad_enabled(has_grad)
@@ -211,9 +211,9 @@ class DistillationBuffer(StateDictMixin):
     def _labels(self, batch: lazy.TensorDict, teacher: Callable[[Any], Any] | None) -> tuple[Any, Mapping[str, Any]]:
         """Return the action and extra fields for a batch: from the teacher, or without one from the batch."""
         if teacher is not None:
-            answer = teacher(batch["obs"])
-            has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
-            return answer if has_extra else (answer, {})
+            result = teacher(batch["obs"])
+            has_extra = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
+            return result if has_extra else (result, {})
         names = [name for name in self._schema.names if name not in ("obs", "action")]
         for name in names:
             if name not in batch.keys():
@@ -308,19 +308,19 @@ class DistillationBuffer(StateDictMixin):
                 remedy = "Declare action=, or add a row first."
                 raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
             schema, probability = self._schema, share("beta", beta(self.round) if callable(beta) else beta)
-            lead = self._lead("action", teacher_action, "teacher_")
+            leading_shape = self._leading_shape("action", teacher_action, "teacher_")
             teacher, student = (
-                convert_leaves(schema, "action", action, lead, self.device, prefix=prefix, unit="rows")
+                convert_leaves(schema, "action", action, leading_shape, self.device, prefix=prefix, unit="rows")
                 for prefix, action in (("teacher_", teacher_action), ("student_", student_action))
             )
-            is_teacher = self._random.uniform(lead[0] if lead else 1, self.device) < probability
+            is_teacher = self._random.uniform(leading_shape[0] if leading_shape else 1, self.device) < probability
             leaves = [
                 torch.where(
-                    is_teacher.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)
+                    is_teacher.view((*leading_shape, *(1,) * (a.ndim - len(leading_shape)))), bits_of(a), bits_of(b)
                 ).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]  # fmt: skip
-            return value_of(schema, "action", leaves, torch.Size(lead))
+            return value_of(schema, "action", leaves, torch.Size(leading_shape))
 
     # Reading
 
@@ -491,16 +491,18 @@ class DistillationBuffer(StateDictMixin):
         )
 
 
-def _infer_declaration(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
+def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], device: torch.device) -> Tree:
     """Return the declaration that fits a value. A tuple of numbers is an array; any other tuple is nested."""
     if isinstance(value, tuple) and not all(isinstance(part, Real) for part in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
-        return {str(key): _infer_declaration(f"{where}.{key}", part, lead, device) for key, part in value.items()}
+        return {
+            str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
+        }
     if value is None:
         return Field()  # the conversion raises for it
     tensor = as_tensor(where, value, device)
-    return Field(tensor.shape[len(lead) :], kept_dtype(tensor.dtype))
+    return Field(tensor.shape[len(leading_shape) :], kept_dtype(tensor.dtype))
 
 
 def _transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:

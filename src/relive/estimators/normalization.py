@@ -53,10 +53,10 @@ def group_advantage(
     if envs % size:
         expected, remedy = f"a divisor of {envs} environments", "Choose a group_size that divides them."
         raise SchemaError(explain("group_size", expected, size, remedy))
-    never = torch.zeros_like(done)
-    nothing = torch.zeros_like(reward)
-    seq_return = kernels.estimate("lambda_return", 1, [reward, nothing, done, never, mask], (gamma, 1.0))
-    seq_mask = never.logical_not() if mask is None else mask.clone()
+    no_flags = torch.zeros_like(done)
+    zeros = torch.zeros_like(reward)
+    seq_return = kernels.estimate("lambda_return", 1, [reward, zeros, done, no_flags, mask], (gamma, 1.0))
+    seq_mask = no_flags.logical_not() if mask is None else mask.clone()
     if first_episode_only:
         ends = done & seq_mask
         seq_mask &= ends.cumsum(0) == ends
@@ -70,8 +70,8 @@ def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
     masked = mask.logical_not()
     members = mask.sum(2, keepdim=True).clamp(min=1)
     # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
-    highest = return_.masked_fill(masked, -torch.inf).amax(2, keepdim=True)
-    shifted = (return_ - highest).masked_fill(masked, 0)
+    max_return = return_.masked_fill(masked, -torch.inf).amax(2, keepdim=True)
+    shifted = (return_ - max_return).masked_fill(masked, 0)
     centered = (shifted - shifted.sum(2, keepdim=True) / members).masked_fill(masked, 0)
     deviation = (centered.square().sum(2, keepdim=True) / members).sqrt()
     return centered / (deviation + eps)
@@ -92,8 +92,8 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
     """
     eps = number("eps", eps)
     (x,), _, mask = align({"x": x}, {}, mask)
-    centered, counted = _center(x, mask)
-    return centered / ((centered.square().sum() / (counted - correction).clamp(min=1)).sqrt() + eps)
+    centered, num_counted = _center(x, mask)
+    return centered / ((centered.square().sum() / (num_counted - correction).clamp(min=1)).sqrt() + eps)
 
 
 def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -121,8 +121,8 @@ def _center(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     if mask is None:
         mask = torch.ones_like(x, dtype=torch.bool)
     ignored = mask.logical_not()
-    counted = mask.sum()
+    num_counted = mask.sum()
     if x.numel() == 0:
-        return x, counted
+        return x, num_counted
     shifted = (x - x.masked_fill(ignored, -torch.inf).max()).masked_fill(ignored, 0)
-    return (shifted - shifted.sum() / counted.clamp(min=1)).masked_fill(ignored, 0), counted
+    return (shifted - shifted.sum() / num_counted.clamp(min=1)).masked_fill(ignored, 0), num_counted

@@ -115,12 +115,12 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     begin = torch.cat([stop.new_zeros(1), stop[:-1]])[: len(stop)]
     size = stop - begin
     length = size if spec.length is None else torch.full_like(size, spec.length)
-    full = torch.where(size >= length, (size - length) // spec.stride + 1, 0)
-    covered = torch.where(full > 0, (full - 1) * spec.stride + length, 0)
-    tail = covered < size if spec.keep_tail else full == 0
-    sequences = full + tail
-    run = torch.arange(len(stop), device=ended.device).repeat_interleave(sequences)
-    nth = torch.arange(len(run), device=ended.device) - (sequences.cumsum(0) - sequences)[run]
+    num_full = torch.where(size >= length, (size - length) // spec.stride + 1, 0)
+    num_covered = torch.where(num_full > 0, (num_full - 1) * spec.stride + length, 0)
+    has_tail = num_covered < size if spec.keep_tail else num_full == 0
+    num_sequences = num_full + has_tail
+    run = torch.arange(len(stop), device=ended.device).repeat_interleave(num_sequences)
+    nth = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
     start = begin[run] + nth * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
     before = ended[:-1] if mask is None else ~mask[:-1]  # only reset rows are masked

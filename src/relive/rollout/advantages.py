@@ -39,7 +39,7 @@ class Advantages:
         self, last_value: Any, last_obs: Any, final_value: Any, *, bootstrap: Bootstrap, gamma: float, lam: float
     ) -> None:
         """Attach advantages and returns to the stored steps, and store the last value and observation after them."""
-        storage, lead = self._storage, self._storage.lead
+        storage, leading_shape = self._storage, self._storage.leading_shape
         steps = storage.require_complete_steps("compute_advantage")
         if "value" in storage.absent:
             remedy = "Pass value= to every add, or attach(value=…) before."
@@ -50,7 +50,10 @@ class Advantages:
             raise SchemaError(explain("value", f"one value for each reward ({reward})", value, remedy))
         fields = {"value": last_value} if last_obs is None else {"value": last_value, "obs": last_obs}
         last = {
-            name: [x.clone() for x in convert_leaves(self._schema, name, value, lead, storage.device, prefix="last_")]
+            name: [
+                x.clone()
+                for x in convert_leaves(self._schema, name, value, leading_shape, storage.device, prefix="last_")
+            ]
             for name, value in fields.items()
         }
         targets = self._estimate(steps, last["value"], final_value, _parse_bootstrap(bootstrap), gamma, lam)
@@ -80,8 +83,8 @@ class Advantages:
             values = self._storage.tensors[value][:steps]
             next_values = torch.cat([values[1:], last_values[i].view(1, *values.shape[1:])])
             if uses_own:
-                wide = is_cut.view(*is_cut.shape, *(1,) * (values.ndim - 2))
-                next_values = torch.where(wide, values, next_values)
+                mask_of_values = is_cut.view(*is_cut.shape, *(1,) * (values.ndim - 2))
+                next_values = torch.where(mask_of_values, values, next_values)
             if positions is not None:
                 next_values[positions] = final_values[i]
             rewards = self._storage.tensors[reward][:steps]
@@ -102,7 +105,7 @@ class Advantages:
             raise SchemaError(explain("final_value", "None with bootstrap_truncated=False", got, remedy))
         if bootstrap != "own_value":
             if not self._flags.has_reset_rows and int(is_cut.sum()) > len(positions):
-                raise _unknown_final(is_cut, positions)
+                raise _unknown_final_error(is_cut, positions)
             if final_value is None and positions:
                 remedy = (
                     "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
@@ -110,9 +113,9 @@ class Advantages:
                 raise NotReadyError(explain("final_value", f"values of {len(positions)} truncated steps", None, remedy))
         if final_value is None:
             return None, []
-        device, lead = self._storage.device, (len(positions),)
+        device, leading_shape = self._storage.device, (len(positions),)
         values = convert_leaves(
-            self._schema, "value", final_value, lead, device, prefix="final_", unit="truncated steps"
+            self._schema, "value", final_value, leading_shape, device, prefix="final_", unit="truncated steps"
         )
         return torch.tensor(positions, dtype=torch.int64, device=device).view(-1, 2).unbind(1), values
 
@@ -126,7 +129,7 @@ def _parse_bootstrap(bootstrap: Any) -> Bootstrap:
     raise SchemaError(explain("bootstrap_truncated", expected, repr(bootstrap), "Pass one of them."))
 
 
-def _unknown_final(is_cut: torch.Tensor, positions: list[tuple[int, int]]) -> NotReadyError:
+def _unknown_final_error(is_cut: torch.Tensor, positions: list[tuple[int, int]]) -> NotReadyError:
     """Return the error for the first truncated step whose final observation is unknown."""
     step, env = next((t, n) for t, n in is_cut.nonzero().tolist() if (t, n) not in set(positions))
     remedy = (
@@ -222,20 +225,22 @@ class FinalObservations:
     def _truncated_envs(self, row: int, terminated: Any, truncated: Any) -> list[int]:
         """Environments whose episode is truncated, and not terminated, by the step that is being added."""
         storage, flags = self._storage, {"terminated": terminated, "truncated": truncated}
-        staged = {name: storage.flag(name)[row].view(storage.lead) for name in flags if name in storage.staged}
-        ended, cut = host_flags(flags | staged, storage.lead, storage.device)
+        staged = {name: storage.flag(name)[row].view(storage.leading_shape) for name in flags if name in storage.staged}
+        ended, cut = host_flags(flags | staged, storage.leading_shape, storage.device)
         return (cut & ~ended).nonzero()[0].tolist()
 
     def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
         """Copy the rows `envs` of an observation of all environments, or their final observations in `info`."""
-        lead, device = self._storage.lead, self._storage.device
+        leading_shape, device = self._storage.leading_shape, self._storage.device
         if info is None:
-            leaves = convert_leaves(self._schema, "obs", obs, lead, device, envs if lead else None, prefix="final_")
+            leaves = convert_leaves(
+                self._schema, "obs", obs, leading_shape, device, envs if leading_shape else None, prefix="final_"
+            )
         else:
-            envs, leaves = final_observations(info, envs, self._schema, lead, device)
+            envs, leaves = final_observations(info, envs, self._schema, leading_shape, device)
         if not envs:
             return None
-        return StepFinals(row, envs, leaves if lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
+        return StepFinals(row, envs, leaves if leading_shape else [leaf.unsqueeze(0).clone() for leaf in leaves])
 
     @property
     def positions(self) -> list[tuple[int, int]]:
@@ -339,7 +344,7 @@ class LastStep:
                 return
             fields = [schema.fields[i] for i in schema.leaf_indices[name]]
             self._leaves[name] = [
-                saved.shaped(f"{name}{i}", (*storage.lead, *field.shape), field.dtype).to(storage.device)
+                saved.shaped(f"{name}{i}", (*storage.leading_shape, *field.shape), field.dtype).to(storage.device)
                 for i, field in enumerate(fields)
             ]
 
@@ -360,7 +365,11 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
     Raises unless each name is new, or the name of an optional field that the steps do not have.
     """
     attachable: dict[Path, torch.Tensor] = {}
-    schema, lead, device = storage.schema, (storage.require_steps("attach"), *storage.lead), storage.device
+    schema, leading_shape, device = (
+        storage.schema,
+        (storage.require_steps("attach"), *storage.leading_shape),
+        storage.device,
+    )
     used_names = {*schema.names, *MADE_BY_ROLLOUT} - storage.missing
     for name, tree in trees:
         if not isinstance(name, str) or name in used_names:
@@ -371,8 +380,8 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
             leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared]
         else:
             tensors = ((path, as_tensor(path_name(path), x, device).to(device)) for path, x in named_leaves(name, tree))
-            leaves = [(path, Field(tuple(x.shape[len(lead) :]), x.dtype), x) for path, x in tensors]
+            leaves = [(path, Field(tuple(x.shape[len(leading_shape) :]), x.dtype), x) for path, x in tensors]
         for path, field, leaf in leaves:
-            tensor = convert(path_name(path), field, leaf, lead, device)
-            attachable[path] = tensor if storage.lead else tensor.unsqueeze(1)
+            tensor = convert(path_name(path), field, leaf, leading_shape, device)
+            attachable[path] = tensor if storage.leading_shape else tensor.unsqueeze(1)
     return attachable

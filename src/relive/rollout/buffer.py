@@ -144,7 +144,7 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             row, finals = self._storage.num_stored, None
             if row == self.num_steps:
-                raise _full(row)
+                raise _full_error(row)
             if self._reused_memory.num_left and obs is not None:
                 self._reused_memory.check_obs(row, obs)
             if final_obs is not None:
@@ -164,14 +164,14 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             row = self._storage.num_stored
             if row == self.num_steps:
-                raise _full(row)
+                raise _full_error(row)
             refuse_reused_obs(self._schema, obs, next_obs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.check_step(row, obs, unpacked)
-            measured = self._observers.measured(info, self._storage.lead, self.autoreset)
+            measured = self._observers.measured(info, self._storage.leading_shape, self.autoreset)
             finals = self._finals.of_step(row, unpacked)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
 
@@ -200,7 +200,7 @@ class RolloutBuffer(StateDictMixin):
         """Copy fields of the next step before the environment overwrites them; pass the other fields to `add`."""
         with self._lock:
             if self.is_full:
-                raise _full(self.num_steps)
+                raise _full_error(self.num_steps)
             try:
                 self._storage.stage(fields)
             except BaseException:
@@ -444,7 +444,7 @@ class RolloutBuffer(StateDictMixin):
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
-        arguments = _arguments_of(config, saved, **changes)
+        arguments = _saved_arguments(config, saved, **changes)
         saved.require_columns({})
         schema = rollout_schema(*(arguments[name] for name in (*_DECLARED, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
@@ -539,12 +539,12 @@ class RolloutBuffer(StateDictMixin):
         return self._storage.num_stored == self.num_steps
 
 
-def _full(num_steps: int) -> BufferFullError:
+def _full_error(num_steps: int) -> BufferFullError:
     remedy = "Train on the rollout, then clear() it."
     return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
 
 
-def _arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
+def _saved_arguments(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
     """Return the constructor arguments of a saved rollout buffer."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)

@@ -75,13 +75,15 @@ class Continuity:
             num_cut = int((~(same | self._ended)).sum())
         if is_first and num_cut and 2 * self._num_cut <= self._num_compared:
             self.compared_rows = ()
-            return _restarted(num_cut, self._num_envs)
+            return _restart_message(num_cut, self._num_envs)
         if self.compares_all and not is_first:
             self._num_compared += self._num_envs - int(self._ended.sum())
             self._num_cut += num_cut
             if self._num_compared >= _MIN_STEPS:
                 self.compares_all = False
-                return _cut(self._num_cut, self._num_compared) if 2 * self._num_cut > self._num_compared else None
+                return (
+                    _cut_message(self._num_cut, self._num_compared) if 2 * self._num_cut > self._num_compared else None
+                )
         return None
 
     def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
@@ -125,10 +127,10 @@ class ReusedMemory:
         if not self.num_left:
             self._last = None
         if not is_equal:
-            warn_user(_in_place())
+            warn_user(_in_place_message())
 
 
-def _restarted(count: int, num_envs: int) -> str:
+def _restart_message(count: int, num_envs: int) -> str:
     remedy = (
         "Call clear(restarted=True) where env.reset() was called: otherwise statistics join two episodes, and under "
         "NEXT_STEP the first step of an environment that was about to reset is dropped."
@@ -137,7 +139,7 @@ def _restarted(count: int, num_envs: int) -> str:
     return explain("obs", "a rollout that starts where the last one led", got, remedy)
 
 
-def _cut(count: int, of: int) -> str:
+def _cut_message(count: int, of: int) -> str:
     remedy = (
         "Assign obs = step[0] after add_step. Observations that are changed before they are added look the same: "
         "values are then not those of what the steps led to."
@@ -145,7 +147,7 @@ def _cut(count: int, of: int) -> str:
     return explain("obs", "steps that start where the step before led", f"{count:,} of {of:,} that do not", remedy)
 
 
-def _in_place() -> str:
+def _in_place_message() -> str:
     remedy = (
         "If the environment overwrites it, the next observation is stored: stage(obs=…) before the step, or copy it."
     )

@@ -40,7 +40,7 @@ class Storage:
         self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: tuple[str, ...] = ()
     ) -> None:
         self.schema, self.num_envs = schema, num_envs or 1
-        self.lead = () if num_envs is None else (num_envs,)
+        self.leading_shape = () if num_envs is None else (num_envs,)
         """Leading shape of the values of one step."""
         self._num_rows = rows
         kinds = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
@@ -69,7 +69,7 @@ class Storage:
         self._bind()
 
     def _bind(self) -> None:
-        self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.lead))
+        self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     # Writing
@@ -89,7 +89,7 @@ class Storage:
                 leaves = tuple(itertools.chain.from_iterable(fields.values()))
                 which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
             if row != self.num_stored:
-                raise _reentered()
+                raise _reentry_error()
             self.write(row, leaves, which)
         except BaseException:
             if row == self.num_stored and self._present != before:
@@ -100,7 +100,7 @@ class Storage:
         """Set the optional fields of the rollout at its first step; raise if a later step has other ones."""
         for name, is_present, was_present in zip(self._optional_names, present, self._present, strict=True):
             if row and is_present is not was_present:
-                raise _differs(name, was_present)
+                raise _optional_field_error(name, was_present)
         self._set_present(present)
 
     def _set_present(self, present: tuple[bool, ...]) -> None:
@@ -115,7 +115,7 @@ class Storage:
         which: list[int] = []
         for name in fields:
             if self.num_stored and name in self.missing:
-                raise _differs(name, first=False)
+                raise _optional_field_error(name, first=False)
         for name, value in fields.items():
             self.schema.require(name)
             if name in self.staged:
@@ -142,11 +142,13 @@ class Storage:
         converted = tuple(
             None
             if leaf is None and self._optional[i]
-            else convert(path_name(paths[i]), fields[i], leaf, self.lead, self.device, overflowed=self.overflowed)
+            else convert(
+                path_name(paths[i]), fields[i], leaf, self.leading_shape, self.device, overflowed=self.overflowed
+            )
             for i, leaf in zip(indices, leaves, strict=True)
         )
         if before != (self.age, len(self.staged)):
-            raise _reentered()
+            raise _reentry_error()
         misfit = self._writer.put(row, converted, which)
         if misfit >= 0:
             raise misaligned_error(path_name(paths[indices[misfit]]))
@@ -172,8 +174,11 @@ class Storage:
 
     def row(self, name: str, row: int) -> list[torch.Tensor]:
         """Return copies of a field's leaves in one row, in the shapes that callers pass."""
-        fields, lead = self.schema.fields, self.lead
-        return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.leaf_indices[name]]
+        fields, leading_shape = self.schema.fields, self.leading_shape
+        return [
+            self.tensors[i][row].reshape((*leading_shape, *fields[i].shape)).clone()
+            for i in self.schema.leaf_indices[name]
+        ]
 
     def clean_bools(self) -> None:
         """Set every byte of the bool tensors to 0 or 1, after a collector wrote into them."""
@@ -254,8 +259,8 @@ class Storage:
     def time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` rows of leaves as a TensorDict `[T, N]` that shares their memory."""
         self.is_exposed = True
-        first = {path: leaf[:steps] if self.lead else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
-        return assemble(first, torch.Size((steps, *self.lead)))
+        first = {path: leaf[:steps] if self.leading_shape else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
+        return assemble(first, torch.Size((steps, *self.leading_shape)))
 
     def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` + 1 rows of leaves as a TensorDict `[N, T + 1]` that shares their memory."""
@@ -368,12 +373,12 @@ class Storage:
                 require_all(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
 
 
-def _differs(name: str, first: bool) -> SchemaError:
+def _optional_field_error(name: str, first: bool) -> SchemaError:
     expected, got = ("one, as the first step gave", "none") if first else ("none, as at the first step", "one")
     return SchemaError(explain(name, expected, got, f"Pass {name}= to every step of a rollout, or to none."))
 
 
-def _reentered() -> SchemaError:
+def _reentry_error() -> SchemaError:
     remedy = "Convert the arguments before add: reading one of them changed the rollout."
     return SchemaError(explain("add", "a rollout that stays as it is meanwhile", "another step in it", remedy))
 
@@ -517,8 +522,8 @@ class EpisodeFlags:
             return
         for name, flags in {**ends, **own}.items():
             require_flags(name, flags)
-        allowed = ~self.resetting | self.has_reset_rows
-        require_all(allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
+        is_allowed = ~self.resetting | self.has_reset_rows
+        require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
         if self.is_observed and self.has_reset_rows:
             actual, expected = self._next_resets, self.resets(steps + 1)[-1:]
             require_all(actual == expected, "next resets", "the resets that follow from the stored flags", actual)

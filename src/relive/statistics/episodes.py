@@ -136,8 +136,8 @@ class EpisodeStats(counting.Accumulator):
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             step = {name: column[t] for name, column in values.items()}
             played = ~none if mask is None else mask[t]
-            for i, gained in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
-                running[i] += torch.where(played, gained, 0.0)
+            for i, increment in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
+                running[i] += torch.where(played, increment, 0.0)
             counts[1] += played.sum()
             flags = [step["terminated"], *(step.get(name, none) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & played
@@ -194,7 +194,7 @@ class EpisodeStats(counting.Accumulator):
         of steps of all environments when the episode ended: the x axis of a learning curve.
         """
         with counting.lock:
-            columns = dict(zip(self._columns, self._finished().unbind(1), strict=True))
+            columns = dict(zip(self._columns, self._finished_rows().unbind(1), strict=True))
         columns["truncated"] = columns["terminated"] == 0
         kinds = {"step": torch.int64, "length": torch.int64, **dict.fromkeys(("terminated", *self.reasons), torch.bool)}
         return {name: column.to(kinds.get(name, column.dtype)) for name, column in columns.items()}
@@ -207,7 +207,7 @@ class EpisodeStats(counting.Accumulator):
         before the first one it is the only number.
         """
         with counting.lock:
-            total, finished = float(self.num_episodes), self._finished().cpu().numpy()
+            total, finished = float(self.num_episodes), self._finished_rows().cpu().numpy()
         if not len(finished):
             return _Summary(episodes=total)
         columns = dict(zip(self._columns, finished.T, strict=True))
@@ -218,7 +218,7 @@ class EpisodeStats(counting.Accumulator):
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
         return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
-    def _finished(self) -> torch.Tensor:
+    def _finished_rows(self) -> torch.Tensor:
         """Return the rows of the window, oldest first."""
         ring, total = self._tensors["ring"][:-1], self.num_episodes
         return ring[:total].clone() if total < self.window else ring.roll(-(total % self.window), 0)
@@ -238,7 +238,7 @@ class EpisodeStats(counting.Accumulator):
         episodes, steps = self._tensors["counts"].tolist()
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
         require(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
-        running, finished = self._tensors["open"][1], self._finished()
+        running, finished = self._tensors["open"][1], self._finished_rows()
         require_all(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )

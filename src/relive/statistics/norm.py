@@ -69,14 +69,14 @@ class RunningNorm(Accumulator):
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
         }  # number of rows, mean, and sum of squared distances from the mean
-        self._fitted: _Fit | None = None
+        self._cached_fit: _Fit | None = None
         self._set_tensors(tensors)
 
     def __repr__(self) -> str:
         return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
 
-    _not_pickled = (*Accumulator._not_pickled, "_fitted")
-    _fitted = None
+    _not_pickled = (*Accumulator._not_pickled, "_cached_fit")
+    _cached_fit = None
 
     def _own_counters(self) -> Any:
         return counters([torch.float64], None, None, None, [(self, 0)])
@@ -138,7 +138,7 @@ class RunningNorm(Accumulator):
 
     def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with lock:
-            self._fitted = None
+            self._cached_fit = None
             super()._assign(tensors)
 
     # Using
@@ -167,20 +167,20 @@ class RunningNorm(Accumulator):
         x, _ = self._convert(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
         # float64: an integer may have more digits than float32 keeps.
-        work = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
-        return x.to(work), self._fit(work), dtype
+        work_dtype = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
+        return x.to(work_dtype), self._fit(work_dtype), dtype
 
     def _fit(self, dtype: torch.dtype) -> _Fit:
         """Return the fit of the rows so far; it is cached between two updates."""
         with lock:
-            tensors, fit = self._tensors, self._fitted
+            tensors, fit = self._tensors, self._cached_fit
             # Native counters change the moments without a call here: compare the number of rows.
             count = float(tensors["count"]) if self._counters is not None else None
             if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
                 with torch.inference_mode(False):  # a fit computed while acting is used while training
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
-                    self._fitted = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
+                    self._cached_fit = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
             return fit
 
     def _clip(self, x: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ class Observers:
         self.stats: EpisodeStats | None = stats
         self.norm: dict[str | Path, RunningNorm] = _ByField((norm or {}).items())
         self._num_envs, self._device = num_envs, device
-        self._fields = {} if stats is None else _leaves_of_stats(stats, schema)
+        self._fields = {} if stats is None else _stats_leaves(stats, schema)
         """Leaf number of each field that the statistics read, except rewards."""
         self._rewards = () if stats is None else schema.leaf_indices["reward"]
         self._norms = _norms_by_leaf(self.norm, schema)
@@ -207,7 +207,7 @@ def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> d
     return {"stats": EpisodeStats(num_envs, window, metrics, reasons), "norm": norms}
 
 
-def _leaves_of_stats(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
+def _stats_leaves(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     """Return the leaf numbers of the flags, and of fields that are metrics or reasons."""
     if not isinstance(stats, EpisodeStats):
         raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rl.EpisodeStats(num_envs)."))
