@@ -185,16 +185,20 @@ class RolloutBuffer(StateDictMixin):
             if finals is None and not self._flags.is_observed:
                 self._storage.commit(row)
             else:
-                steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
-
-                def change() -> None:
-                    self._finals.steps = steps
-                    self._storage.commit(row)
-
-                self._flags.count(row, 1, self._storage.missing, measured, change)
+                self._commit(row, finals, measured)
         except BaseException:
             complete(self._advantages.last.restore_row)
             raise
+
+    def _commit(self, row: int, finals: StepFinals | None, measured: Mapping[str, Any]) -> None:
+        """Make a written row a stored step, with its final observations, and count it in the observers."""
+        steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
+
+        def change() -> None:
+            self._finals.steps = steps
+            self._storage.commit(row)
+
+        self._flags.count(row, 1, self._storage.missing, measured, change)
 
     def stage(self, **fields: Any) -> None:
         """Copy fields of the next step before the environment overwrites them; pass the other fields to `add`."""
