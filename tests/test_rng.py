@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from relive.kernels.shuffling import permutation, shuffled
+from relive.kernels.reader import permutation, shuffled
 from relive.rng import Randomness
 
 

@@ -1,4 +1,4 @@
-"""The imitation buffer: observations and the actions of a teacher, for a student to learn from."""
+"""The imitation buffer: observations and a teacher's actions, for training a student."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from relive.locking import lock_for
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rng import Randomness
-from relive.rollout.batching import Epochs
+from relive.rollout.batching import EpochPlan
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
     assembler,
@@ -54,33 +54,32 @@ from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
 from relive.storage.codec import Node
 
-_MOST_ROUNDS = 1 << 24
+_MAX_ROUNDS = 1 << 24
 _RESERVED = ("obs", "action", "index", "round", "self")
 
 Recent: TypeAlias = "int | Mapping[int, float] | None"
-"""The rounds that a batch is drawn from: k is the newest k of them, {k: share} draws that share there and the rest from
-all rows, None draws everything from all rows."""
+"""The rounds to draw a batch from: k is the newest k rounds, {k: share} draws that share from the newest k rounds and
+the rest from all rows, None draws from all rows."""
 
 
 @savable
 @suggests_methods
 class DistillationBuffer(StateDictMixin):
-    """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
+    """Ring buffer of `capacity` rows: observations, a teacher's actions, and the round in which each row was added.
 
-    `add` takes one row or a batch of rows, told apart by the observation's number of axes; a batch is stored as its
-    rows one after the other.
+    `add` takes one row or a batch of rows, depending on the observation's number of axes.
 
     Args:
-        capacity: the number of rows; a further row overwrites the oldest.
+        capacity: maximum number of rows; the next row overwrites the oldest.
         obs: one observation: a shape, a `Field`, or a dict or tuple of them.
-        action: the teacher's action, declared likewise. When it is None, the first `add` fixes the shapes and dtypes of
-            the action and of further fields (float64 is stored as float32).
-        extra: further fields of the teacher by name: the parameters of its distribution, weights, values.
+        action: the teacher's action, declared likewise. If it is None, the first `add` sets the shapes and dtypes of
+            the action and of extra fields (float64 is stored as float32).
+        extra: additional fields by name, such as parameters of the teacher's distribution, weights or values.
         device: where the rows are stored: a torch device, or a `Memory`.
-        seed: seed of the draws; None takes one from the system.
+        seed: seed of sampling; None takes one from the system.
 
-    For DAgger (Ross et al., A Reduction of Imitation Learning to No-Regret Online Learning, 2011) each round adds what
-    the teacher would have done in states that a mixture of teacher and student met:
+    In DAgger (Ross et al., A Reduction of Imitation Learning to No-Regret Online Learning, 2011) each round adds the
+    teacher's actions in states visited by a mixture of teacher and student:
 
     >>> buffer = DistillationBuffer(1000, obs=1, seed=0)
     >>> teacher, student = torch.sin, torch.zeros_like
@@ -114,7 +113,7 @@ class DistillationBuffer(StateDictMixin):
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
-        """A tensor [capacity, …] per leaf; none before the fields are known."""
+        """A tensor [capacity, …] per leaf; empty before the fields are known."""
         self._ring = HostRing(self.capacity)
         self._set_rounds([0])
         self._random = Randomness(seed)
@@ -125,7 +124,7 @@ class DistillationBuffer(StateDictMixin):
     def _set_rounds(self, starts: list[int]) -> None:
         on_device = torch.tensor(starts, device=self.device)
         self._starts, self._device_starts = starts, on_device
-        """The first row of each round, on the host and on the device."""
+        """First row of each round, on the host and on the device."""
 
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
@@ -139,24 +138,24 @@ class DistillationBuffer(StateDictMixin):
     # Writing
 
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
-        """Store one row, or a batch of rows [B, …] in their order; of more rows than `capacity` the last ones stay."""
+        """Store one row, or a batch of rows [B, …] in order; if B exceeds `capacity`, the last rows stay."""
         with self._lock:
-            lead = self._lead("obs", obs)
-            schema = self._schema if self._columns else self._complete_schema(action, extra, lead)
+            leading_shape = self._leading_shape("obs", obs)
+            schema = self._schema if self._columns else self._complete_schema(action, extra, leading_shape)
             for name in extra:
                 schema.require(name)
             values = {"obs": obs, "action": action, **extra}
             leaves = [
                 leaf
                 for name in schema.names
-                for leaf in convert_leaves(schema, name, values.get(name), lead, self.device, unit="rows")
+                for leaf in convert_leaves(schema, name, values.get(name), leading_shape, self.device, unit="rows")
             ]
             if not self._columns:
                 self._allocate(schema)
-            elif schema is not self._schema:  # the conversion of a value ran code that added rows
+            elif schema is not self._schema:  # converting a value ran code that added rows
                 return self.add(obs, action, **extra)
-            count = lead[0] if lead else 1
-            leaves = leaves if lead else [leaf.unsqueeze(0) for leaf in leaves]
+            count = leading_shape[0] if leading_shape else 1
+            leaves = leaves if leading_shape else [leaf.unsqueeze(0) for leaf in leaves]
             complete(partial(self._write, self._ring.next_slots(count), leaves, self._ring.head + count))
 
     def _write(self, pieces: list[tuple[slice, slice]], leaves: list[torch.Tensor], head: int) -> None:
@@ -165,8 +164,8 @@ class DistillationBuffer(StateDictMixin):
                 column[slots].copy_(leaf[rows])
         self._ring.head = head
 
-    def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
-        """The leading shape of a value: `()` for one row, `(B,)` for a batch."""
+    def _leading_shape(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
+        """Return the leading shape of a value: `()` for one row, `(B,)` for a batch."""
         column, leaf = self._schema.leaf_indices[name][0], self._schema.flatten(name, value)[0]
         where, inner = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
         if leaf is None:
@@ -177,12 +176,12 @@ class DistillationBuffer(StateDictMixin):
             raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
         return shape[: len(shape) - len(inner)]
 
-    def _complete_schema(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
-        """The schema with all fields: declared ones, and others as the first values have them."""
+    def _complete_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
+        """Return the schema of the declared fields and of others, with shapes and dtypes of their first values."""
         refuse_reserved(extra, _RESERVED)
         declared, values = self._schema.trees, {"action": action, **extra}
         new = {
-            name: declare(name, _infer_declaration(name, value, lead, self.device))
+            name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
             for name, value in values.items()
             if name not in declared
         }
@@ -194,9 +193,9 @@ class DistillationBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         """Add the observations and actions of every transition of another buffer, oldest first.
 
-        With `teacher`, the actions are `teacher(obs)`: an action [B, …], or (action, extra) with a dict of further
-        fields. It is called without gradients, on `batch_size` rows at a time. Without it, `extra` fields are the
-        fields of these names in `source`.
+        With `teacher`, the actions are `teacher(obs)`: an action [B, …], or (action, extra) with a dict of extra
+        fields. It is called without gradients, on `batch_size` rows at a time. Without `teacher`, extra fields are
+        read from the fields of the same names in `source`.
         """
         positive("batch_size", batch_size)
         nonempty("fill", len(source), "transition", "Add steps to the source first.")
@@ -205,7 +204,7 @@ class DistillationBuffer(StateDictMixin):
         with self._lock:
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity
-            old = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
+            old_columns = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
             try:
                 torch.set_grad_enabled(False)
                 for batch in _transitions(source, batch_size):
@@ -213,18 +212,18 @@ class DistillationBuffer(StateDictMixin):
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
-                if old:
-                    complete(partial(torch._foreach_copy_, self._columns, old))
+                if old_columns:
+                    complete(partial(torch._foreach_copy_, self._columns, old_columns))
                 raise
-            finally:  # a signal can interrupt the exit of torch.no_grad(): gradients would stay off everywhere
+            finally:  # not torch.no_grad(): a signal in its exit would leave gradients disabled
                 torch._C._set_grad_enabled(has_grad)
 
     def _labels(self, batch: lazy.TensorDict, teacher: Callable[[Any], Any] | None) -> tuple[Any, Mapping[str, Any]]:
-        """The action and the extra fields of a teacher, or without one of the batch."""
+        """Return the action and extra fields for a batch: from the teacher, or without one from the batch."""
         if teacher is not None:
-            answer = teacher(batch["obs"])
-            has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
-            return answer if has_extra else (answer, {})
+            result = teacher(batch["obs"])
+            has_extra = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
+            return result if has_extra else (result, {})
         names = [name for name in self._schema.names if name not in ("obs", "action")]
         for name in names:
             if name not in batch.keys():
@@ -233,17 +232,17 @@ class DistillationBuffer(StateDictMixin):
         return batch["action"].to(self.device), {name: batch[name].to(self.device) for name in names}
 
     def clear(self) -> None:
-        """Forget every row; ids and rounds go on from where they are, and fields stay as they are."""
+        """Remove every row; ids and rounds continue, and the fields stay."""
         with self._lock:
             self._ring.clear()
 
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
-        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+        """Write a checkpoint into the folder `path`, whole or not at all, and return its number.
 
-        Only rows that are new since this buffer's last save there are written, and the newest `keep` checkpoints stay.
-        Everything is saved: rows, rounds and the generator. `relive.load(path)` goes on from it exactly.
+        Only rows added since this buffer's last save to `path` are written, and the newest `keep` checkpoints stay.
+        Everything is saved: rows, rounds and the generator. `relive.load(path)` restores exactly this state.
         """
-        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoint imports every buffer)
 
         return save(self, path, keep=keep)
 
@@ -251,7 +250,7 @@ class DistillationBuffer(StateDictMixin):
 
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
-        """An empty buffer of this config, but for a `device` among `changes`; see `relive.load`."""
+        """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
             raise config.entry("fields").error("an entry 'obs'")
@@ -263,28 +262,28 @@ class DistillationBuffer(StateDictMixin):
         return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)
 
     def config(self) -> dict[str, Any]:
-        """The arguments of an equal, empty buffer, as JSON."""
+        """Return the arguments of an equal, empty buffer, as JSON."""
         return {"capacity": self.capacity, "fields": self._schema.config(), "device": str(self.device)}
 
     def state(self) -> State:
-        """Everything that changes, but for the rows."""
+        """Return everything that changes, except the rows."""
         ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
         parts = {"ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}), "random": self._random.state()}
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
-        """The rows of one environment; None before the fields are known."""
+        """Return the rows as those of one environment; None before the fields are known."""
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
         return Rows(columns, *(torch.tensor([row], device="cpu") for row in (self._ring.oldest, self._ring.head)))
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved state, but for the rows; raises a CorruptCheckpoint for a state that no buffer can have."""
+        """Restore a saved state, except the rows; raise a CorruptCheckpoint if it is inconsistent."""
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
-        starts = saved.shaped("ring.starts", (range(1, _MOST_ROUNDS),), torch.int64)
+        starts = saved.shaped("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
         if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
             raise saved.at("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
@@ -298,7 +297,7 @@ class DistillationBuffer(StateDictMixin):
 
     @property
     def round(self) -> int:
-        """The round that rows are added to, counted from 0."""
+        """Number of the current round, counted from 0."""
         return len(self._starts) - 1
 
     def next_round(self) -> int:
@@ -308,10 +307,10 @@ class DistillationBuffer(StateDictMixin):
             return self.round
 
     def mix(self, teacher_action: Any, student_action: Any, beta: float | Callable[[int], float]) -> Any:
-        """The actions to take: in each environment the teacher's with probability β, else the student's.
+        """Return the actions to take: in each environment the teacher's with probability β, else the student's.
 
-        `beta` is a number or a function of the round. Actions are of one environment or of a batch of them, as in
-        `add`; so is the result, a tensor or a TensorDict of a nested action.
+        `beta` is a number or a function of the round. The actions, and the result, are of one environment or of a
+        batch of environments. The result is a tensor, or a TensorDict if the action is nested.
         """
         import_tensordict()
         with self._lock:
@@ -319,19 +318,19 @@ class DistillationBuffer(StateDictMixin):
                 remedy = "Declare action=, or add a row first."
                 raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
             schema, probability = self._schema, share("beta", beta(self.round) if callable(beta) else beta)
-            lead = self._lead("action", teacher_action, "teacher_")
+            leading_shape = self._leading_shape("action", teacher_action, "teacher_")
             teacher, student = (
-                convert_leaves(schema, "action", action, lead, self.device, prefix=prefix, unit="rows")
+                convert_leaves(schema, "action", action, leading_shape, self.device, prefix=prefix, unit="rows")
                 for prefix, action in (("teacher_", teacher_action), ("student_", student_action))
             )
-            is_teacher = self._random.uniform(lead[0] if lead else 1, self.device) < probability
+            is_teacher = self._random.uniform(leading_shape[0] if leading_shape else 1, self.device) < probability
             leaves = [
                 torch.where(
-                    is_teacher.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)
+                    is_teacher.view((*leading_shape, *(1,) * (a.ndim - len(leading_shape)))), bits_of(a), bits_of(b)
                 ).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]  # fmt: skip
-            return value_of(schema, "action", leaves, torch.Size(lead))
+            return value_of(schema, "action", leaves, torch.Size(leading_shape))
 
     # Reading
 
@@ -339,11 +338,11 @@ class DistillationBuffer(StateDictMixin):
         self, batch_size: int, *, recent: Recent = None, device: torch.device | str | None = None,
         out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict:  # fmt: skip
-        """A batch of rows [B], drawn uniformly and with replacement, with their ids ("index") and rounds ("round").
+        """Return a batch of rows [B], drawn uniformly with replacement, with their ids ("index") and rounds ("round").
 
         `recent=2` draws from the newest two rounds only; `recent={1: 0.5}` draws each row with probability one half
-        from the newest round and otherwise from all rows. The batch is the caller's own; `out` is filled and returned
-        instead of fresh tensors.
+        from the newest round and otherwise from all rows. The batch does not share the buffer's memory; `out` is filled
+        and returned instead of new tensors.
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
@@ -362,9 +361,10 @@ class DistillationBuffer(StateDictMixin):
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
         recent: int | None = None, device: torch.device | str | None = None, out: lazy.TensorDict | None = None,
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
-        """Every row (or every row of the newest `recent` rounds) once an epoch, in batches `[B]` of the caller's own.
+        """Yield every row, or every row of the newest `recent` rounds, once per epoch in batches `[B]`.
 
-        They are the rows that are stored now; it is an error if one of them was overwritten before its turn.
+        These are the rows stored at the call; if one of them is overwritten before the last epoch ends, the next batch
+        raises a NotReadyError.
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
@@ -373,7 +373,7 @@ class DistillationBuffer(StateDictMixin):
             oldest = self._oldest("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
             targets = self._targets(out, batch_size)
-        plan = Epochs(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+        plan = EpochPlan(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
         if drop_last:
             plan.drop_last("epochs", f"{batch_size} rows", "rows")
         if out is not None:
@@ -392,22 +392,22 @@ class DistillationBuffer(StateDictMixin):
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
     def __getitem__(self, index: Any) -> lazy.TensorDict:
-        """The batch of the rows with the ids `index` [B]; for one id, its row."""
+        """Return the batch of rows with the ids `index` [B]; for a single id, its row."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         import_tensordict()
         with self._lock:
             ids = row_ids(index, self.device).clone()
-            wrong = (ids < self._ring.oldest) | (ids >= self._ring.head)
-            if wrong.any():
+            is_absent = (ids < self._ring.oldest) | (ids >= self._ring.head)
+            if is_absent.any():
                 expected = f"stored rows ({self._ring.oldest} to {self._ring.head - 1})"
-                raise IndexError(explain("index", expected, int(ids[wrong][0]), "Sample again."))
+                raise IndexError(explain("index", expected, int(ids[is_absent][0]), "Sample again."))
             return self._read(ids, None, None)
 
     _loop_over = "Loop over epochs(batch_size), or draw batches with sample(batch_size)."
 
     def _oldest(self, where: str, recent: int | None) -> int:
-        """The first stored row, or the first of the newest rounds; at least one row follows."""
+        """Return the oldest stored row, or the oldest of the newest `recent` rounds; raise if there are no rows."""
         start = 0 if recent is None else self._starts[-min(positive("recent", recent), len(self._starts))]
         start = max(start, self._ring.oldest)
         if start == self._ring.head:
@@ -416,7 +416,7 @@ class DistillationBuffer(StateDictMixin):
         return start
 
     def _windows(self, recent: Recent) -> list[tuple[int, float]]:
-        """The first row of each window that ends at the newest row, and the share that is drawn there."""
+        """Return (first row, share of the batch) of each window to draw from; all windows end at the newest row."""
         if not isinstance(recent, Mapping):
             return [(self._oldest("sample", recent), 1.0)]
         windows = [
@@ -429,7 +429,7 @@ class DistillationBuffer(StateDictMixin):
         return [*windows, (self._oldest("sample", None), rest)]
 
     def _draw(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
-        """Random rows [count] of the windows."""
+        """Draw random rows [count] from the windows."""
         oldest = torch.tensor([row for row, _ in windows], device=self.device)
         if len(windows) > 1:
             edges = torch.tensor([part for _, part in windows], dtype=torch.float64, device=self.device).cumsum(0)
@@ -437,6 +437,7 @@ class DistillationBuffer(StateDictMixin):
         return oldest + self._random.below(self._ring.head - oldest, count)
 
     def _targets(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
+        """Return the checked tensors of `out`, for a batch of `count` rows; None without `out`."""
         if out is None:
             return None
         forms = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
@@ -445,7 +446,7 @@ class DistillationBuffer(StateDictMixin):
     def _read(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        """The batch of these rows: fresh, or `out` with the tensors `targets`."""
+        """Read the batch of these rows into new tensors, or into the tensors `targets` of `out`."""
         slots, rounds = self._ring.slots(rows), torch.bucketize(rows, self._device_starts, right=True) - 1
         if targets is None or out is None:
             return self._build([*self._reader.take(slots, 0, len(slots)), rows, rounds], rows.shape)
@@ -457,7 +458,7 @@ class DistillationBuffer(StateDictMixin):
     # Description
 
     def check(self) -> None:
-        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        """Verify every invariant; raise an InvariantError for the first violation. Nothing is changed."""
         with self._lock:
             ring, schema, starts = self._ring, self._schema, self._starts
             columns, fields = self._columns, schema.fields
@@ -479,7 +480,7 @@ class DistillationBuffer(StateDictMixin):
             self._random.check()
 
     def __len__(self) -> int:
-        """The number of stored rows."""
+        """Number of stored rows."""
         with self._lock:
             return len(self._ring)
 
@@ -500,20 +501,22 @@ class DistillationBuffer(StateDictMixin):
         )
 
 
-def _infer_declaration(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
-    """The declaration of a value. A tuple of numbers is an array; any other tuple has several parts."""
+def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], device: torch.device) -> Tree:
+    """Return the declaration that fits a value. A tuple of numbers is an array; any other tuple is nested."""
     if isinstance(value, tuple) and not all(isinstance(part, Real) for part in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
-        return {str(key): _infer_declaration(f"{where}.{key}", part, lead, device) for key, part in value.items()}
+        return {
+            str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
+        }
     if value is None:
-        return Field()  # the conversion refuses it
+        return Field()  # the conversion raises for it
     tensor = as_tensor(where, value, device)
-    return Field(tensor.shape[len(lead) :], kept_dtype(tensor.dtype))
+    return Field(tensor.shape[len(leading_shape) :], kept_dtype(tensor.dtype))
 
 
 def _transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:
-    """The transitions of another buffer in batches, oldest first."""
+    """Return the transitions of another buffer in batches, oldest first."""
     if isinstance(source, ReplayBuffer):
         return (source[ids] for ids in source.ids().split(batch_size))
     if isinstance(source, RolloutBuffer):

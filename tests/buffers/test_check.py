@@ -418,7 +418,7 @@ def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.Roll
 
 
 def found_in(rollout: rl.RolloutBuffer) -> Any:
-    return rollout._flags.finals.steps
+    return rollout._finals.steps
 
 
 def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
@@ -476,8 +476,8 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
     "another last value": ({}, column("value", (3, 0), 6.0), r"^last_value: expected \[5.0, 5.0\], got \[6.0, 5.0\]"),
     "another last observation": ({}, column("obs", (3, 1), 6.0), r"^last_obs: expected \[\[5.0\], \[5.0\]\], got"),
     "listeners that wait for another reset": (
-        {"steps": 2, **NEXT}, attribute("_flags._coming", ~np.array([[False, True]])),
-        r"^coming resets\[0, 0\]: expected the resets"
+        {"steps": 2, **NEXT}, attribute("_flags._next_resets", ~np.array([[False, True]])),
+        r"^next resets\[0, 0\]: expected the resets"
     ),
     "statistics that are wrong": (
         {}, lambda r: r.stats._tensors["counts"].fill_(-1), "^stats: episodes: expected 0 to -1, the steps, got -1"

@@ -28,7 +28,7 @@ CACHES = {
     "_drawn",
     "_written",
     "first_ids",
-    "_fitted",
+    "_cached_fit",
     "_row_views",
     "_build",
     "_is_exposed",

@@ -96,6 +96,13 @@ class TestMinibatches:
         with pytest.raises(rl.SchemaError, match=r"out\.obs: expected contiguous"):
             rollout.minibatches(4, out=out.clone().set("obs", torch.zeros(2, 4).T))
 
+    def test_a_batch_of_no_fields_may_be_passed_as_out(self) -> None:
+        rollout = make(4)
+        out = TensorDict({}, batch_size=[4])
+        assert [batch is out for batch in rollout.minibatches(4, fields=[], out=out)] == [True] * N
+        with pytest.raises(rl.SchemaError, match="out: expected the fields"):
+            rollout.minibatches(4, fields=[], out=next(rollout.minibatches(4)))
+
     def test_a_rollout_cleared_under_an_iterator_is_noticed(self) -> None:
         rollout = make()
         batches = rollout.minibatches(4)

@@ -1,9 +1,7 @@
 """Pure functions from rewards to learning targets. No gradient flows, and inputs are not changed."""
 
-from relive.estimators.advantage import gae, vtrace
-from relive.estimators.group import group_advantage
-from relive.estimators.returns import discounted_return, lambda_return, n_step_return
-from relive.estimators.scale import explained_variance, normalize
+from relive.estimators.normalization import explained_variance, group_advantage, normalize
+from relive.estimators.returns import discounted_return, gae, lambda_return, n_step_return, vtrace
 
 __all__ = [
     "discounted_return",

@@ -1,7 +1,7 @@
 """Checks of the estimators' arguments: tensors of one shape on one device, and bool flags.
 
-The native core takes arguments that fit exactly. All other arguments are checked and cast here once, or refused by
-name. Nothing is broadcast.
+The native core accepts only arguments that fit exactly. All other arguments are checked and cast here; an error names
+the argument. Nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -13,21 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.schema.checks import dense, kind, same_device, share
-
-
-def native_result(estimator: str, *arguments: Any) -> Any:
-    """The result of the native core; None if there is none, or if an argument does not fit."""
-    native = None if torch.compiler.is_compiling() else kernels.native()
-    return None if native is None else getattr(native, estimator)(*arguments)
 
 
 def align(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None, *, cast: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    """The values in one float dtype and without gradients, and the flags and the mask (or None) in their shape.
+    """Return the values in one float dtype and without gradients, and the flags and the mask in the same shape.
 
     The first value determines shape and device. The dtype is float64 if a value has it, otherwise float32. With
     `cast=False` values keep their dtypes: a kernel that reads them as they are saves a launch for each.
@@ -59,12 +52,12 @@ def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -
 
 
 def fraction(name: str, value: Any) -> float:
-    """A discount or a mixing factor, from 0 to 1."""
+    """Return a discount or a mixing factor as a float; raise if it is not from 0 to 1."""
     return share(name, value, "Pass a discount inside that range.")
 
 
 def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
-    """The flag in the shape of `like`; a flag [T, N] holds for every agent of its environment."""
+    """Return the flag in the shape of `like`; a flag [T, N] applies to every agent of its environment."""
     _check_tensor(name, flag)
     if flag.dtype != torch.bool:
         raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))
@@ -100,5 +93,5 @@ def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def _detach(value: Tensor) -> Tensor:
-    """The tensor without a gradient, and with its negation written to memory if it was lazy."""
+    """Return the tensor without a gradient, and with a lazy negation applied."""
     return (value.detach() if value.requires_grad else value).resolve_neg()

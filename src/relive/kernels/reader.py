@@ -1,62 +1,64 @@
-"""Reading many items out of many columns at once."""
+"""Reading items of many columns by an index, and random orders of items."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from relive import kernels
 from relive.kernels.torch_ops import wide
+from relive.rng import Randomness
 from relive.schema.conversion import bits_of
 
 T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """Columns seen as flat lists of items, read by an index of int64."""
+    """Reads items of columns by an int64 index; the leading axes of each column are one flat axis of items."""
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        """The items `index[start:stop]` of every column, in fresh tensors [count, …].
+        """Return the items `index[start:stop]` of every column, in new tensors [count, …].
 
-        `padded`: an index of -1 gives zeros.
+        With `padded`, an index of -1 gives zeros.
         """
         ...
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
     ) -> None:
-        """Read the rows that `take` would into tensors of the caller's."""
+        """Copy the items that `take` returns into the tensors `out`."""
         ...
 
 
 def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
-    """A reader of the first `items` items of columns whose first `lead` axes count items."""
+    """Return a reader of the first `items` items of columns whose first `lead` axes number the items."""
     if kernels.runs_native(columns):
         return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
     if kernels.runs_triton(columns) and all(column.is_contiguous() for column in columns):
-        from relive.kernels.triton.gather import TritonGather  # noqa: PLC0415 (which needs Triton)
+        from relive.kernels.triton.gather import TritonGather  # noqa: PLC0415 (needs Triton)
 
         return TritonGather(columns, lead)
     return _TorchReader(columns, lead)
 
 
-class Following(Generic[T]):
-    """A reader of columns that others have in their hands too: `share_memory_` moves a tensor's memory elsewhere."""
+class RebindingReader(Generic[T]):
+    """A reader that is made again when the memory of its columns has moved, as after `share_memory_` of a caller."""
 
     def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
         self._make, self._columns, self._is_exposed = make, columns, is_exposed
         self._reader = make()
-        self._addresses = self._where() if is_exposed() else None  # before that nobody can move them
+        self._addresses = self._data_pointers() if is_exposed() else None  # callers cannot move what they do not have
 
-    def _where(self) -> list[int]:
+    def _data_pointers(self) -> list[int]:
         return [column.data_ptr() for column in self._columns]
 
-    def found(self) -> T:
-        """The reader of where the columns are now."""
-        if self._is_exposed() and self._where() != self._addresses:
-            self._reader, self._addresses = self._make(), self._where()
+    def current(self) -> T:
+        """Return a reader of the columns at their present addresses."""
+        if self._is_exposed() and self._data_pointers() != self._addresses:
+            self._reader, self._addresses = self._make(), self._data_pointers()
         return self._reader
 
 
@@ -68,13 +70,13 @@ class _TorchReader:
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         rows = index if start == 0 and stop == len(index) else index[start:stop]
         if not padded:
-            found = [column.index_select(0, rows) for column in self._columns]
+            leaves = [column.index_select(0, rows) for column in self._columns]
         else:
-            inside, missing = rows.clamp(min=0), rows < 0
-            found = [column.index_select(0, inside) for column in self._columns]
-            found = [leaf.masked_fill_(wide(missing, leaf), 0) for leaf in found]
+            inside, is_padding = rows.clamp(min=0), rows < 0
+            leaves = [column.index_select(0, inside) for column in self._columns]
+            leaves = [leaf.masked_fill_(wide(is_padding, leaf), 0) for leaf in leaves]
         return [
-            leaf if leaf.dtype == dtype else leaf.view(dtype) for leaf, dtype in zip(found, self._dtypes, strict=True)
+            leaf if leaf.dtype == dtype else leaf.view(dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)
         ]
 
     def take_into(
@@ -82,3 +84,25 @@ class _TorchReader:
     ) -> None:
         for leaf, target in zip(self.take(index, start, stop, padded), out, strict=True):
             target.copy_(leaf)
+
+
+def shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
+    """Return the entries of `index` [n] in a random order, in a new tensor."""
+    if index.device.type != "cpu":
+        generator = random.generator(index.device)
+        return index[torch.randperm(len(index), generator=generator, device=index.device)]
+    index = index.clone()
+    if kernels.runs_native((index,)):
+        kernels.native().shuffle(kernels.buffer_of(index), random.capsule)
+    else:
+        np.random.Generator(random.bits).shuffle(index.numpy())
+    return index
+
+
+def permutation(count: int, random: Randomness, device: torch.device) -> torch.Tensor:
+    """Return the numbers 0 to count − 1 in a random order."""
+    if device.type == "cpu" and kernels.exchange():
+        return kernels.native().permutation(count, random.capsule)
+    if device.type != "cpu":
+        return torch.randperm(count, generator=random.generator(device), device=device)
+    return shuffled(torch.arange(count, device=device), random)

@@ -1,42 +1,45 @@
-"""Learning targets of a rollout: advantages and returns, the last value and observation, and attached tensors."""
+"""Learning targets of a rollout: advantages, final observations, the last value and observation, attached tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
-from relive.rollout.episode_flags import EpisodeFlags
-from relive.rollout.storage import Storage
+from relive.rollout.storage import EpisodeFlags, Storage
+from relive.schema.assembly import value_of
+from relive.schema.autoreset import final_observations, host_flags
 from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agents_of
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, Field, Path, named_leaves
-from relive.schema.invariants import require, same_bits
+from relive.schema.invariants import require, require_form, same_bits
+from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
-"""The value after a truncated step: of its final observation, 0, or of its own observation if the final is unknown."""
+"""Value after a truncated step. True: of its final observation; False: 0; "own_value": of its own observation."""
 
 
 class Advantages:
     """Generalised advantage estimation over the steps of a rollout, agent by agent."""
 
-    def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
-        self._storage, self._schema, self._flags = storage, storage.schema, flags
+    def __init__(self, storage: Storage, flags: EpisodeFlags, finals: FinalObservations) -> None:
+        self._storage, self._schema, self._flags, self._finals = storage, storage.schema, flags, finals
         self._agents = agents_of(storage.schema)
         self.last = LastStep(storage)
-        self._rewards = RewardWarnings(storage, flags)
+        self._warnings = RewardWarnings(storage, flags)
 
     def compute(
         self, last_value: Any, last_obs: Any, final_value: Any, *, bootstrap: Bootstrap, gamma: float, lam: float
     ) -> None:
-        """Attach advantages and returns to the stored steps, and keep the last value and observation after them."""
-        storage, lead = self._storage, self._storage.lead
+        """Attach advantages and returns to the stored steps, and store the last value and observation after them."""
+        storage, leading_shape = self._storage, self._storage.leading_shape
         steps = storage.require_complete_steps("compute_advantage")
         if "value" in storage.absent:
             remedy = "Pass value= to every add, or attach(value=…) before."
@@ -47,49 +50,53 @@ class Advantages:
             raise SchemaError(explain("value", f"one value for each reward ({reward})", value, remedy))
         fields = {"value": last_value} if last_obs is None else {"value": last_value, "obs": last_obs}
         last = {
-            name: [x.clone() for x in convert_leaves(self._schema, name, value, lead, storage.device, prefix="last_")]
+            name: [
+                x.clone()
+                for x in convert_leaves(self._schema, name, value, leading_shape, storage.device, prefix="last_")
+            ]
             for name, value in fields.items()
         }
         targets = self._estimate(steps, last["value"], final_value, _parse_bootstrap(bootstrap), gamma, lam)
-        self._rewards.look_at(steps)
+        self._warnings.check_rewards(steps)
 
         def change() -> None:
-            self.last.keep(last)
+            self.last.set(last)
             self.last.write()
             storage.attach(targets)
 
         complete(change)
 
     def _estimate(
-        self, steps: int, last: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap, gamma: float, lam: float
-    ) -> dict[Path, torch.Tensor]:
-        """Advantages and returns [T, N, …] of the first steps, which the values `last` follow."""
+        self, steps: int, last_values: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap, gamma: float,
+        lam: float,
+    ) -> dict[Path, torch.Tensor]:  # fmt: skip
+        """Return advantages and returns [T, N, …] of the first steps; `last_values` are the values after them."""
         flags = self._flags
-        terminated, truncated = flags.flag("terminated")[:steps], flags.flag("truncated")[:steps]
-        cut = truncated & ~terminated
-        places, finals = self._final_values(final_value, bootstrap, cut)
+        terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
+        is_cut = truncated & ~terminated
+        positions, final_values = self._final_values(final_value, bootstrap, is_cut)
         uses_own = bootstrap == "own_value" and not flags.has_reset_rows
         ends = terminated if bootstrap else terminated | truncated
         mask = flags.mask(steps)
         targets: dict[Path, torch.Tensor] = {}
         for i, (agent, reward, value) in enumerate(self._agents):
             values = self._storage.tensors[value][:steps]
-            next_values = torch.cat([values[1:], last[i].view(1, *values.shape[1:])])
+            next_values = torch.cat([values[1:], last_values[i].view(1, *values.shape[1:])])
             if uses_own:
-                wide = cut.view(*cut.shape, *(1,) * (values.ndim - 2))
-                next_values = torch.where(wide, values, next_values)
-            if places is not None:
-                next_values[places] = finals[i]
+                mask_of_values = is_cut.view(*is_cut.shape, *(1,) * (values.ndim - 2))
+                next_values = torch.where(mask_of_values, values, next_values)
+            if positions is not None:
+                next_values[positions] = final_values[i]
             rewards = self._storage.tensors[reward][:steps]
             advantage, return_ = gae(rewards, values, next_values, ends, truncated, gamma=gamma, lam=lam, mask=mask)
             targets |= {("advantage", *agent): advantage, ("return", *agent): return_}
         return targets
 
     def _final_values(
-        self, final_value: Any, bootstrap: Bootstrap, cut: torch.Tensor
+        self, final_value: Any, bootstrap: Bootstrap, is_cut: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
-        """(steps, envs) whose next value is not the next row's, or None; and the leaves of these next values."""
-        places = self._flags.finals.places
+        """Return the positions (steps, envs) of final values, or None, and the leaves of these values."""
+        positions = self._finals.positions
         if not bootstrap:
             if final_value is None:
                 return None, []
@@ -97,20 +104,20 @@ class Advantages:
             got = type(final_value).__name__
             raise SchemaError(explain("final_value", "None with bootstrap_truncated=False", got, remedy))
         if bootstrap != "own_value":
-            if not self._flags.has_reset_rows and int(cut.sum()) > len(places):
-                raise _unknown_final(cut, places)
-            if final_value is None and places:
+            if not self._flags.has_reset_rows and int(is_cut.sum()) > len(positions):
+                raise _unknown_final_error(is_cut, positions)
+            if final_value is None and positions:
                 remedy = (
                     "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
                 )
-                raise NotReadyError(explain("final_value", f"values of {len(places)} truncated steps", None, remedy))
+                raise NotReadyError(explain("final_value", f"values of {len(positions)} truncated steps", None, remedy))
         if final_value is None:
             return None, []
-        device, lead = self._storage.device, (len(places),)
+        device, leading_shape = self._storage.device, (len(positions),)
         values = convert_leaves(
-            self._schema, "value", final_value, lead, device, prefix="final_", unit="truncated steps"
+            self._schema, "value", final_value, leading_shape, device, prefix="final_", unit="truncated steps"
         )
-        return torch.tensor(places, dtype=torch.int64, device=device).view(-1, 2).unbind(1), values
+        return torch.tensor(positions, dtype=torch.int64, device=device).view(-1, 2).unbind(1), values
 
 
 def _parse_bootstrap(bootstrap: Any) -> Bootstrap:
@@ -122,9 +129,9 @@ def _parse_bootstrap(bootstrap: Any) -> Bootstrap:
     raise SchemaError(explain("bootstrap_truncated", expected, repr(bootstrap), "Pass one of them."))
 
 
-def _unknown_final(cut: torch.Tensor, places: list[tuple[int, int]]) -> NotReadyError:
-    """The error for the first truncated step whose final observation is unknown."""
-    step, env = next((t, n) for t, n in cut.nonzero().tolist() if (t, n) not in set(places))
+def _unknown_final_error(is_cut: torch.Tensor, positions: list[tuple[int, int]]) -> NotReadyError:
+    """Return the error for the first truncated step whose final observation is unknown."""
+    step, env = next((t, n) for t, n in is_cut.nonzero().tolist() if (t, n) not in set(positions))
     remedy = (
         "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end; "
         'bootstrap_truncated="own_value" is for simulators that never reveal it.'
@@ -133,20 +140,22 @@ def _unknown_final(cut: torch.Tensor, places: list[tuple[int, int]]) -> NotReady
     return NotReadyError(explain(where, "the observation that the truncated step led to", None, remedy))
 
 
-_FEWEST_ENDS = 8
+_MIN_ENDS = 8
+"""Ends to see before the warning about the autoreset mode."""
 
 
 class RewardWarnings:
-    """Warns once of rewards that are not finite, and once of rewards that show another autoreset mode; on the host."""
+    """Warns once about rewards that are not finite, and once if they look like NEXT_STEP; on the host only."""
 
     def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
         self._storage, self._flags = storage, flags
         self._may_be_infinite = storage.device.type == "cpu"
         self._may_reset_later = self._may_be_infinite and not flags.has_reset_rows
-        self._ends = self._others = self._other_rewards = 0
+        self._num_ends = self._num_others = self._num_other_rewards = 0
+        """Steps that follow an end, steps that do not, and the latter with a reward other than 0."""
 
-    def look_at(self, steps: int) -> None:
-        """Look at the stored steps of a rollout, once for each."""
+    def check_rewards(self, steps: int) -> None:
+        """Look at the rewards of the first `steps` stored steps."""
         if not (self._may_be_infinite or self._may_reset_later):
             return
         leaves = (self._storage.tensors[i][:steps] for i in self._storage.schema.leaf_indices["reward"])
@@ -160,11 +169,11 @@ class RewardWarnings:
             remedy = (
                 "If the environment resets in the step after an end, declare autoreset=NEXT_STEP: such a step is none."
             )
-            got = f"a reward of 0 after all {self._ends} ends, and not elsewhere"
+            got = f"a reward of 0 after all {self._num_ends} ends, and not elsewhere"
             warn_user(explain("autoreset", "steps after an end that are steps of new episodes", got, remedy))
 
     def _look_like_reset_rows(self, rewards: list[np.ndarray], steps: int) -> bool:
-        """Count the rewards after an end; False for good once a step there has a reward or ends an episode."""
+        """Whether every step after an end has a reward of 0 and ends nothing, while most other steps have a reward."""
         ended = self._flags.ended(slice(0, steps)).numpy()
         nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
         rewarded = np.logical_or.reduce(nonzero)
@@ -173,42 +182,155 @@ class RewardWarnings:
             self._may_reset_later = False
             return False
         num_ends = np.count_nonzero(after_end)
-        self._ends += num_ends
-        self._others += after_end.size - num_ends
-        self._other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
-        return self._ends >= _FEWEST_ENDS and 2 * self._other_rewards > self._others
+        self._num_ends += num_ends
+        self._num_others += after_end.size - num_ends
+        self._num_other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
+        return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_others
+
+
+class StepFinals(NamedTuple):
+    """The final observations of one step: its K truncated environments, and leaves [K, …]."""
+
+    step: int
+    envs: list[int]
+    leaves: list[torch.Tensor]
+
+
+class FinalObservations:
+    """The final observations of truncated steps, in the order of t·N + n; none under NEXT_STEP."""
+
+    def __init__(self, storage: Storage, mode: AutoresetMode | None) -> None:
+        self._storage, self._schema, self._mode = storage, storage.schema, mode
+        self._fields = [storage.schema.fields[i] for i in storage.schema.leaf_indices["obs"]]
+        self.steps: list[StepFinals] = []
+        """Final observations of each step that has any."""
+
+    def of_add(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
+        """Return the final observations among `final_obs` of all environments; all of its rows are checked."""
+        if self._mode is AutoresetMode.NEXT_STEP:
+            remedy = "Leave it out: the row after an end holds the final observation."
+            raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
+        return self._select(row, self._truncated_envs(row, terminated, truncated), final_obs)
+
+    def of_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
+        """Return the final observations where the autoreset mode leaves them in the result of `env.step`."""
+        if self._mode is AutoresetMode.NEXT_STEP:
+            return None
+        next_obs, _, terminated, truncated, info = step
+        envs = self._truncated_envs(row, terminated, truncated)
+        if not envs:
+            return None
+        return self._select(row, envs, next_obs, info if self._mode is AutoresetMode.SAME_STEP else None)
+
+    def _truncated_envs(self, row: int, terminated: Any, truncated: Any) -> list[int]:
+        """Environments whose episode is truncated, and not terminated, by the step that is being added."""
+        storage, flags = self._storage, {"terminated": terminated, "truncated": truncated}
+        staged = {name: storage.flag(name)[row].view(storage.leading_shape) for name in flags if name in storage.staged}
+        ended, cut = host_flags(flags | staged, storage.leading_shape, storage.device)
+        return (cut & ~ended).nonzero()[0].tolist()
+
+    def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
+        """Copy the rows `envs` of an observation of all environments, or their final observations in `info`."""
+        leading_shape, device = self._storage.leading_shape, self._storage.device
+        if info is None:
+            leaves = convert_leaves(
+                self._schema, "obs", obs, leading_shape, device, envs if leading_shape else None, prefix="final_"
+            )
+        else:
+            envs, leaves = final_observations(info, envs, self._schema, leading_shape, device)
+        if not envs:
+            return None
+        return StepFinals(row, envs, leaves if leading_shape else [leaf.unsqueeze(0).clone() for leaf in leaves])
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """Step and environment of each final observation."""
+        return [(finals.step, env) for finals in self.steps for env in finals.envs]
+
+    @property
+    def obs(self) -> Any:
+        """All final observations: a tensor [K, …], or a TensorDict [K] if the observation is nested."""
+        leaves = [
+            torch.cat([
+                torch.empty((0, *field.shape), dtype=field.dtype, device=self._storage.device),
+                *(finals.leaves[i] for finals in self.steps),
+            ])
+            for i, field in enumerate(self._fields)
+        ]  # fmt: skip
+        return value_of(self._schema, "obs", leaves, leaves[0].shape[:1])
+
+    def state(self) -> State:
+        """Return all final observations, with their positions."""
+        leaves = [torch.cat(parts) for parts in zip(*(finals.leaves for finals in self.steps), strict=True)]
+        positions = torch.tensor(self.positions, dtype=torch.int64, device="cpu").view(-1, 2)
+        return State({}, {"places": positions, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
+
+    def load_state(self, saved: SnapshotReader) -> None:
+        """Restore a saved state; the storage was restored before."""
+        self.steps = []
+        steps, num_envs = self._storage.num_stored, self._storage.num_envs
+        positions = saved.shaped("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
+        if not positions:
+            return
+        leaves = [
+            saved.shaped(f"leaf{i}", (len(positions), *field.shape), field.dtype).to(self._storage.device)
+            for i, field in enumerate(self._fields)
+        ]
+        for i, (step, env) in enumerate(positions):
+            if not (0 <= step < steps and 0 <= env < num_envs):
+                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
+            self.steps.append(StepFinals(step, [env], [leaf[i : i + 1] for leaf in leaves]))
+
+    def check(self) -> None:
+        """Verify that each final observation belongs to a truncated step, and that they are in order."""
+        storage, leaf_indices = self._storage, self._schema.leaf_indices
+        paths = [path_name(self._schema.paths[i]) for i in leaf_indices["obs"]]
+        for finals in self.steps:
+            for path, field, leaf in zip(paths, self._fields, finals.leaves, strict=True):
+                shape = (len(finals.envs), *field.shape)
+                require_form(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
+        positions = self.positions
+        require(
+            positions == sorted(set(positions)), "final_obs", "one for each (step, environment), in order", positions
+        )
+        if not storage.has_values:
+            return
+        terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))
+        truncated_steps = set(map(tuple, (truncated & ~terminated).nonzero().tolist()))
+        others = [position for position in positions if position not in truncated_steps]
+        require(not others, "final_obs", "(step, environment) of truncated steps", others)
 
 
 class LastStep:
-    """The value and observation after the last stored step; the row after it holds them until another step is added."""
+    """The value and observation after the last stored step, written to the next row until a step is added there."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.keep({})
+        self.set({})
 
-    def keep(self, leaves: dict[str, list[torch.Tensor]]) -> None:
-        """Let these leaves of "value", and of "obs" if it is known, follow the steps that are stored now."""
+    def set(self, leaves: dict[str, list[torch.Tensor]]) -> None:
+        """Set the leaves of "value", and of "obs" if it is known, after the steps that are stored now."""
         self._leaves, self._age = leaves, self._storage.age
 
     @property
     def leaves(self) -> dict[str, list[torch.Tensor]]:
-        """The leaves by field; empty if they were not passed since the last step."""
+        """The leaves by field; empty if a step was stored or removed since `set`."""
         return self._leaves if self._age == self._storage.age else {}
 
     def write(self) -> None:
-        """Write them into the row after the stored steps; its other fields become zero."""
+        """Write the leaves to the row after the stored steps, and zero its other fields."""
         storage = self._storage
         storage.zero(storage.num_stored)
         for name, leaves in self.leaves.items():
             storage.write(storage.num_stored, tuple(leaves), storage.schema.leaf_indices[name])
 
-    def write_again(self) -> None:
-        """Write them if they are known: a step that was refused has overwritten the row, unless it is staged there."""
+    def restore_row(self) -> None:
+        """Write the leaves again after a failed step overwrote the row; not if the next step is staged there."""
         if self.leaves and not self._storage.staged:
             self.write()
 
     def state(self) -> State:
-        """The leaves of both fields."""
+        """Return the leaves of both fields."""
         fields = self.leaves
         arrays = {f"{name}{i}": leaf for name, leaves in fields.items() for i, leaf in enumerate(leaves)}
         return State({name: name in fields for name in ("value", "obs")}, arrays)
@@ -216,18 +338,18 @@ class LastStep:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; the storage was restored before."""
         storage, schema = self._storage, self._storage.schema
-        self.keep({})
+        self.set({})
         for name in ("value", "obs"):
             if not saved.values.entry(name).flag():
                 return
             fields = [schema.fields[i] for i in schema.leaf_indices[name]]
             self._leaves[name] = [
-                saved.shaped(f"{name}{i}", (*storage.lead, *field.shape), field.dtype).to(storage.device)
+                saved.shaped(f"{name}{i}", (*storage.leading_shape, *field.shape), field.dtype).to(storage.device)
                 for i, field in enumerate(fields)
             ]
 
     def check(self) -> None:
-        """Verify that the row holds them, unless the coming step is staged there."""
+        """Verify that the row after the stored steps holds the leaves, unless the next step is staged there."""
         storage, schema = self._storage, self._storage.schema
         if storage.staged or not storage.has_values:
             return
@@ -238,24 +360,28 @@ class LastStep:
 
 
 def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:
-    """The leaves [T, N, …] of (name, tree) that may be attached to the stored steps.
+    """Return the converted leaves [T, N, …] of trees by name, to attach to the stored steps.
 
-    A name is new, or names an optional field that the steps do not have.
+    Raises unless each name is new, or the name of an optional field that the steps do not have.
     """
     attachable: dict[Path, torch.Tensor] = {}
-    schema, lead, device = storage.schema, (storage.require_steps("attach"), *storage.lead), storage.device
-    used = {*schema.names, *MADE_BY_ROLLOUT} - storage.missing
+    schema, leading_shape, device = (
+        storage.schema,
+        (storage.require_steps("attach"), *storage.leading_shape),
+        storage.device,
+    )
+    used_names = {*schema.names, *MADE_BY_ROLLOUT} - storage.missing
     for name, tree in trees:
-        if not isinstance(name, str) or name in used:
+        if not isinstance(name, str) or name in used_names:
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))
-        used.add(name)
+        used_names.add(name)
         if name in schema.leaf_indices:
             declared = zip(schema.leaf_indices[name], schema.flatten(name, tree), strict=True)
             leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared]
         else:
             tensors = ((path, as_tensor(path_name(path), x, device).to(device)) for path, x in named_leaves(name, tree))
-            leaves = [(path, Field(tuple(x.shape[len(lead) :]), x.dtype), x) for path, x in tensors]
+            leaves = [(path, Field(tuple(x.shape[len(leading_shape) :]), x.dtype), x) for path, x in tensors]
         for path, field, leaf in leaves:
-            tensor = convert(path_name(path), field, leaf, lead, device)
-            attachable[path] = tensor if storage.lead else tensor.unsqueeze(1)
+            tensor = convert(path_name(path), field, leaf, leading_shape, device)
+            attachable[path] = tensor if storage.leading_shape else tensor.unsqueeze(1)
     return attachable

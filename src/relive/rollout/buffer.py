@@ -16,14 +16,14 @@ from relive.checkpoint.snapshot import SnapshotReader, State, savable
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
-from relive.kernels.sequence_reader import Layout
+from relive.kernels.sequences import Layout
 from relive.locking import lock_for
 from relive.rng import Randomness
-from relive.rollout.advantages import Advantages, Bootstrap, attachable_leaves
+from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, StepFinals, attachable_leaves
 from relive.rollout.batching import (
-    Epochs,
+    EpochPlan,
     Mode,
-    parse_cuts,
+    parse_sequence_spec,
     read_fresh,
     read_into,
     row_reader,
@@ -31,8 +31,7 @@ from relive.rollout.batching import (
     sequences_to_device,
 )
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.episode_flags import EpisodeFlags, StepFinals
-from relive.rollout.storage import Storage
+from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
@@ -53,25 +52,24 @@ _DECLARED, _FLAGS = ("obs", "action", "reward", "value"), ("terminated", "trunca
 @savable
 @suggests_methods
 class RolloutBuffer(StateDictMixin):
-    """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
+    """Buffer of `num_steps` steps of `num_envs` environments, stored as `[num_steps + 1, num_envs, …]`.
 
     Everything at index t belongs to the action taken at t.
 
     Args:
-        num_steps: steps of every environment in one rollout.
-        num_envs: environments that are stepped together. None is one environment without an environment axis.
+        num_steps: steps per environment in one rollout.
+        num_envs: number of environments that step together. None is one environment without an environment axis.
         obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
         action: one environment's action, declared likewise.
         reward: one environment's reward, declared likewise; one number by default.
         value: the critic's value of one observation, declared likewise; one number by default.
-        extra: further fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
-            the default, which has the reward's shape.
+        extra: additional fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
+            the default, which has the shape of the reward.
         autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
         device: where the rollout is stored: a torch device, or a `Memory`.
-        stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
-            that `add_step` gets.
-        norm: running norms by field (or path to a leaf). Each takes in the values of its field in every transition, not
-            in rows that only reset.
+        stats: episode statistics, updated with every transition. Its metrics and reasons are read from the fields with
+            these names, or from the info passed to `add_step`.
+        norm: running norms by field, or by path to a leaf, updated with every transition; reset rows are ignored.
         seed: seed of the shuffling; None takes one from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
@@ -81,17 +79,17 @@ class RolloutBuffer(StateDictMixin):
     >>> rollout["advantage"]
     tensor([2., 1.])
 
-    A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` keeps both parts, also of final
-    observations; `extra={"privileged": 9}` is for fields that only the stored steps need. `minibatches` reads one part
-    alone with `fields=[("obs", "critic"), "return"]`.
+    If the critic sees more than the policy, `obs={"policy": 4, "critic": 9}` stores both parts, also of final
+    observations; `extra={"privileged": 9}` stores a field of the steps only. `minibatches` reads a single part with
+    `fields=[("obs", "critic"), "return"]`.
 
-    Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
-    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's: the guide
-    "On-policy" explains agents that end before it.
+    Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns have
+    the structure of the rewards, and statistics count the sum over agents. `terminated` and `truncated` belong to the
+    environment: the guide "On-policy" explains agents that end earlier.
     """
 
     @suggests_keywords
-    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    @torch.inference_mode(False)  # the memory may be written outside inference mode
     def __init__(
         self, num_steps: int, num_envs: int | None, obs: Declaration, action: Declaration, *,
         reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
@@ -108,7 +106,8 @@ class RolloutBuffer(StateDictMixin):
         self._lock = lock_for(self)
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
-        self._advantages = Advantages(self._storage, self._flags)
+        self._finals = FinalObservations(self._storage, self.autoreset)
+        self._advantages = Advantages(self._storage, self._flags, self._finals)
         self._declared = DeclaredMode(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
@@ -121,9 +120,9 @@ class RolloutBuffer(StateDictMixin):
         autoreset: AutoresetMode | str | None = None, device: torch.device | str | Memory = "cpu",
         stats: EpisodeStats | None = None, norm: Norms | None = None, seed: int | None = None,
     ) -> RolloutBuffer:  # fmt: skip
-        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
+        """Return a buffer for a Gymnasium environment, with its spaces, number of environments and autoreset mode.
 
-        `obs`, `action` and `autoreset` replace the environment's own.
+        `obs`, `action` and `autoreset` override the environment's.
         """
         settings = settings_of(env, obs, action, autoreset)
         return cls(
@@ -139,82 +138,92 @@ class RolloutBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         """Store one step of every environment.
 
-        `final_obs` [N, …] is the state that truncated steps led to; only the rows of truncated steps are read.
+        `final_obs` [N, …] is the observation after the step, before a reset; it is read for truncated steps only.
         """
         with self._lock:
             row, finals = self._storage.num_stored, None
             if row == self.num_steps:
-                raise _full(row)
-            if self._reused_memory.left and obs is not None:
-                self._reused_memory.look_at(row, obs)
+                raise _full_error(row)
+            if self._reused_memory.num_left and obs is not None:
+                self._reused_memory.check_obs(row, obs)
             if final_obs is not None:
-                finals = self._flags.finals_of_add(row, final_obs, terminated, truncated)
+                finals = self._finals.of_add(row, final_obs, terminated, truncated)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NOTHING)
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
         *, value: Any = None, log_prob: Any = None, **extra: Any,
     ) -> None:  # fmt: skip
-        """Store one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`.
+        """Store one step as Gymnasium returns it: `step = env.step(action)`, taken at the observation `obs`.
 
-        The true final observation of a truncated episode is read where the environment's autoreset mode leaves it.
+        The final observation of a truncated episode is read from where the autoreset mode puts it.
         """
         unpacked = unpack_step(step, self.autoreset)
         next_obs, reward, terminated, truncated, info = unpacked
         with self._lock:
             row = self._storage.num_stored
             if row == self.num_steps:
-                raise _full(row)
+                raise _full_error(row)
             refuse_reused_obs(self._schema, obs, next_obs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
-                continuity.look_at(row, obs, unpacked)
-            measured = self._observers.measured(info, self._storage.lead, self.autoreset)
-            finals = self._flags.finals_of_step(row, unpacked)
+                continuity.check_step(row, obs, unpacked)
+            measured = self._observers.measured(info, self._storage.leading_shape, self.autoreset)
+            finals = self._finals.of_step(row, unpacked)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
 
     def _write(
         self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: StepFinals | None,
         measured: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Write a step, whole or not at all."""
+        """Store a step; an exception leaves the rollout unchanged."""
         try:
             self._storage.write_step(row, values, extra)
             if finals is None and not self._flags.is_observed:
                 self._storage.commit(row)
             else:
-                self._flags.commit(row, finals, measured)
+                self._commit(row, finals, measured)
         except BaseException:
-            complete(self._advantages.last.write_again)
+            complete(self._advantages.last.restore_row)
             raise
 
+    def _commit(self, row: int, finals: StepFinals | None, measured: Mapping[str, Any]) -> None:
+        """Make a written row a stored step, with its final observations, and count it in the observers."""
+        steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
+
+        def change() -> None:
+            self._finals.steps = steps
+            self._storage.commit(row)
+
+        self._flags.count(row, 1, self._storage.missing, measured, change)
+
     def stage(self, **fields: Any) -> None:
-        """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
+        """Copy fields of the next step before the environment overwrites them; pass the other fields to `add`."""
         with self._lock:
             if self.is_full:
-                raise _full(self.num_steps)
+                raise _full_error(self.num_steps)
             try:
                 self._storage.stage(fields)
             except BaseException:
-                complete(self._advantages.last.write_again)
+                complete(self._advantages.last.restore_row)
                 raise
 
     def lend(self) -> lazy.TensorDict:
-        """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
+        """Return the whole memory as a TensorDict `[N, T + 1]`, for a collector that writes steps into it.
 
-        `take_back` makes the rows that it wrote the stored steps.
+        Call `take_back` afterwards.
         """
         import_tensordict()
         with self._lock:
             return self._storage.env_major(self.num_steps, self._storage.declared_leaves())
 
     def take_back(self, num_steps: int | None = None) -> None:
-        """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
+        """Make the first `num_steps` rows, written through `lend()`, the stored steps; by default all rows.
 
-        Every field counts as given, and the row after them holds the last observation and value. Attached tensors are
-        forgotten; statistics count the steps that were not stored before.
+        All fields count as passed, and the row after the steps holds the last observation and value. Attached tensors
+        are removed; statistics count the steps that were not stored before.
         """
         count = self.num_steps if num_steps is None else num_steps
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
@@ -224,27 +233,27 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             storage.clean_bools()
-            self._advantages.last.keep({})  # the collector may have written a newer one
+            self._advantages.last.set({})  # the collector may have overwritten it
             stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
-                self._flags.begin()
                 storage.take_back(count)
+                self._finals.steps = []
                 self._flags.take_back()
-                self._advantages.last.keep(last)
+                self._advantages.last.set(last)
 
             self._flags.count(stored, count - stored, frozenset(), _NOTHING, change)
 
     def clear(self, *, restarted: bool = False) -> None:
-        """Forget the stored steps and attached tensors; the environments' pending resets are remembered.
+        """Remove the stored steps and attached tensors; pending resets of the environments are kept.
 
-        Statistics are not cleared: running episodes go on in the next rollout.
-        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
-        running episodes will not be finished.
+        Statistics are not cleared: running episodes continue in the next rollout.
+        Pass `restarted=True` after `env.reset()` of all environments: no reset row follows, and running episodes are
+        dropped from the statistics.
         """
         with self._lock:
-            starting, resetting = self._flags.coming()
+            starting, resetting = self._flags.next_row()
             if restarted:
                 starting, resetting = torch.ones_like(starting), torch.zeros_like(resetting)
 
@@ -253,18 +262,19 @@ class RolloutBuffer(StateDictMixin):
                     self._continuity.forget()
                     self._observers.restarted()
                 self._storage.clear()
-                self._flags.begin_next(starting, resetting)
+                self._finals.steps = []
+                self._flags.begin(starting, resetting)
 
             complete(change)
 
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
-        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+        """Write a checkpoint into the folder `path`, whole or not at all, and return its number.
 
         The newest `keep` checkpoints stay. Everything is saved: rows, attached tensors, staged fields, final
-        observations, hidden states, pending resets, statistics, norms and the generator. `relive.load(path)` goes on
-        from it exactly.
+        observations, hidden states, pending resets, statistics, norms and the generator. `relive.load(path)` restores
+        exactly this state.
         """
-        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints know every buffer)
+        from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoint imports every buffer)
 
         return save(self, path, keep=keep)
 
@@ -272,14 +282,14 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def final_obs(self) -> Any:
-        """The true final observations [K, …] of truncated steps whose next value is not in the buffer, by t·N + n.
+        """Final observations [K, …] of truncated steps, in the order of t·N + n.
 
-        The critic's value of them is `final_value` of `compute_advantage`. Under NEXT_STEP there are none: the row
-        after an end holds the final observation.
+        Pass the critic's value of them to `compute_advantage` as `final_value`. Under NEXT_STEP there are none: the
+        row after an end holds the final observation.
         """
         import_tensordict()
         with self._lock:
-            return self._flags.finals.obs
+            return self._finals.obs
 
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
@@ -288,10 +298,10 @@ class RolloutBuffer(StateDictMixin):
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
         `last_value` [N] is the value of the observation after the last step. `final_value` [K] is the value of
-        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead. `"own_value"` is for simulators
-        that never reveal the final observation: where the next value is unknown, the value of the step's own
-        observation stands for it. That is biased, by the discounted difference of the two values. With a dict of agents
-        all of them are dicts, and every agent's advantages are estimated from its own rewards and values.
+        `final_obs`. `bootstrap_truncated=False` treats truncated steps as terminated. `"own_value"` is for simulators
+        that never reveal the final observation: the value of the step's own observation replaces an unknown next
+        value, with a bias of the discounted difference of the two. With a dict of agents, `last_value` and
+        `final_value` are dicts, and each agent's advantages are computed from its own rewards and values.
         """
         with self._lock:
             self._advantages.compute(
@@ -299,9 +309,9 @@ class RolloutBuffer(StateDictMixin):
             )
 
     def attach(self, named: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
-        """Let further tensors `[T, N, …]`, or dicts of them, join every batch until `clear()`; they are copied.
+        """Add tensors `[T, N, …]`, or dicts of them, to every batch until `clear()`; they are copied.
 
-        A `value` or `log_prob` that the steps did not give may be among them. Adding another step forgets them all.
+        They may include a `value` or `log_prob` that was not passed to `add`. Adding another step removes them.
         """
         with self._lock:
             trees = [*({} if named is None else named).items(), *fields.items()]
@@ -314,9 +324,9 @@ class RolloutBuffer(StateDictMixin):
         fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
         out: lazy.TensorDict | None = None,
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
-        """Every valid transition once an epoch, in batches `[B]` of the caller's own memory.
+        """Yield every transition once per epoch, in batches `[B]`; a batch does not share the buffer's memory.
 
-        `fields` names the fields to read (all by default); `out` is filled and returned instead of fresh tensors.
+        `fields` names the fields to read (all by default); `out` is filled and yielded instead of new tensors.
         "index" is t·N + n.
         """
         positive("batch_size", batch_size)
@@ -325,13 +335,13 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             source, leaves = row_reader(self._storage, fields)
             rows = self._flags.transitions()
-            plan = Epochs(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            plan = EpochPlan(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
             if drop_last:
                 plan.drop_last("minibatches", f"{batch_size} transitions")
             if out is None:
                 read = read_fresh(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, batch_size)
+                read = read_into(out, source, leaves, batch_size, self.device)
                 plan.require_full("transitions")
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (to_device(batch, target) for batch in batches)
@@ -345,38 +355,38 @@ class RolloutBuffer(StateDictMixin):
         drop_last: bool = False, layout: Layout = "batch_first", fields: Iterable[str | Path] | None = None,
         device: torch.device | str | None = None,
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
-        """Runs of `length` steps of one environment, for truncated back-propagation through time.
+        """Yield sequences of `length` steps of one environment, for truncated back-propagation through time.
 
-        `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one after the other, "overlap"
-        half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. Steps that
-        full sequences leave over become one shorter sequence, unless `keep_tail=False`; an episode shorter than
-        `length` is always one sequence.
+        `length=None` yields whole episodes. `mode` sets the start of sequences: "chunked" one after the other,
+        "overlap" half a length apart, "every" at every step. Sequences stop at the end of an episode, unless
+        `split_episodes=False`. Steps after the last full sequence become a shorter one, unless `keep_tail=False`; an
+        episode shorter than `length` is always one sequence.
 
-        A batch has batch size [B]: steps are [B, L, …], zero where "mask" [B, L] is False; "is_first" [B, L] says which
-        steps start an episode; `Carry` fields [B, …] are those of each sequence's first step, whose t·N + n is "index"
-        [B]. Unshuffled, sequences are in order of environments, then time. `batch_size=None` is one batch of all;
-        `drop_last` keeps B constant. `layout="time_first"` gives steps as [L, B, …]; `"packed"` gives them without
-        padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is an input of torch's recurrent networks.
+        A batch has batch size [B]: steps are [B, L, …], zero where "mask" [B, L] is False; "is_first" [B, L] is True at
+        steps that start an episode; `Carry` fields [B, …] and "index" [B] (t·N + n) are read at the first step of each
+        sequence. Without `shuffle`, sequences are sorted by environment, then time. `batch_size=None` is one batch of
+        all sequences; `drop_last` keeps B constant. `layout="time_first"` returns steps as [L, B, …]; `"packed"`
+        returns them without padding, for torch's `PackedSequence(batch["obs"], batch["batch_sizes"])`.
         """
-        cuts = parse_cuts(length, mode, split_episodes, keep_tail, layout)
+        spec = parse_sequence_spec(length, mode, split_episodes, keep_tail, layout)
         target = check_destination(device)
         positive("epochs", epochs)
         with self._lock:
-            count, source, paths = sequence_source(self._storage, self._flags, cuts, layout, fields)
+            count, source, paths = sequence_source(self._storage, self._flags, spec, layout, fields)
             size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            plan = Epochs(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            plan = EpochPlan(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
             if drop_last:
                 plan.drop_last("sequences", f"{size} or more sequences")
-            read = read_fresh(source, paths, layout == "batch_first")  # other layouts have no axis [B] in front
+            read = read_fresh(source, paths, layout == "batch_first")  # only there [B] is the first axis
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
     @property
     def data(self) -> lazy.TensorDict:
-        """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and attached tensors."""
+        """Stored steps as a TensorDict `[T, N]` that shares the buffer's memory, with "mask" and attached tensors."""
         import_tensordict()
         with self._lock:
             storage = self._storage
@@ -385,10 +395,10 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def columns(self) -> lazy.TensorDict:
-        """The whole memory as a TensorDict `[num_steps, N]`, with attached tensors.
+        """Whole memory as a TensorDict `[num_steps, N]`, with attached tensors.
 
-        It has every declared field, also an optional one that the steps left out. After the `num_stored` first rows
-        there are zeros, or an older rollout. For learning there is `data`.
+        It has every declared field, also optional fields that the steps do not have. Rows after the first `num_stored`
+        are zeros or belong to an older rollout. Use `data` for learning.
         """
         import_tensordict()
         with self._lock:
@@ -396,10 +406,10 @@ class RolloutBuffer(StateDictMixin):
             return storage.time_major(self.num_steps, storage.declared_leaves() | storage.attached)
 
     def env_major(self) -> lazy.TensorDict:
-        """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
+        """Return the rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
 
-        The last slot holds `last_obs` and `last_value` of `compute_advantage`; its other fields are zero, and so are
-        these before it.
+        The last row holds `last_obs` and `last_value` of `compute_advantage`, and zeros in the other fields; before
+        `compute_advantage` all of it is zero.
         """
         import_tensordict()
         with self._lock:
@@ -410,7 +420,7 @@ class RolloutBuffer(StateDictMixin):
             return storage.env_major(steps, storage.leaves())
 
     def __getitem__(self, name: str | Path) -> Any:
-        """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
+        """Return one field of the stored steps `[T, N, …]`; it shares the buffer's memory."""
         if not isinstance(name, str | tuple):
             remedy = "A step is rollout.data[t], a batch comes from minibatches."
             raise TypeError(explain("rollout[...]", "the name of a field", repr(name), remedy))
@@ -424,7 +434,7 @@ class RolloutBuffer(StateDictMixin):
             raise KeyError(message or explain("rollout", expected, repr(name), "See rollout.data.")) from None
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
+        """Whether the rollout has this field or path; `value` and `log_prob` only if they were passed or attached."""
         path = name if isinstance(name, tuple) else (name,)
         with self._lock:
             leaves = (*self._storage.leaves(), ("mask",)) if self._storage.num_stored else ()
@@ -436,17 +446,17 @@ class RolloutBuffer(StateDictMixin):
 
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
-        """An empty buffer of this config, but for a change of device; see `relive.load`."""
-        arguments = _arguments_of(config, saved, **changes)
+        """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
+        arguments = _saved_arguments(config, saved, **changes)
         saved.require_columns({})
         schema = rollout_schema(*(arguments[name] for name in (*_DECLARED, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
-        for i, field in enumerate(schema.fields):  # a size that is only claimed takes no memory
+        for i, field in enumerate(schema.fields):  # checked first: an untrusted size must not allocate memory
             saved.require_form(f"rows.column{i}", (*rows, *field.shape), field.dtype)
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:
-        """The arguments of an equal, empty buffer, as JSON."""
+        """Return the arguments of an equal, empty buffer, as JSON."""
         trees = self._schema.config()
         return {
             "num_steps": self.num_steps,
@@ -459,38 +469,43 @@ class RolloutBuffer(StateDictMixin):
         }
 
     def state(self) -> State:
-        """Everything that changes; all of it is saved every time."""
-        return State.of_parts({name: part.state() for name, part in self._parts().items()})
+        """Return everything that changes, rows included."""
+        parts: dict[str, State] = {}
+        for name, part in self._parts().items():
+            if name == "random":
+                parts["carries"] = State({}, {})  # format 1 has this entry, which is always empty
+            parts[name] = part.state()
+        return State.of_parts(parts)
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved state; raises a CorruptCheckpoint for a state that no rollout can have."""
+        """Restore a saved state; raise a CorruptCheckpoint if it is inconsistent."""
         self._continuity.forget()
+        saved.part("carries")  # raises if the entry is missing
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
 
     def rows(self) -> None:
-        """Always None: rows may still change, so that `state` holds all of them."""
+        """Return None: rows may still change, so `state` has all of them."""
 
     def _parts(self) -> dict[str, Any]:
-        """The parts of the rollout by their names in files, in the order of loading."""
+        """Return the parts of the rollout by their names in files, in the order of loading."""
         return {
             "rows": self._storage,
             "flags": self._flags,
-            "finals": self._flags.finals,
+            "finals": self._finals,
             "last": self._advantages.last,
-            "carries": _Stateless(),  # an entry of format 1 that is always empty
             "random": self._random,
             "listeners": self._observers,
         }
 
     def check(self) -> None:
-        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        """Verify every invariant; raise an InvariantError for the first violation. Nothing is changed."""
         with self._lock:
             for part in self._parts().values():
                 part.check()
 
     def __len__(self) -> int:
-        """The number of stored transitions; rows that only reset do not count."""
+        """Number of stored transitions, without reset rows."""
         with self._lock:
             steps = self._storage.num_stored
             mask = self._flags.mask(steps)
@@ -502,12 +517,12 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def stats(self) -> EpisodeStats | None:
-        """The statistics that every transition is counted in."""
+        """Episode statistics of the stored transitions; None without statistics."""
         return self._observers.stats
 
     @property
     def norm(self) -> dict[str | Path, RunningNorm]:
-        """The norms that take in every transition, by field or path."""
+        """Running norms by field or path."""
         return self._observers.norm
 
     @property
@@ -518,7 +533,7 @@ class RolloutBuffer(StateDictMixin):
 
     @property
     def num_stored(self) -> int:
-        """The number of steps added since the start or the last `clear()`."""
+        """Number of steps added since the start or the last `clear()`."""
         return self._storage.num_stored
 
     @property
@@ -527,24 +542,13 @@ class RolloutBuffer(StateDictMixin):
         return self._storage.num_stored == self.num_steps
 
 
-class _Stateless:
-    """A part without state, for an entry that files of format 1 have."""
-
-    def state(self) -> State:
-        return State({}, {})
-
-    def load_state(self, saved: SnapshotReader) -> None: ...
-
-    def check(self) -> None: ...
-
-
-def _full(num_steps: int) -> BufferFullError:
+def _full_error(num_steps: int) -> BufferFullError:
     remedy = "Train on the rollout, then clear() it."
     return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
 
 
-def _arguments_of(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
-    """The arguments of a saved rollout buffer."""
+def _saved_arguments(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
+    """Return the constructor arguments of a saved rollout buffer."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     return {

@@ -1,9 +1,10 @@
-"""Steps of a rollout that look like a mistake, noticed before they are stored (`DataWarning`, each kind once).
+"""Warnings about observations that look like a mistake (`DataWarning`, each kind once), before a step is stored.
 
-*Cuts*: a step that follows another one starts elsewhere than `env.step` led to. *Restarts*: the first step of a rollout
-starts elsewhere than the last step of the rollout before led to, without `clear(restarted=True)`.
-*Memory*: an observation comes in the memory of the one before, with other numbers. All of the first steps are compared;
-later only the first and the last step of a rollout, because a copy of every observation costs more than the step.
+*Cuts*: a step does not start at the observation that the previous `env.step` returned. *Restarts*: the first step of a
+rollout does not start at the observation that the last step of the previous rollout returned, without
+`clear(restarted=True)`. *Memory*: an observation has the address of the previous one, with other numbers. The first
+steps are all compared; later only the first and last step of a rollout, because copying every observation costs more
+than storing it.
 """
 
 from __future__ import annotations
@@ -18,41 +19,41 @@ from relive.rollout.storage import Storage
 from relive.schema.conversion import numpy_view
 from relive.schema.fields import DTYPES, Schema
 
-_FEWEST_STEPS = 64
-"""Steps that are compared before a warning of cuts."""
-_MOST_IN_PLACE = 32
-"""Observations whose address is compared with the address of the observation before."""
+_MIN_STEPS = 64
+"""Steps to compare before a warning about cuts."""
+_MAX_OBS = 32
+"""Observations whose address is compared with the address of the previous observation."""
 
 
 class Continuity:
-    """Compares where each step starts with where the step before led, as far as the host has both observations."""
+    """Compares the observation of each step with the next observation of the previous step, if both are on the host."""
 
     def __init__(self, schema: Schema, num_steps: int, num_envs: int, mode: AutoresetMode | None) -> None:
-        self._schema, self._num_envs, self._last = schema, num_envs, num_steps - 1
+        self._schema, self._num_envs, self._last_row = schema, num_envs, num_steps - 1
         self._dtypes = [DTYPES[schema.fields[i].dtype] for i in schema.leaf_indices["obs"]]
         self.compares_all = None not in self._dtypes
-        """Every step is compared, until `_FEWEST_STEPS` were."""
-        self.compared_rows = (0, self._last) if self.compares_all else ()
-        """Rows of every rollout that are compared, until a restart was noticed."""
+        """Whether every step is compared; False after `_MIN_STEPS` comparisons."""
+        self.compared_rows = (0, self._last_row) if self.compares_all else ()
+        """Rows that are compared in every rollout; none after the warning about a restart."""
         self._next_obs: list[bytes] | None = None
-        """The observation that the step before led to, leaf by leaf; None if it is unknown."""
-        self._resets_outside = mode is AutoresetMode.DISABLED
+        """Next observation of the previous step, as bytes per leaf; None if unknown."""
+        self._caller_resets = mode is AutoresetMode.DISABLED
         self._ended: Any = np.zeros(num_envs, bool)
-        """The environments that the caller resets before the coming step [N]."""
+        """Environments that the caller resets before the next step [N]."""
         self._num_compared = self._num_cut = 0
 
     def forget(self) -> None:
-        """The environments were reset, or other steps were loaded."""
+        """Drop the previous observation: environments were reset, or another state was loaded."""
         self._next_obs = None
 
-    def look_at(self, row: int, obs: Any, step: tuple[Any, ...]) -> None:
-        """Look at the step that becomes row `row`, before it is stored."""
+    def check_step(self, row: int, obs: Any, step: tuple[Any, ...]) -> None:
+        """Compare the step that becomes row `row`, and warn; called before it is stored."""
         before, message = self._next_obs, None
         if before is not None and obs is not None and (row == 0 or self.compares_all):
             start = self._leaf_bytes(obs)
             message = None if start is None else self._compare(row == 0 and bool(self.compared_rows), start, before)
-        self._next_obs = self._leaf_bytes(step[0]) if self.compares_all or row == self._last else None
-        if self._resets_outside and self._next_obs is not None:
+        self._next_obs = self._leaf_bytes(step[0]) if self.compares_all or row == self._last_row else None
+        if self._caller_resets and self._next_obs is not None:
             flags: Any = [np.array(x) if isinstance(x, bool | np.bool_) else numpy_view(x) for x in step[2:4]]
             if any(flag is None or flag.size != self._num_envs for flag in flags):
                 self._next_obs = None
@@ -62,6 +63,7 @@ class Continuity:
             warn_user(message)
 
     def _compare(self, is_first: bool, start: list[bytes], before: list[bytes]) -> str | None:
+        """Count the environments whose observation differs; return a warning, or None."""
         num_cut = 0
         if start != before:  # as bytes, NaN equals itself
             same = np.ones(self._num_envs, bool)
@@ -73,17 +75,19 @@ class Continuity:
             num_cut = int((~(same | self._ended)).sum())
         if is_first and num_cut and 2 * self._num_cut <= self._num_compared:
             self.compared_rows = ()
-            return _restarted(num_cut, self._num_envs)
+            return _restart_message(num_cut, self._num_envs)
         if self.compares_all and not is_first:
             self._num_compared += self._num_envs - int(self._ended.sum())
             self._num_cut += num_cut
-            if self._num_compared >= _FEWEST_STEPS:
+            if self._num_compared >= _MIN_STEPS:
                 self.compares_all = False
-                return _cut(self._num_cut, self._num_compared) if 2 * self._num_cut > self._num_compared else None
+                return (
+                    _cut_message(self._num_cut, self._num_compared) if 2 * self._num_cut > self._num_compared else None
+                )
         return None
 
     def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
-        """The bytes of an observation's leaves in their fields' dtypes; None if the host does not have them."""
+        """Return the bytes of an observation's leaves in the dtypes of their fields; None if not on the host."""
         leaves: list[Any] = [numpy_view(leaf) for leaf in self._schema.flatten("obs", obs)]
         if any(leaf is None or not leaf.size or leaf.dtype.kind not in "biufc" for leaf in leaves):
             return None
@@ -91,21 +95,21 @@ class Continuity:
 
 
 class ReusedMemory:
-    """Compares the address of an observation with the address of the observation before.
+    """Compares the address of each observation with the address of the previous one.
 
-    A rollout sees no next observations: an environment that steps in place has then written the next observation where
-    the stored one should have been.
+    `add` gets no next observation: an environment that steps in place has overwritten the observation that should be
+    stored.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage, self._leaf = storage, storage.schema.leaf_indices["obs"][0]
-        self.left = _MOST_IN_PLACE
-        """Observations that are still to be compared."""
+        self.num_left = _MAX_OBS
+        """Number of observations still to compare."""
         self._last: Any = None
-        """The first leaf of the observation before; while it is referenced, its address is not used again."""
+        """First leaf of the previous observation; the reference prevents that its address is used again."""
 
-    def look_at(self, row: int, obs: Any) -> None:
-        """Look at the observation that becomes row `row`, before it is stored."""
+    def check_obs(self, row: int, obs: Any) -> None:
+        """Compare the observation that becomes row `row`, and warn; called before it is stored."""
         view = numpy_view(self._storage.schema.flatten("obs", obs)[0])
         last, self._last = self._last, view
         if view is None or last is None or not row or not view.size:
@@ -114,19 +118,19 @@ class ReusedMemory:
         if stored is None or stored.size != view.size:
             return
         if view.__array_interface__["data"][0] != last.__array_interface__["data"][0] or view.dtype != last.dtype:
-            self.left -= 1
+            self.num_left -= 1
             return
         is_equal = np.array_equal(
             view.reshape(-1).astype(stored.dtype), stored.reshape(-1), equal_nan=view.dtype.kind == "f"
         )
-        self.left = self.left - 1 if is_equal else 0
-        if not self.left:
+        self.num_left = self.num_left - 1 if is_equal else 0
+        if not self.num_left:
             self._last = None
         if not is_equal:
-            warn_user(_in_place())
+            warn_user(_in_place_message())
 
 
-def _restarted(count: int, num_envs: int) -> str:
+def _restart_message(count: int, num_envs: int) -> str:
     remedy = (
         "Call clear(restarted=True) where env.reset() was called: otherwise statistics join two episodes, and under "
         "NEXT_STEP the first step of an environment that was about to reset is dropped."
@@ -135,7 +139,7 @@ def _restarted(count: int, num_envs: int) -> str:
     return explain("obs", "a rollout that starts where the last one led", got, remedy)
 
 
-def _cut(count: int, of: int) -> str:
+def _cut_message(count: int, of: int) -> str:
     remedy = (
         "Assign obs = step[0] after add_step. Observations that are changed before they are added look the same: "
         "values are then not those of what the steps led to."
@@ -143,8 +147,8 @@ def _cut(count: int, of: int) -> str:
     return explain("obs", "steps that start where the step before led", f"{count:,} of {of:,} that do not", remedy)
 
 
-def _in_place() -> str:
+def _in_place_message() -> str:
     remedy = (
         "If the environment overwrites it, the next observation is stored: stage(obs=…) before the step, or copy it."
     )
-    return explain("obs", "memory of its own for every step", "that of the step before, with other numbers", remedy)
+    return explain("obs", "memory of its own for every step", "memory of the previous step, with other numbers", remedy)

@@ -1,4 +1,4 @@
-"""The steps of a rollout: a tensor per leaf, fields that are staged or left out, and tensors that are attached."""
+"""The rows of a rollout: a tensor per leaf, staged, optional and attached fields, and the meaning of the flags."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from gymnasium.vector import AutoresetMode
 
-from relive import lazy
+from relive import kernels, lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain
+from relive.kernels import complete
 from relive.kernels.flattening import Flattening
-from relive.kernels.reader import Following, T
 from relive.kernels.row_writer import Which, row_writer
+from relive.kernels.sequences import StepFlags, reset_rows
 from relive.schema.assembly import assemble, selected_leaves
 from relive.schema.checks import nonempty
 from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
 from relive.schema.fields import Path, Schema, path_of
-from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_form
+from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_flags, require_form
+from relive.statistics.counting import lock
+from relive.statistics.observers import Observers
 from relive.storage import Memory
 
 
 class Storage:
-    """Tensors `[rows, num_envs, …]`, one for each leaf of the schema, on one device.
+    """Tensors `[rows, num_envs, …]` on one device, one for each leaf of the schema.
 
-    A step is one row, written whole or not at all. There is one row more than steps: it holds the last observation and
-    value. `num_envs=None` keeps an environment axis of length one that callers never see.
+    A step is one row, written whole or not at all. The row after the last step holds the last observation and value.
+    With `num_envs=None` the tensors have an environment axis of length 1 that callers never see.
     """
 
     def __init__(
         self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: tuple[str, ...] = ()
     ) -> None:
         self.schema, self.num_envs = schema, num_envs or 1
-        self.lead = () if num_envs is None else (num_envs,)
-        """The leading shape of the values of one step."""
+        self.leading_shape = () if num_envs is None else (num_envs,)
+        """Leading shape of the values of one step."""
         self._num_rows = rows
         kinds = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
@@ -45,69 +49,72 @@ class Storage:
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Finite numbers that became infinite in their field, counted on other devices than the host."""
+        """Number of finite values that became infinite in their field; counted on devices other than the host."""
         self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
-        """Every field is one leaf, and there are no extra ones."""
+        """Whether every field is one leaf and there are no extra fields."""
         self._optional_names = optional
         self._optional = tuple(path[0] in optional for path in schema.paths)
         self._set_present((True,) * len(optional))
         self.num_stored = 0
         self.generation = 0
-        """Counts the calls of `clear`."""
+        """Number of calls of `clear`."""
         self.staged: set[str] = set()
-        """Fields of the coming step that have been written."""
+        """Fields of the next step that are already written."""
         self.attached: dict[Path, torch.Tensor] = {}
-        """Tensors [rows, N, …]. An optional field that was attached is its stored tensor."""
-        self._is_exposed = False
-        """Callers have tensors that share this memory."""
+        """Attached tensors [rows, N, …] by path; an attached optional field is its stored tensor."""
+        self.is_exposed = False
+        """Whether callers have tensors that share this memory."""
         self._bind()
 
     def _bind(self) -> None:
-        self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.lead))
+        self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     # Writing
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
-        """Write the fields of a step that are not staged: the seven of every rollout in order, and the extra ones."""
+        """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
         before, present, which = self._present, (values[5] is not None, values[6] is not None), None
         try:
-            if present == before and not self.staged:  # every step but a first one, or one that was staged
+            if present == before and not self.staged:  # false only for a first step and after `stage`
                 leaves = values if self._is_plain and not extra else self._flatten(values, extra)
             else:
-                self._choose(row, (present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged))
+                has_value, has_log_prob = present
+                self._update_present(
+                    row, (has_value or "value" in self.staged, has_log_prob or "log_prob" in self.staged)
+                )
                 fields = self._flatten.by_field(values, extra, self.staged)
                 leaves = tuple(itertools.chain.from_iterable(fields.values()))
                 which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
             if row != self.num_stored:
-                raise _reentered()
+                raise _reentry_error()
             self.write(row, leaves, which)
         except BaseException:
             if row == self.num_stored and self._present != before:
                 self._set_present(before)
             raise
 
-    def _choose(self, row: int, present: tuple[bool, ...]) -> None:
-        """Let the first step of a rollout choose its optional fields; refuse a later step that has others."""
-        for name, now, before in zip(self._optional_names, present, self._present, strict=True):
-            if row and now is not before:
-                raise _differs(name, before)
+    def _update_present(self, row: int, present: tuple[bool, ...]) -> None:
+        """Set the optional fields of the rollout at its first step; raise if a later step has other ones."""
+        for name, is_present, was_present in zip(self._optional_names, present, self._present, strict=True):
+            if row and is_present is not was_present:
+                raise _optional_field_error(name, was_present)
         self._set_present(present)
 
     def _set_present(self, present: tuple[bool, ...]) -> None:
         self._present = present
-        """Whether the steps have each optional field."""
+        """For each optional field, whether the steps have it."""
         self.missing = frozenset(itertools.compress(self._optional_names, map(operator.not_, present)))
-        """The optional fields that the steps do not have."""
+        """Optional fields that the steps do not have."""
 
     def stage(self, fields: Mapping[str, Any]) -> None:
-        """Write some fields of the coming step."""
+        """Write some fields of the next step."""
         leaves: list[Any] = []
         which: list[int] = []
         for name in fields:
             if self.num_stored and name in self.missing:
-                raise _differs(name, first=False)
+                raise _optional_field_error(name, first=False)
         for name, value in fields.items():
             self.schema.require(name)
             if name in self.staged:
@@ -120,24 +127,27 @@ class Storage:
         self.staged.update(fields)
 
     def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> None:
-        """Copy one row of all tensors (or of the tensors `which`); an error leaves the row as it was."""
-        if self._is_exposed and self._writer.have_moved():
+        """Write one row of all tensors, or of the tensors `which`; after an error the row is unchanged."""
+        if self.is_exposed and self._writer.have_moved():
             self._bind()
         if self._writer.write(row, leaves, which) >= 0:
             self._convert_and_write(row, leaves, which)
 
     def _convert_and_write(self, row: int, leaves: tuple[Any, ...], which: Which) -> None:
+        """Write leaves that the writer rejected, after conversion; raise if converting them added a step."""
         paths, fields = self.schema.paths, self.schema.fields
         indices = range(len(self.tensors)) if which is None else which
         before = self.age, len(self.staged)
         converted = tuple(
             None
             if leaf is None and self._optional[i]
-            else convert(path_name(paths[i]), fields[i], leaf, self.lead, self.device, overflowed=self.overflowed)
+            else convert(
+                path_name(paths[i]), fields[i], leaf, self.leading_shape, self.device, overflowed=self.overflowed
+            )
             for i, leaf in zip(indices, leaves, strict=True)
         )
         if before != (self.age, len(self.staged)):
-            raise _reentered()
+            raise _reentry_error()
         misfit = self._writer.put(row, converted, which)
         if misfit >= 0:
             raise misaligned_error(path_name(paths[indices[misfit]]))
@@ -146,23 +156,31 @@ class Storage:
         """Make the written row a stored step."""
         if self.staged or self.attached:
             staged: set[str] = set()
-            self.staged, self.attached, self.num_stored = staged, {}, row + 1  # without a call: no signal comes between
+            # One statement without a call: no signal can interrupt it.
+            self.staged, self.attached, self.num_stored = staged, {}, row + 1
             return
         self.num_stored = row + 1
 
     def take_back(self, steps: int) -> None:
-        """Make the first rows, which a collector wrote, the stored steps; they have every field."""
+        """Make the first `steps` rows, written by a collector, the stored steps; they have every field."""
         self.clear()
         self._set_present((True,) * len(self._present))
         self.num_stored = steps
 
+    def flag(self, name: str) -> torch.Tensor:
+        """Return the tensor [rows, N] of "terminated" or "truncated"."""
+        return self.tensors[self.schema.leaf_indices[name][0]]
+
     def row(self, name: str, row: int) -> list[torch.Tensor]:
-        """Copies of a field's leaves in one row, as a caller passes them."""
-        fields, lead = self.schema.fields, self.lead
-        return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.leaf_indices[name]]
+        """Return copies of a field's leaves in one row, in the shapes that callers pass."""
+        fields, leading_shape = self.schema.fields, self.leading_shape
+        return [
+            self.tensors[i][row].reshape((*leading_shape, *fields[i].shape)).clone()
+            for i in self.schema.leaf_indices[name]
+        ]
 
     def clean_bools(self) -> None:
-        """Make every byte of bool tensors that a collector wrote 0 or 1."""
+        """Set every byte of the bool tensors to 0 or 1, after a collector wrote into them."""
         for tensor in self.tensors:
             tensor.copy_(clean_bools(tensor))
 
@@ -171,7 +189,7 @@ class Storage:
         torch._foreach_zero_([tensor[row] for tensor in self.tensors])
 
     def clear(self) -> None:
-        """Forget the steps, staged fields and attached leaves."""
+        """Remove the steps, staged fields and attached leaves."""
         self.generation += 1
         self.num_stored = 0
         self.staged.clear()
@@ -179,17 +197,17 @@ class Storage:
 
     @property
     def age(self) -> tuple[int, int]:
-        """A pair that changes with every step that is stored or forgotten."""
+        """Generation and number of steps: a pair that changes whenever a step is stored or removed."""
         return self.generation, self.num_stored
 
     # Reading
 
     def require_steps(self, where: str) -> int:
-        """The number of stored steps; raises a NotReadyError if there is none."""
+        """Return the number of stored steps; raise a NotReadyError if it is 0."""
         return nonempty(where, self.num_stored)
 
     def require_complete_steps(self, where: str) -> int:
-        """The number of stored steps; raises a NotReadyError if there is none, or if the coming one is staged."""
+        """Return the number of stored steps; raise a NotReadyError if it is 0, or if a step is only staged."""
         if self.staged:
             got = f"a step with staged {', '.join(sorted(self.staged))}"
             raise NotReadyError(explain(where, "complete steps", got, "Complete the staged step with add first."))
@@ -197,20 +215,20 @@ class Storage:
 
     @property
     def absent(self) -> frozenset[str]:
-        """The optional fields that the steps do not have and that are not attached."""
+        """Optional fields that are neither part of the steps nor attached."""
         return self.missing.difference(path[0] for path in self.attached)
 
     def declared_leaves(self) -> dict[Path, torch.Tensor]:
-        """Every declared leaf [rows, N, …]."""
+        """Return every declared leaf [rows, N, …]."""
         return dict(zip(self.schema.paths, self.tensors, strict=True))
 
     def leaves(self) -> dict[Path, torch.Tensor]:
-        """The leaves that the steps have, and the attached ones [rows, N, …]."""
+        """Return the leaves [rows, N, …] that are part of the steps or attached."""
         absent = self.absent
         return {path: x for path, x in self.declared_leaves().items() if path[0] not in absent} | self.attached
 
     def select(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, Any]:
-        """The leaves that `fields` names; all of them by default."""
+        """Return the leaves named by `fields`, or all of them if it is None."""
         fields = None if fields is None else list(fields)
         for field in fields or ():
             name = field if isinstance(field, str) else field[0]
@@ -220,7 +238,7 @@ class Storage:
         return selected_leaves(leaves, fields)
 
     def explain_absence(self, name: str) -> str | None:
-        """The message of an error for a field that rollouts may have and this one does not; None for other names."""
+        """Return the error message for an optional or computed field that is absent; None for other names."""
         if name in self.absent:
             remedy = f"Pass {name}= to every add, or attach({name}=…) afterwards."
             return explain(name, "a field that the steps gave", "none", remedy)
@@ -231,42 +249,38 @@ class Storage:
             return explain(name, "a rollout whose advantages are computed", "none", remedy)
         return None
 
-    def following(self, tensors: list[torch.Tensor], make: Callable[[], T]) -> Following[T]:
-        """A reader of some tensors; `make` is called again when their memory has moved."""
-        return Following(make, tensors, lambda: self._is_exposed)
-
     def check_not_cleared(self, generation: int) -> None:
-        """Raise if the steps of this generation were forgotten."""
+        """Raise if `clear` was called since this generation."""
         if self.generation != generation:
             got, remedy = "a cleared one", "Finish the epochs before clear()."
             raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
 
     def time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
-        """The first steps of some leaves as a TensorDict `[T, N]` that shares their memory."""
-        self._is_exposed = True
-        first = {path: leaf[:steps] if self.lead else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
-        return assemble(first, torch.Size((steps, *self.lead)))
+        """Return the first `steps` rows of leaves as a TensorDict `[T, N]` that shares their memory."""
+        self.is_exposed = True
+        first = {path: leaf[:steps] if self.leading_shape else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
+        return assemble(first, torch.Size((steps, *self.leading_shape)))
 
     def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
-        """The first steps and the row after them as a TensorDict `[N, T + 1]` that shares their memory."""
-        self._is_exposed = True
+        """Return the first `steps` + 1 rows of leaves as a TensorDict `[N, T + 1]` that shares their memory."""
+        self.is_exposed = True
         transposed = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
         return assemble(transposed, torch.Size((self.num_envs, steps + 1)))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the declared and the attached leaves."""
+        """Bytes of the declared and attached leaves."""
         return sum(leaf.nbytes for leaf in (self.declared_leaves() | self.attached).values())
 
     def attach(self, leaves: Mapping[Path, torch.Tensor]) -> None:
-        """Attach leaves [T, N, …] to the stored steps; they replace attached leaves of their names."""
+        """Attach leaves [T, N, …] to the stored steps; they replace attached leaves of the same fields."""
         names = {path[0] for path in leaves}
         for path in [path for path in self.attached if path[0] in names]:
             del self.attached[path]
         steps, declared = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
             if path in declared:
-                declared[path][:steps] = tensor.clone()  # it may share this memory
+                declared[path][:steps] = tensor.clone()  # the tensor may share this memory
                 self.attached[path] = declared[path]
                 continue
             rest = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
@@ -275,11 +289,11 @@ class Storage:
     # State
 
     def rows(self) -> dict[str, torch.Tensor]:
-        """The declared leaves by their names in files."""
+        """Return the declared leaves by their names in files."""
         return {f"column{i}": tensor for i, tensor in enumerate(self.tensors)}
 
     def state(self) -> State:
-        """Every row, and the names of staged and attached fields."""
+        """Return every row, and the names of staged and attached fields."""
         stored, own = self.num_stored, set(self.schema.paths)
         attached = {f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in own}
         present = [name for name in self._optional_names if stored and name not in self.missing]
@@ -309,7 +323,7 @@ class Storage:
             path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
                 raise entry.error("a name of its own")
-            if path not in own:  # optional fields are in `own` already
+            if path not in own:  # an optional field is its declared leaf
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
                 own[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = own[path]
@@ -318,33 +332,33 @@ class Storage:
         node, names = saved.values, self._optional_names
         if "given" in node.entries():
             return {name.one_of(names) for name in node.entry("given").items(len(names))}
-        # An older checkpoint counts the steps that had a value, and says nothing about log_prob: zeros were left out.
+        # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
         has_value = node.entry("valued").integer(0, stored) == stored
         leaves = (self.tensors[i][:stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
         return set(itertools.compress(("value", "log_prob"), (has_value, has_log_prob)))
 
     def check(self) -> None:
-        """Verify the form of every tensor, and that staged and attached fields belong to the stored steps."""
+        """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
         schema, steps = self.schema, self.num_stored
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
             require_form(path_name(path), tensor, shape, field.dtype, self.device)
-        if not self._is_exposed:  # exposed memory may move: `write` notices
+        if not self.is_exposed:  # exposed memory may move; `write` rebinds it
             require_addresses(schema.paths, self.tensors, self._addresses)
-        most = self._num_rows - 1
-        require(0 <= steps <= most, "num_stored", f"0 to {most} steps", steps)
+        max_steps = self._num_rows - 1
+        require(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)
         staged, missing = sorted(self.staged), sorted(self.missing)
         require(not steps or not self.staged & self.missing, "staged fields", f"none of {missing}", staged)
         names = schema.names
         require(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
-        require(not staged or steps < most, "staged fields", "no staged fields in a full rollout", staged)
+        require(not staged or steps < max_steps, "staged fields", "no staged fields in a full rollout", staged)
         self._check_attached()
         for fault in overflows_of(self.overflowed):
             raise InvariantError(fault)
 
     def _check_attached(self) -> None:
-        """Verify that attached tensors have the rows of the rollout, zeros after the stored ones."""
+        """Verify that attached tensors have the rollout's rows, and zeros after the stored steps."""
         steps, declared = self.num_stored, self.declared_leaves()
         for path, leaf in self.attached.items():
             is_present = path[0] in self.schema.names and path[0] not in self.missing
@@ -358,11 +372,157 @@ class Storage:
                 require_all(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
 
 
-def _differs(name: str, first: bool) -> SchemaError:
+def _optional_field_error(name: str, first: bool) -> SchemaError:
     expected, got = ("one, as the first step gave", "none") if first else ("none, as at the first step", "one")
     return SchemaError(explain(name, expected, got, f"Pass {name}= to every step of a rollout, or to none."))
 
 
-def _reentered() -> SchemaError:
+def _reentry_error() -> SchemaError:
     remedy = "Convert the arguments before add: reading one of them changed the rollout."
     return SchemaError(explain("add", "a rollout that stays as it is meanwhile", "another step in it", remedy))
+
+
+class EpisodeFlags:
+    """The episodes in a rollout's rows: ends, starts and reset rows, and the observers that count the steps.
+
+    Under NEXT_STEP the row after an end is a reset row: it holds the final observation and is no transition.
+    """
+
+    def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
+        self._storage, self._observers = storage, observers
+        self.terminated, self.truncated = storage.flag("terminated"), storage.flag("truncated")
+        self.is_observed = bool(observers.columns)
+        self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
+        """Whether the autoreset mode is NEXT_STEP."""
+        self.resetting = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
+        """Environments whose first row of the rollout is a reset row [N]."""
+        self.starting = torch.ones_like(self.resetting)
+        """Environments whose first transition of the rollout starts an episode [N]."""
+        self._observed_columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
+        """Tensors that observers count, by the set of missing optional fields."""
+        self._next_resets = self.resetting.clone().unsqueeze(0)
+        """Environments whose next row is a reset row [1, N]; kept up to date only for observers."""
+
+    def next_row(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two masks [N] of the row after the stored steps: it starts an episode; it is a reset row."""
+        steps = self._storage.num_stored
+        if not steps:
+            return self.starting.clone(), self.resetting.clone()
+        if not self.has_reset_rows:
+            return self.ended(steps - 1), self.resetting.clone()
+        resets = self.resets(steps + 1)
+        return resets[-2].clone(), resets[-1].clone()
+
+    def begin(self, starting: torch.Tensor, resetting: torch.Tensor) -> None:
+        """Begin a rollout whose first row starts an episode, or is a reset row, in these environments [N]."""
+        self.starting.copy_(starting)
+        self.resetting.copy_(resetting)
+        self._next_resets = resetting.clone().unsqueeze(0)
+
+    # Rows
+
+    def ended(self, rows: int | slice) -> torch.Tensor:
+        """Return the mask of rows that are terminated or truncated."""
+        return self.terminated[rows] | self.truncated[rows]
+
+    def resets(self, steps: int) -> torch.Tensor:
+        """Return the mask of reset rows among the first rows [steps, N], under NEXT_STEP."""
+        return reset_rows(self.resetting, self.ended(slice(0, steps - 1)))
+
+    def starts(self, steps: int) -> torch.Tensor:
+        """Return the mask of the first rows that start an episode [steps, N]; meaningless at reset rows."""
+        before = self.resets(steps)[:-1] if self.has_reset_rows else self.ended(slice(0, steps - 1))
+        return torch.cat([self.starting.unsqueeze(0), before])
+
+    def mask(self, steps: int) -> torch.Tensor | None:
+        """Return the mask of transitions among the first rows [steps, N]; None if all rows are transitions."""
+        return ~self.resets(steps) if self.has_reset_rows and steps else None
+
+    def whole_mask(self, steps: int) -> torch.Tensor:
+        """Return the mask of transitions among the first rows [steps, N], also if all rows are."""
+        mask = self.mask(steps)
+        return torch.ones_like(self.terminated[:steps]) if mask is None else mask
+
+    def transitions(self) -> torch.Tensor | int:
+        """Return the flat rows t·N + n of the stored transitions; or the number of rows, if all are transitions."""
+        steps = self._storage.num_stored
+        mask = self.mask(steps)
+        return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
+
+    def step_flags(self, steps: int) -> StepFlags:
+        """Return the flags of the first steps, for `find_sequences`."""
+        return StepFlags(steps, self.terminated, self.truncated, self.mask(steps), self.starting)
+
+    # Observers
+
+    def count(
+        self, row: int, steps: int, missing: frozenset[str], measured: Mapping[str, Any], then: Callable[[], None]
+    ) -> None:
+        """Count `steps` written rows in the observers, and call `then`, which makes the rows stored steps.
+
+        An exception before `then` leaves everything unchanged. `then` may be called twice and must be idempotent.
+        """
+        observers = self._observers
+        if steps < 1 or not observers.columns:
+            complete(then)
+            return
+        columns = self._observed_columns.get(missing) or self._observed_columns.setdefault(
+            missing, self._select_columns(missing)
+        )
+        resetting = self._next_resets if self.has_reset_rows else None
+        if observers.native is not None:
+            observers.measure(measured)
+            if not kernels.exchange():
+                columns, resetting = tuple(map(kernels.buffer_of, columns)), kernels.buffer_of(resetting)
+            observers.native.count(columns, row, steps, None, resetting, then)
+            return
+        block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}
+        with lock:
+            count, next_resets = observers.plan(block, None if resetting is None else resetting[0], measured)
+
+            def change() -> None:
+                count()
+                if next_resets is not None:
+                    self._next_resets = next_resets.unsqueeze(0)
+                then()
+
+            complete(change)
+
+    def _select_columns(self, missing: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
+        """Return a tensor per leaf, or None for leaves that observers do not count or that are `missing`."""
+        leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
+        columns = self._observers.columns
+        return tuple(leaf if i in columns and path[0] not in missing else None for i, (path, leaf) in leaves)
+
+    def take_back(self) -> None:
+        """Update the next reset rows after a collector wrote the rows."""
+        if self.has_reset_rows:
+            self._next_resets = self.resets(self._storage.num_stored + 1)[-1:].clone()
+
+    # State
+
+    def state(self) -> State:
+        """Return the masks of the first row, and the next reset rows."""
+        return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": self._next_resets})
+
+    def load_state(self, saved: SnapshotReader) -> None:
+        """Restore a saved state."""
+        saved.copy_into({"resetting": self.resetting, "starting": self.starting})
+        self._next_resets = saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device, copy=True)
+
+    def check(self) -> None:
+        """Verify every flag, and that the next reset rows follow from the stored flags."""
+        storage, steps = self._storage, self._storage.num_stored
+        own = {"resetting": self.resetting, "starting": self.starting}
+        for name, flags in own.items():
+            require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
+        ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
+        if not storage.has_values:
+            return
+        for name, flags in {**ends, **own}.items():
+            require_flags(name, flags)
+        is_allowed = ~self.resetting | self.has_reset_rows
+        require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
+        if self.is_observed and self.has_reset_rows:
+            actual, expected = self._next_resets, self.resets(steps + 1)[-1:]
+            require_all(actual == expected, "next resets", "the resets that follow from the stored flags", actual)

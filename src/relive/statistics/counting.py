@@ -1,4 +1,4 @@
-"""Numbers that every step changes: the base class of statistics and norms, and their native counters."""
+"""Base class of episode statistics and running norms, and the native counters that update them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from relive.kernels._native import Counters
 
 lock = threading.RLock()
-"""Held while the numbers of any statistics or norm are read or changed."""
+"""Lock of all statistics and norms, held while their tensors are read or changed."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 class Accumulator:
-    """Numbers in tensors, changed in place under `lock`: the native core knows their addresses."""
+    """Tensors updated in place under `lock`; the native core stores their addresses."""
 
     _not_pickled = ("_tensors", "_counters", "_is_bound", "_owner")
     _owner: Any = staticmethod(lambda: None)
-    """Returns the buffer's observers that count here; None if there are none any more."""
+    """Weak reference to the observers of the buffer that updates this object; returns None without such a buffer."""
 
     def _set_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._counters: Any = self._own_counters()
-        """The native counters of `update`; None where torch ops count."""
+        """Native counters for `update`; None if torch ops are used."""
         self._is_bound = False
-        """Native counters of a buffer count here, so that the numbers cannot move."""
+        """Whether native counters of a buffer store the addresses of the tensors, which then must not move."""
 
     def _own_counters(self) -> Any:
         raise NotImplementedError
@@ -62,12 +62,12 @@ class Accumulator:
 
     @property
     def device(self) -> torch.device:
-        """The device of the numbers, and of tensors that are passed."""
+        """Device of the tensors."""
         return next(iter(self._tensors.values())).device
 
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
-        """Move to another device, for steps there; returns itself."""
+        """Move to another device and return this object."""
         target = torch.empty(0, device=device_of(device)).device  # "cuda" is "cuda:0"
         if target == self.device:
             return self
@@ -79,11 +79,11 @@ class Accumulator:
         return self
 
     def clear(self) -> None:
-        """Forget everything that was counted, running episodes too."""
+        """Reset all counts to zero, running episodes included."""
         self._assign({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
 
     def state(self) -> State:
-        """Copies of all numbers."""
+        """Return copies of all tensors."""
         return State({}, self.snapshot())
 
     def load_state(self, saved: SnapshotReader) -> None:
@@ -91,27 +91,27 @@ class Accumulator:
         self._assign(saved.arrays_like(self._tensors))
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of all numbers."""
+        """Return copies of all tensors."""
         with lock:
             return {name: tensor.clone() for name, tensor in self._tensors.items()}
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a snapshot, of this object or of another with the same arguments."""
+        """Restore a snapshot of this object, or of another with the same arguments."""
         self._assign(restored_snapshot(type(self).__name__, snapshot, self._tensors))
 
 
 def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
-    """A function that counts values by torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
+    """Return a function that counts values with torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
     return accumulator._plan(values, mask)
 
 
 def bind(accumulator: Accumulator) -> None:
-    """Keep the numbers where they are: native counters of a buffer count there."""
+    """Forbid moving the tensors: native counters of a buffer store their addresses."""
     accumulator._is_bound = True
 
 
-def claim(stats: Accumulator, owner: object) -> None:
-    """Make `owner` the only buffer that counts in `stats`: steps of two would be counted into one episode."""
+def set_owner(stats: Accumulator, owner: object) -> None:
+    """Set the only buffer that updates `stats`; raise if there is another: its steps would mix with these episodes."""
     if stats._owner() is not None:
         gc.collect()  # the other buffer may be garbage
     if stats._owner() is not None:
@@ -126,14 +126,14 @@ def counters(
     episodes: tuple[Accumulator, Sequence[int], Sequence[int], Sequence[int]] | None,
     norms: Sequence[tuple[Accumulator, int]],
 ) -> Counters | None:  # fmt: skip
-    """The native counters of steps whose leaves have these dtypes; None where torch ops must count.
+    """Return native counters of steps whose leaves have these dtypes; None if torch ops must count.
 
     Args:
-        dtypes: the dtypes of a step's leaves. Leaves after them are measured: see `Counters.measure`.
-        envs: the number of environments; None is any number.
-        flags: the leaves "terminated" and "truncated".
-        episodes: statistics, and the leaves of rewards, metrics and reasons.
-        norms: each norm, and its leaf.
+        dtypes: dtypes of a step's leaves. Leaves with higher numbers come from infos: see `Counters.measure`.
+        envs: number of environments; None accepts any number.
+        flags: leaf numbers of "terminated" and "truncated".
+        episodes: the statistics, and the leaf numbers of rewards, metrics and reasons.
+        norms: each norm with its leaf number.
     """
     native = kernels.native()
     accumulators = [*([] if episodes is None else [episodes[0]]), *(norm for norm, _ in norms)]

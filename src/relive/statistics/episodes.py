@@ -1,4 +1,4 @@
-"""Returns, lengths, metrics and ends of the last finished episodes."""
+"""Episode statistics: returns, lengths, metrics and end reasons of the newest finished episodes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
 from relive.storage.allocator import require_memory
 
-_MOST_STEPS = 2**53
-"""The largest count that float64 keeps exactly."""
+_MAX_STEPS = 2**53
+"""Largest count that float64 represents exactly."""
 _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 
 
 class EpisodeStats(counting.Accumulator):
-    """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
+    """Statistics of the newest `window` finished episodes of `num_envs` environments.
 
-    A return is a team's: buffers add up the rewards of several agents. The reward of one agent may be a metric.
+    Buffers sum the rewards of several agents: the return is the team's. Declare the reward of one agent as a metric.
 
     Args:
-        num_envs: environments that are counted. None is one environment without an environment axis.
-        window: how many of the newest episodes the summary is about.
-        metrics: names of numbers of a step that are summed over the episode, as rewards are.
+        num_envs: number of environments. None is one environment without an environment axis.
+        window: number of newest episodes in the summary.
+        metrics: names of numbers per step that are summed over the episode, like rewards.
         reasons: names of the reasons why episodes end.
-        device: the device of the counts.
+        device: device of the counts.
 
     >>> stats = EpisodeStats(num_envs=2, reasons=("fall",))
     >>> stats.update([1.0, 5.0], terminated=[False, False], truncated=[False, False])
@@ -44,7 +44,7 @@ class EpisodeStats(counting.Accumulator):
     """
 
     @suggests_keywords
-    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    @torch.inference_mode(False)  # the memory may be written outside inference mode
     def __init__(
         self, num_envs: int | None, window: int = 100, metrics: Iterable[str] = (), reasons: Iterable[str] = (), *,
         device: torch.device | str = "cpu",
@@ -59,10 +59,10 @@ class EpisodeStats(counting.Accumulator):
         device, envs = device_of(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
-        # float64: a return keeps its digits over long episodes, and every count is exact.
+        # float64: returns of long episodes stay precise, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
-            # One row more than the window: rows that are dropped go there, without a synchronisation.
+            # The extra row receives rows to discard: selecting the others would synchronise.
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
@@ -77,7 +77,7 @@ class EpisodeStats(counting.Accumulator):
         )
 
     def _own_counters(self) -> Any:
-        """The native counters of a step as `update` gives it: flags, reward, metrics and reasons."""
+        """Return native counters of a step with the leaves of `update`: flags, reward, metrics and reasons."""
         dtypes = [field.dtype for field in self._fields.values()]
         metrics = range(3, 3 + len(self.metrics))
         episodes = self, [2], metrics, range(metrics.stop, len(dtypes))
@@ -85,6 +85,7 @@ class EpisodeStats(counting.Accumulator):
 
     @property
     def _fields(self) -> dict[str, Field]:
+        """Fields of a step, in the order of the native counters."""
         numbers, flags = dict.fromkeys(("reward", *self.metrics), NUMBER), dict.fromkeys(self.reasons, FLAG)
         return {"terminated": FLAG, "truncated": FLAG, **numbers, **flags}
 
@@ -97,9 +98,9 @@ class EpisodeStats(counting.Accumulator):
     ) -> None:  # fmt: skip
         """Count one step of every environment; every value is [N].
 
-        Rows where `mask` is False (steps that only reset) are ignored. A metric that is left out adds nothing.
-        `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
-        An episode that is both terminated and truncated is terminated.
+        Environments where `mask` is False (reset rows) are ignored. A missing metric counts as 0. `reasons` is a flag
+        [N] per name, or a name or None per environment; it is read where an episode ends. An episode that is both
+        terminated and truncated counts as terminated.
         """
         flags = self._reason_flags(reasons)
         _require_declared("reasons", flags, self.reasons)
@@ -119,26 +120,28 @@ class EpisodeStats(counting.Accumulator):
             self._counters.count(leaves, 0, 1, None, None if played is None else kernels.buffer_of(~played), None)
 
     def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
-        """A function that counts steps in time order by torch ops: fields [T, N] by name, transitions where `mask`.
+        """Return a function that counts steps with torch ops: fields [T, N] by name; rows outside `mask` are ignored.
 
-        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same state.
+        The caller holds `counting.lock` until it has called the function, which is idempotent.
         """
         device, envs = self.device, self.num_envs or 1
         none = torch.zeros(envs, dtype=torch.bool, device=device)
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
-            if device.type == "cpu" and counts[1] > _MOST_STEPS - envs:  # not checked elsewhere: it would synchronise
+            if (
+                device.type == "cpu" and counts[1] > _MAX_STEPS - envs
+            ):  # not checked on other devices: it would synchronise
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             step = {name: column[t] for name, column in values.items()}
             played = ~none if mask is None else mask[t]
-            for i, gained in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
-                running[i] += torch.where(played, gained, 0.0)
+            for i, increment in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
+                running[i] += torch.where(played, increment, 0.0)
             counts[1] += played.sum()
             flags = [step["terminated"], *(step.get(name, none) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & played
-            # Rows of running episodes go to the spare slot: selecting the others would be a synchronisation.
+            # Rows of running episodes go to the extra row: selecting the others would synchronise.
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
             slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)
@@ -155,7 +158,7 @@ class EpisodeStats(counting.Accumulator):
         return change
 
     def _reason_flags(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
-        """A flag for each name, also where a name or None for each environment was passed."""
+        """Return a flag [N] per name, for reasons in either form."""
         if reasons is None or isinstance(reasons, Mapping):
             return reasons or {}
         names = np.asarray(reasons, dtype=object)
@@ -167,7 +170,7 @@ class EpisodeStats(counting.Accumulator):
         return {name: np.asarray(names == name, dtype=np.bool_) for name in distinct}
 
     def cut(self, env_ids: Any = None) -> None:
-        """Drop the running episodes of these environments, or of all: they will never be finished."""
+        """Drop the running episodes of these environments, or of all, because they will not be finished."""
         at = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
         with counting.lock:
             self._tensors["open"][:, at] = 0.0
@@ -176,34 +179,35 @@ class EpisodeStats(counting.Accumulator):
 
     @property
     def num_episodes(self) -> int:
-        """The number of episodes that have finished since the start or the last `clear()`."""
+        """Number of episodes finished since the start or the last `clear()`."""
         return int(self._tensors["counts"][0])
 
     @property
     def num_steps(self) -> int:
-        """The number of steps that were counted, in all environments together."""
+        """Number of counted steps, summed over all environments."""
         return int(self._tensors["counts"][1])
 
     def episodes(self) -> dict[str, torch.Tensor]:
-        """The window, oldest first: "step", "return", "length", metrics, "terminated", "truncated" and reasons [E].
+        """Return the episodes of the window, oldest first, in columns [E].
 
-        "step" is the number of steps of all environments when the episode ended: the x of a learning curve.
+        The columns are "step", "return", "length", metrics, "terminated", "truncated" and reasons. "step" is the number
+        of steps of all environments when the episode ended: the x axis of a learning curve.
         """
         with counting.lock:
-            columns = dict(zip(self._columns, self._finished().unbind(1), strict=True))
+            columns = dict(zip(self._columns, self._finished_rows().unbind(1), strict=True))
         columns["truncated"] = columns["terminated"] == 0
         kinds = {"step": torch.int64, "length": torch.int64, **dict.fromkeys(("terminated", *self.reasons), torch.bool)}
         return {name: column.to(kinds.get(name, column.dtype)) for name, column in columns.items()}
 
     def summary(self) -> dict[str, float]:
-        """Numbers to log, over the window: `<name>_mean`, `_std` (of the population), `_min`, `_max`, and rates.
+        """Return numbers to log over the window: `<name>_mean`, `_std` (of the population), `_min`, `_max`, and rates.
 
         Names: "return", "length" and each metric, and "step_reward" and "step_<metric>" per step of an episode. Rates:
-        "terminated_rate", "truncated_rate" and one for each reason. "episodes" is the number of episodes that have
-        finished in all; before the first one it is the only number.
+        "terminated_rate", "truncated_rate" and one per reason. "episodes" is the total number of finished episodes;
+        before the first one it is the only number.
         """
         with counting.lock:
-            total, finished = float(self.num_episodes), self._finished().cpu().numpy()
+            total, finished = float(self.num_episodes), self._finished_rows().cpu().numpy()
         if not len(finished):
             return _Summary(episodes=total)
         columns = dict(zip(self._columns, finished.T, strict=True))
@@ -214,13 +218,13 @@ class EpisodeStats(counting.Accumulator):
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
         return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
-    def _finished(self) -> torch.Tensor:
-        """The rows of the window, oldest first."""
+    def _finished_rows(self) -> torch.Tensor:
+        """Return the rows of the window, oldest first."""
         ring, total = self._tensors["ring"][:-1], self.num_episodes
         return ring[:total].clone() if total < self.window else ring.roll(-(total % self.window), 0)
 
     def check(self) -> None:
-        """Verify that the counts fit together; returns and metrics may be any numbers."""
+        """Verify that the counts are consistent; returns and metrics may be any numbers."""
         with counting.lock:
             envs, columns = self.num_envs or 1, len(self._columns)
             shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
@@ -233,8 +237,8 @@ class EpisodeStats(counting.Accumulator):
     def _check_counts(self) -> None:
         episodes, steps = self._tensors["counts"].tolist()
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
-        require(steps <= _MOST_STEPS, "stats: steps", "at most 2^53", steps)
-        running, finished = self._tensors["open"][1], self._finished()
+        require(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
+        running, finished = self._tensors["open"][1], self._finished_rows()
         require_all(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
@@ -250,12 +254,12 @@ class EpisodeStats(counting.Accumulator):
         require_all(rest == 0, "stats: window", "0 after the last episode", rest)
 
     def config(self) -> dict[str, Any]:
-        """The arguments of equal statistics but for `num_envs`, as JSON."""
+        """Return the arguments of equal statistics, except `num_envs`, as JSON."""
         return {"window": self.window, "metrics": list(self.metrics), "reasons": list(self.reasons)}
 
 
 class _Summary(dict[str, float]):
-    """The numbers of a summary; the KeyError for a missing one says why it is missing."""
+    """Numbers of a summary; the KeyError for a missing name explains why it is missing."""
 
     def __missing__(self, name: str) -> NoReturn:
         if self["episodes"]:
@@ -273,12 +277,12 @@ def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
-    """Raise if a name of `episodes()` or `summary()` would mean two things."""
+    """Raise if two columns of `episodes()` or `summary()` would have the same name."""
     names = ["step", "return", "length", "reward", "terminated", "truncated", *metrics, *reasons]
     names += [f"step_{name}" for name in ("reward", *metrics)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise SchemaError(explain("EpisodeStats", "distinct names", f"{twice!r} twice", "Rename one."))
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise SchemaError(explain("EpisodeStats", "distinct names", f"{duplicate!r} twice", "Rename one."))
 
 
 def _require_declared(where: str, names: Iterable[str], declared: tuple[str, ...]) -> None:

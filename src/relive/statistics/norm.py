@@ -1,4 +1,4 @@
-"""Running mean and deviation of a field, and values normalised by them."""
+"""Running mean and deviation of a field, and normalisation with them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from relive.schema.invariants import require, require_all, require_form
 from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
 
-_MOST_ROWS = 2.0**53
-"""The smallest count that float64 may not keep exactly."""
+_MAX_ROWS = 2.0**53
+"""Rows must stay below this count, which float64 represents exactly."""
 
 
 class _Fit(NamedTuple):
-    """The mean and deviation for values of one dtype."""
+    """Mean and deviation, rounded to one dtype."""
 
     num_rows: float | None
-    """The number of rows that they are of; None where every change forgets the fit."""
+    """Number of rows of the fit, for comparison; None if every change deletes the fit."""
     mean: torch.Tensor
     rest: torch.Tensor
-    """The part of the mean that the dtype loses: at 1e8, up to 4 in float32."""
+    """Rounding error of `mean`: up to 4 at 1e8 in float32."""
     scale: torch.Tensor
 
 
 class RunningNorm(Accumulator):
-    """The mean and deviation of all rows [shape] that `update` was called with, and values normalised by them.
+    """Running mean and deviation of all rows [shape] passed to `update`, and normalisation with them.
 
         normalize(x) = (x − mean) / √(var + eps), clipped to [−clip, clip]
 
-    with the variance of the population; before the first row it is the identity. One norm is one leaf: a dict
-    observation has a norm for each of its entries. Rows are merged as whole groups (Chan et al., Updating formulae
-    and a pairwise algorithm for computing sample variances, 1979) in float64.
+    with the variance of the population; before the first row it is the identity. Use one norm per leaf: a dict
+    observation needs a norm for each entry. Batches of rows are merged in float64 (Chan et al., Updating formulae and
+    a pairwise algorithm for computing sample variances, 1979).
 
     Args:
         shape: shape of one row.
-        eps: added to the variance, so that a constant is not divided by 0.
+        eps: added to the variance, to avoid division by 0.
         clip: bound of normalised values; None does not clip.
-        device: the device of the moments.
+        device: device of the moments.
 
     >>> norm = RunningNorm(2)
     >>> norm.update([[1.0, 10.0], [3.0, 30.0]])
@@ -54,7 +54,7 @@ class RunningNorm(Accumulator):
     tensor([ 1., -1.])
     """
 
-    @torch.inference_mode(False)  # the moments are changed later, in whatever mode
+    @torch.inference_mode(False)  # the moments may be changed outside inference mode
     def __init__(
         self, shape: int | Sequence[int] = (), *, eps: float = 1e-8, clip: float | None = None,
         device: torch.device | str = "cpu",
@@ -68,15 +68,15 @@ class RunningNorm(Accumulator):
             "count": torch.zeros((), dtype=torch.float64, device=device),
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
-        }  # rows, their mean, and the sum of their squared distances from it
-        self._fitted: _Fit | None = None
+        }  # number of rows, mean, and sum of squared distances from the mean
+        self._cached_fit: _Fit | None = None
         self._set_tensors(tensors)
 
     def __repr__(self) -> str:
         return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
 
-    _not_pickled = (*Accumulator._not_pickled, "_fitted")
-    _fitted = None
+    _not_pickled = (*Accumulator._not_pickled, "_cached_fit")
+    _cached_fit = None
 
     def _own_counters(self) -> Any:
         return counters([torch.float64], None, None, None, [(self, 0)])
@@ -84,7 +84,7 @@ class RunningNorm(Accumulator):
     # Counting
 
     def update(self, x: Any, mask: Any = None) -> None:
-        """Take in the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
+        """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, lead = self._convert(x)
         counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         if self._counters is not None:
@@ -97,11 +97,11 @@ class RunningNorm(Accumulator):
             self._plan(rows, counted)()
 
     def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
-        """A function that takes in rows by torch ops.
+        """Return a function that counts rows with torch ops.
 
-        The caller holds `counting.lock` until it has called the function; calling it twice leads to the same state.
+        The caller holds `counting.lock` until it has called the function, which is idempotent.
         """
-        # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
+        # One copy, changed in place: with thousands of rows, allocating memory takes most of the time.
         rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
         ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
@@ -114,7 +114,7 @@ class RunningNorm(Accumulator):
         return partial(self._assign, self._merge_moments(count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:
-        """Take in all rows of `other`, as if `update` had been called with them here."""
+        """Add all rows of `other`, as if they had been passed to `update`."""
         shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
         if shape != self.shape:
             raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
@@ -122,72 +122,72 @@ class RunningNorm(Accumulator):
             self._assign(self._merge_moments(*(tensor.to(self.device) for tensor in other.snapshot().values())))
 
     def _merge_moments(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The moments of our rows and of others together; the caller holds the lock."""
+        """Return the moments of the own rows and other rows together; the caller holds the lock."""
         before = self._tensors
         total = before["count"] + count
-        if total.device.type == "cpu" and total >= _MOST_ROWS:  # not checked elsewhere: it would synchronise
+        if total.device.type == "cpu" and total >= _MAX_ROWS:  # not checked on other devices: it would synchronise
             got = f"{int(before['count'])} and {int(count)} more"
             raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
         share = count / total.clamp(min=1)
-        apart = mean - before["mean"]
+        difference = mean - before["mean"]
         return {
             "count": total,
-            "mean": before["mean"] + apart * share,
-            "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
+            "mean": before["mean"] + difference * share,
+            "squares": before["squares"] + squares + difference.square() * (before["count"] * share),
         }
 
     def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with lock:
-            self._fitted = None
+            self._cached_fit = None
             super()._assign(tensors)
 
     # Using
 
     def __call__(self, x: Any) -> torch.Tensor:
-        """`normalize(x)`."""
+        """Return `normalize(x)`."""
         return self.normalize(x)
 
     def normalize(self, x: Any) -> torch.Tensor:
-        """`x` […, *shape] centred and divided by the deviation, in the dtype of `x`; a gradient flows through."""
+        """Return `x` […, *shape] centred and divided by the deviation, in its dtype; gradients flow through."""
         x, fit, dtype = self._prepare(x)
         return self._clip((x - fit.mean).sub_(fit.rest).div_(fit.scale)).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
-        """`x` divided by the deviation but not centred: for rewards and returns, whose sign means something."""
+        """Return `x` divided by the deviation but not centred: for rewards and returns, whose sign matters."""
         x, fit, dtype = self._prepare(x)
         return self._clip(x / fit.scale).to(dtype)
 
     def denormalize(self, x: Any) -> torch.Tensor:
-        """The value that `normalize` turned into `x`, unless it was clipped."""
+        """Return the inverse of `normalize`, except for clipping."""
         x, fit, dtype = self._prepare(x)
         return (x * fit.scale).add_(fit.rest).add_(fit.mean).to(dtype)
 
     def _prepare(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
-        """`x` in the dtype of the arithmetic, the fit in that dtype, and the dtype of the result."""
+        """Return `x` in the dtype of the arithmetic, the fit in that dtype, and the dtype of the result."""
         x, _ = self._convert(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
         # float64: an integer may have more digits than float32 keeps.
-        work = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
-        return x.to(work), self._fit(work), dtype
+        work_dtype = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
+        return x.to(work_dtype), self._fit(work_dtype), dtype
 
     def _fit(self, dtype: torch.dtype) -> _Fit:
-        """The fit of the rows so far, computed once for many batches between two updates."""
+        """Return the fit of the rows so far; it is cached between two updates."""
         with lock:
-            tensors, fit = self._tensors, self._fitted
-            # The native core changes the moments without a call of ours: their count shows it.
+            tensors, fit = self._tensors, self._cached_fit
+            # Native counters change the moments without a call here: compare the number of rows.
             count = float(tensors["count"]) if self._counters is not None else None
             if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
-                with torch.inference_mode(False):  # a fit that was computed while acting is used while training
+                with torch.inference_mode(False):  # a fit computed while acting is used while training
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
-                    self._fitted = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
+                    self._cached_fit = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
             return fit
 
     def _clip(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def _convert(self, x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """`x` as a tensor of real numbers on the device, with its gradient, and its leading axes."""
+        """Return `x` as a tensor of real numbers on the device, with its gradient, and its leading shape."""
         is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dtype in DTYPES
         tensor = x if is_plain and x.device == self.device else as_tensor("x", x, self.device).to(self.device)
         lead = tensor.ndim - len(self.shape)
@@ -201,7 +201,7 @@ class RunningNorm(Accumulator):
 
     @property
     def count(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         return int(self._tensors["count"])
 
     @property
@@ -224,23 +224,23 @@ class RunningNorm(Accumulator):
         return self.var.sqrt()
 
     def check(self) -> None:
-        """Verify that the moments are consistent with the row count; NaN inputs give NaN."""
+        """Verify that the moments are consistent with the number of rows; NaN moments are allowed."""
         for name, tensor in self._tensors.items():
             require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
         if self.device.type == "meta":  # meta tensors have no values
             return
         count, mean, squares = self.snapshot().values()
         rows = float(count)
-        right = 0 <= rows < _MOST_ROWS and rows.is_integer()
-        require(right, "norm: count", "a whole number of rows", rows)
+        is_valid = 0 <= rows < _MAX_ROWS and rows.is_integer()
+        require(is_valid, "norm: count", "a whole number of rows", rows)
         require_all(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
         for name, moment in (("mean", mean), ("squares", squares)):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     def config(self) -> list[Any]:
-        """The arguments of an equal norm without rows, as JSON."""
+        """Return the arguments of an equal norm without rows, as JSON."""
         return [list(self.shape), self.eps, self.clip]
 
 
 Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]
-"""Norms by field or path; written out, because the keys of a Mapping are invariant."""
+"""Norms by field or path; three types, because the keys of a Mapping are invariant."""

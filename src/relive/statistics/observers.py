@@ -1,4 +1,4 @@
-"""The observers of a buffer: episode statistics and norms of fields, which count every step that it stores."""
+"""The observers of a buffer: episode statistics and running norms, updated with every step that it stores."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, path_of
 from relive.schema.invariants import require
 from relive.schema.suggestions import NAME
-from relive.statistics.counting import bind, claim, counters, plan
+from relive.statistics.counting import bind, counters, plan, set_owner
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import Node
 
 
 class _ByField(dict["str | Path", RunningNorm]):
-    """Norms by the keys they were passed under; a name and the path of that one name mean the same field."""
+    """Norms by the keys of the caller; a name and the path `(name,)` find the same norm."""
 
     def __missing__(self, key: Any) -> RunningNorm:
         other = (key,) if isinstance(key, str) else key[0] if isinstance(key, tuple) and len(key) == 1 else key
@@ -36,7 +36,7 @@ class _ByField(dict["str | Path", RunningNorm]):
 
 
 class Observers:
-    """The statistics and norms of one buffer. They are moved to its device, and count valid transitions only."""
+    """The statistics and norms of one buffer, moved to its device; they count transitions, not reset rows."""
 
     def __init__(
         self, stats: EpisodeStats | None, norm: Norms | None, schema: Schema, num_envs: int | None,
@@ -49,14 +49,14 @@ class Observers:
         self.stats: EpisodeStats | None = stats
         self.norm: dict[str | Path, RunningNorm] = _ByField((norm or {}).items())
         self._num_envs, self._device = num_envs, device
-        self._fields = {} if stats is None else _leaves_of_stats(stats, schema)
-        """The leaf of each field that the statistics read beside the rewards."""
+        self._fields = {} if stats is None else _stats_leaves(stats, schema)
+        """Leaf number of each field that the statistics read, except rewards."""
         self._rewards = () if stats is None else schema.leaf_indices["reward"]
         self._norms = _norms_by_leaf(self.norm, schema)
         self._flags = tuple(schema.leaf_indices[name][0] for name in ("terminated", "truncated"))
         observed = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(observed.union(self._flags)) if observed else ()
-        """The leaves that are counted; empty without statistics and norms."""
+        """Leaf numbers that are counted; empty without statistics and norms."""
         for i in self.columns:
             if schema.fields[i].dtype.is_complex:
                 where, remedy = (
@@ -65,17 +65,17 @@ class Observers:
                 )
                 raise SchemaError(explain(where, "a field of real numbers", schema.fields[i].dtype, remedy))
         self._info_names: tuple[str, ...] = ()
-        """Metrics and reasons that are no fields of the buffer but may be in the info of a step."""
+        """Metrics and reasons that are not fields of the buffer, and are read from the info of a step."""
         if stats is not None:
             if stats.num_envs != num_envs:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._info_names = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
-            claim(stats, self)
+            set_owner(stats, self)
         for each in self._parts().values():
             each.to(device)
         self.native = self._native_counters(schema) if observed else None
-        """Counts the steps of the buffer natively; None where torch ops do."""
+        """Native counters of the buffer's steps; None if torch ops are used."""
 
     def _native_counters(self, schema: Schema) -> Any:
         dtypes = [field.dtype for field in schema.fields]
@@ -86,21 +86,21 @@ class Observers:
             episodes = self.stats, self._rewards, metrics, reasons
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
         native = counters(dtypes, self._num_envs or 1, self._flags, episodes, norms)
-        for each in self._parts().values() if native is not None else ():
-            bind(each)
+        for part in self._parts().values() if native is not None else ():
+            bind(part)
         return native
 
     def measured(
         self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
     ) -> dict[str, torch.Tensor]:
-        """The metrics and reasons in the info of a step, as numbers [1, N], checked before anything is stored."""
+        """Return the metrics and reasons in the info of a step as numbers [1, N]; raise if they are malformed."""
         if not self._info_names:
             return {}
         numbers = {name: info_numbers(info or {}, name, lead, self._device, mode) for name in self._info_names}
         return {name: value.view(1, -1) for name, value in numbers.items() if value is not None}
 
     def measure(self, measured: Mapping[str, torch.Tensor]) -> None:
-        """Let the native counters count these with the coming step."""
+        """Pass metrics and reasons of the next step to the native counters."""
         if self._info_names and self.native is not None:
             self.native.measure([kernels.buffer_of(measured.get(name)) for name in self._info_names])
 
@@ -108,12 +108,12 @@ class Observers:
         self, block: Mapping[int, torch.Tensor], resetting: torch.Tensor | None, measured: Mapping[str, torch.Tensor],
         envs: torch.Tensor | None = None,
     ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
-        """A function that counts these steps with torch ops, and the environments whose next step is a dummy step.
+        """Return a function that counts steps with torch ops, and the environments whose next step is a reset row.
 
-        Steps are in time order: columns [T, K, …] of the environments `envs` (or of all), of which those in `resetting`
-        only reset in the first step. A field that the steps do not have is not in the block. `measured` belongs to a
-        block of one step. The caller holds `counting.lock` until it has called the function; calling it twice leads to
-        the same state.
+        The block has columns [T, K, …] by leaf number, in time order, of the environments `envs` (or of all), without
+        fields that the steps do not have. `resetting` [K] marks environments whose first row is a reset row. `measured`
+        belongs to a block of one step. The caller holds `counting.lock` until it has called the function, which is
+        idempotent.
         """
         mask = None
         if resetting is not None:
@@ -135,7 +135,7 @@ class Observers:
         self, stats: EpisodeStats, block: Mapping[int, torch.Tensor], mask: torch.Tensor | None,
         measured: Mapping[str, torch.Tensor], envs: torch.Tensor | None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:  # fmt: skip
-        """The steps and the mask of a block for `EpisodeStats._plan`, with a column for every environment."""
+        """Return the fields and the mask of a block for `EpisodeStats._plan`, with a column for every environment."""
         steps = {name: block[leaf] for name, leaf in self._fields.items() if leaf in block}
         steps.update(measured)
         steps |= {name: steps[name] != 0 for name in stats.reasons if name in steps}
@@ -153,12 +153,12 @@ class Observers:
         return {name: widen(values) for name, values in steps.items()}, widen(mask)
 
     def config(self) -> dict[str, Any]:
-        """The arguments of equal statistics and norms, as JSON."""
+        """Return the arguments of equal statistics and norms, as JSON."""
         norms = [[[path] if isinstance(path, str) else list(path), *norm.config()] for path, norm in self.norm.items()]
         return {"stats": None if self.stats is None else self.stats.config(), "norm": norms}
 
     def state(self) -> State:
-        """The numbers of all of them."""
+        """Return the tensors of the statistics and all norms."""
         return State({}, State.of_parts({name: each.state() for name, each in self._parts().items()}).arrays)
 
     def load_state(self, saved: SnapshotReader) -> None:
@@ -167,26 +167,26 @@ class Observers:
             each.load_state(saved.part_without_values(name))
 
     def _parts(self) -> dict[str, EpisodeStats | RunningNorm]:
-        """Each of them, by its name in a state."""
+        """Return the statistics and norms by their names in a saved state."""
         stats: dict[str, EpisodeStats | RunningNorm] = {} if self.stats is None else {"stats": self.stats}
         return stats | {f"norm{i}": norm for i, norm in enumerate(self.norm.values())}
 
     def check(self) -> None:
-        """Verify each of them, and that they are on the device of the steps."""
+        """Verify the statistics and norms, and that they are on the buffer's device."""
         for each in self._parts().values():
             require(each.device == self._device, type(each).__name__, f"device {self._device}", each.device)
             each.check()
 
     def restarted(self, env_ids: Any = None) -> None:
-        """Drop the running episodes of these environments, or of all: they were reset."""
+        """Drop the running episodes of environments that were reset; of all if `env_ids` is None."""
         if self.stats is not None:
             self.stats.cut(env_ids)
 
 
 def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
-    """The arguments `stats` and `norm` of a saved buffer.
+    """Return the arguments `stats` and `norm` of a saved buffer.
 
-    Sizes are compared with the saved arrays first, so that a size that is only claimed takes no memory.
+    Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
     """
     norms: dict[Path, RunningNorm] = {}
     for i, node in enumerate(config.entry("norm").items()):
@@ -206,8 +206,8 @@ def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> d
     return {"stats": EpisodeStats(num_envs, window, metrics, reasons), "norm": norms}
 
 
-def _leaves_of_stats(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
-    """The leaves of the flags, and of the fields that are metrics or reasons."""
+def _stats_leaves(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
+    """Return the leaf numbers of the flags, and of fields that are metrics or reasons."""
     if not isinstance(stats, EpisodeStats):
         raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rl.EpisodeStats(num_envs)."))
     for name in (*stats.metrics, *stats.reasons):
@@ -223,6 +223,7 @@ def _leaves_of_stats(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
 
 
 def _norms_by_leaf(norms: Mapping[str | Path, RunningNorm], schema: Schema) -> dict[int, RunningNorm]:
+    """Return the norms by leaf number; raise if one does not fit its leaf."""
     by_leaf: dict[int, RunningNorm] = {}
     for key, norm in norms.items():
         path = (key,) if isinstance(key, str) else tuple(key)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.shuffling import shuffled
+from relive.kernels.reader import shuffled
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.views.view import require_order

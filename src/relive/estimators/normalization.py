@@ -1,4 +1,4 @@
-"""Advantages without a critic: every episode is compared with the other episodes of its group."""
+"""Normalisation of advantages, over a group of episodes or over all steps, and the explained variance of a critic."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def group_advantage(
         reward: [T, N] or [T, N, …].
         done: bool, like reward or its leading axes [T, N]; this step, which still counts, ended the episode. There is
             no bootstrap.
-        group_size: the number of neighbouring environments that started alike, at least 2 and a divisor of N.
+        group_size: number of adjacent environments with the same start, at least 2 and a divisor of N.
         gamma: discount γ in [0, 1].
-        first_episode_only: each environment counts only up to its first end.
+        first_episode_only: whether each environment counts only up to its first end.
         eps: added to the deviation, so that groups of equal returns give 0.
         mask: bool, like done; rows where it is False are not transitions (reset rows): they are not read, and are 0 in
             every result.
@@ -53,10 +53,10 @@ def group_advantage(
     if envs % size:
         expected, remedy = f"a divisor of {envs} environments", "Choose a group_size that divides them."
         raise SchemaError(explain("group_size", expected, size, remedy))
-    never = torch.zeros_like(done)
-    nothing = torch.zeros_like(reward)
-    seq_return = kernels.estimate("lambda_return", 1, [reward, nothing, done, never, mask], (gamma, 1.0))
-    seq_mask = never.logical_not() if mask is None else mask.clone()
+    no_flags = torch.zeros_like(done)
+    zeros = torch.zeros_like(reward)
+    seq_return = kernels.estimate("lambda_return", 1, [reward, zeros, done, no_flags, mask], (gamma, 1.0))
+    seq_mask = no_flags.logical_not() if mask is None else mask.clone()
     if first_episode_only:
         ends = done & seq_mask
         seq_mask &= ends.cumsum(0) == ends
@@ -66,12 +66,63 @@ def group_advantage(
 
 
 def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """The returns with mean 0 and deviation 1 over each group's unmasked members (axis 2); masked members are 0."""
+    """Return the returns with mean 0 and deviation 1 over the members of each group (axis 2); masked members are 0."""
     masked = mask.logical_not()
     members = mask.sum(2, keepdim=True).clamp(min=1)
     # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
-    highest = return_.masked_fill(masked, -torch.inf).amax(2, keepdim=True)
-    shifted = (return_ - highest).masked_fill(masked, 0)
+    max_return = return_.masked_fill(masked, -torch.inf).amax(2, keepdim=True)
+    shifted = (return_ - max_return).masked_fill(masked, 0)
     centered = (shifted - shifted.sum(2, keepdim=True) / members).masked_fill(masked, 0)
     deviation = (centered.square().sum(2, keepdim=True) / members).sqrt()
     return centered / (deviation + eps)
+
+
+def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:
+    """`x` with mean 0 and standard deviation 1 over all its entries, in its shape [T, N, …].
+
+        (x − mean) / (std + eps)
+
+    with the deviation of `torch.std`. A single entry becomes 0.
+
+    Args:
+        x: [T, N, …], or any other shape.
+        mask: bool, like x or its leading axes [T, N]; entries where it is False do not count and become 0.
+        eps: added to the deviation, so that equal entries become 0.
+        correction: 1 gives the unbiased deviation, 0 the deviation of the population.
+    """
+    eps = number("eps", eps)
+    (x,), _, mask = align({"x": x}, {}, mask)
+    centered, num_counted = _center(x, mask)
+    return centered / ((centered.square().sum() / (num_counted - correction).clamp(min=1)).sqrt() + eps)
+
+
+def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """The share of the returns' variance that the values explain []: 1 at best, NaN for constant returns.
+
+        1 − Var(return − value) / Var(return)
+
+    A constant value gives 0.
+
+    Args:
+        value: [T, N, …]; the critic's predictions.
+        return_: like value; the returns that it should have predicted.
+        mask: bool, like value or its leading axes [T, N]; entries where it is False do not count.
+    """
+    (value, return_), _, mask = align({"value": value, "return_": return_}, {}, mask)
+    unexplained, total = (_center(x, mask)[0].square().sum() for x in (return_ - value, return_))
+    return torch.where(total == 0, torch.nan, 1 - unexplained / total)
+
+
+def _center(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x minus its mean over the entries in `mask` (0 elsewhere), and the number of these entries.
+
+    The largest entry is subtracted first: equal entries then become exactly 0, whatever their sum rounds to.
+    """
+    if mask is None:
+        mask = torch.ones_like(x, dtype=torch.bool)
+    ignored = mask.logical_not()
+    num_counted = mask.sum()
+    if x.numel() == 0:
+        return x, num_counted
+    shifted = (x - x.masked_fill(ignored, -torch.inf).max()).masked_fill(ignored, 0)
+    return (shifted - shifted.sum() / num_counted.clamp(min=1)).masked_fill(ignored, 0), num_counted

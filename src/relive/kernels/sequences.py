@@ -1,0 +1,191 @@
+"""The sequences of a rollout: an index of their steps, and reading batches of them, natively or by torch ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from relive import kernels
+from relive.kernels.reader import reader
+
+Layout = Literal["batch_first", "time_first", "packed"]
+
+
+@dataclass(frozen=True)
+class SequenceSpec:
+    """The rule that cuts the steps of an environment, or of each of its episodes, into sequences."""
+
+    length: int | None
+    """Steps of a full sequence; None makes every episode one sequence."""
+    stride: int
+    """Steps between the starts of two full sequences."""
+    split: bool
+    """Whether a sequence stops at the end of an episode."""
+    keep_tail: bool
+    """Whether the steps after the last full sequence become a shorter one."""
+
+
+@dataclass(frozen=True)
+class StepFlags:
+    """The flags of a rollout's first `steps` steps."""
+
+    steps: int
+    terminated: torch.Tensor
+    """Mask of terminated steps [rows, N], with at least `steps` rows."""
+    truncated: torch.Tensor
+    """Mask of truncated steps [rows, N], with at least `steps` rows."""
+    mask: torch.Tensor | None
+    """Mask of steps that are transitions [steps, N]; None if all are."""
+    starting: torch.Tensor
+    """Mask of environments whose first step starts an episode [N]."""
+
+
+class SequenceIndex(Protocol):
+    """The sequences of a rollout, by number."""
+
+    @property
+    def longest(self) -> int:
+        """Number of steps of the longest sequence."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TorchIndex:
+    """Sequences as slices of one list of steps, on any device."""
+
+    is_first: torch.Tensor
+    """Mask of steps that start an episode [T, N]; meaningless at steps that are not transitions."""
+    order: torch.Tensor
+    """Flat rows t·N + n of the transitions, sorted by environment, then time [V]."""
+    start: torch.Tensor
+    """Position in `order` where each sequence starts [S]."""
+    count: torch.Tensor
+    """Number of steps of each sequence [S]."""
+    longest: int
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rows of the sequences `which` [B, length], -1 after the last step; their mask; the first rows [B]."""
+        offset = torch.arange(length, device=which.device)
+        start, count = self.start[which], self.count[which]
+        mask = offset < count.unsqueeze(1)
+        position = (start.unsqueeze(1) + offset).clamp_(max=len(self.order) - 1)
+        return torch.where(mask, self.order[position], -1), mask, self.order[start]
+
+
+def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+    """Return the mask of reset rows [T + 1, N]: rows after a row that `ended` [T, N], unless that row is a reset row.
+
+    `resetting` [N] is the mask of the first row.
+    """
+    after = torch.cat([resetting.unsqueeze(0), ended])
+    if after.is_cpu and not (after[:-1] & ended).any():  # on other devices the test would synchronise
+        return after
+    # A reset row has a flag: in a run of consecutive ends every second row is a reset row.
+    row = torch.arange(len(after), device=after.device).unsqueeze(1)
+    return after & ((row - torch.where(after, -1, row).cummax(0).values) % 2 == 1)
+
+
+def find_sequences(flags: StepFlags, spec: SequenceSpec, tensors: list[torch.Tensor]) -> SequenceIndex:
+    """Return the sequences of a rollout, by environment, then time, for a reader of `tensors`."""
+    if not kernels.reads_natively(tensors):
+        return _find_in_torch(flags, spec)
+    return kernels.native().SequenceIndex(
+        flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,
+        spec.length or 0, spec.stride, spec.split, spec.keep_tail,
+    )  # fmt: skip
+
+
+def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
+    ended, mask = (flags.terminated | flags.truncated)[: flags.steps], flags.mask
+    steps, envs = ended.shape
+    order = torch.arange(ended.numel(), device=ended.device).view(steps, envs).t().flatten()
+    if mask is not None:
+        order = order[mask.t().flatten()]
+    is_last = order // envs == _last_transition(mask, ended)[order % envs]
+    if spec.split:
+        is_last |= ended.flatten()[order]
+    stop = is_last.nonzero().squeeze(1) + 1
+    begin = torch.cat([stop.new_zeros(1), stop[:-1]])[: len(stop)]
+    size = stop - begin
+    length = size if spec.length is None else torch.full_like(size, spec.length)
+    num_full = torch.where(size >= length, (size - length) // spec.stride + 1, 0)
+    num_covered = torch.where(num_full > 0, (num_full - 1) * spec.stride + length, 0)
+    has_tail = num_covered < size if spec.keep_tail else num_full == 0
+    num_sequences = num_full + has_tail
+    run = torch.arange(len(stop), device=ended.device).repeat_interleave(num_sequences)
+    nth = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
+    start = begin[run] + nth * spec.stride
+    count = torch.minimum(length[run], stop[run] - start)
+    before = ended[:-1] if mask is None else ~mask[:-1]  # only reset rows are masked
+    is_first = torch.cat([flags.starting.unsqueeze(0), before])
+    return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
+
+
+def _last_transition(mask: torch.Tensor | None, ended: torch.Tensor) -> torch.Tensor:
+    """Return the last step of each environment that is a transition [N]."""
+    steps = torch.arange(len(ended), device=ended.device).unsqueeze(1).expand_as(ended)
+    return (steps if mask is None else torch.where(mask, steps, -1)).amax(0)
+
+
+class SequenceReader(Protocol):
+    """Reads sequences of steps by their numbers."""
+
+    def take(self, which: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
+        """Return leaves of the sequences `which[start:stop]`: steps, is_first, sizes, first rows [B], initial [B, …].
+
+        Batch first, steps are [B, length, …], time first [length, B, …]; they are zero after the end of a sequence, and
+        sizes is the mask of real steps. Packed, steps are [total, …] in the order of `PackedSequence`, with the longest
+        sequence first, and sizes are its batch sizes.
+        """
+        ...
+
+
+def sequence_reader(
+    index: SequenceIndex, length: int, layout: Layout, steps: list[torch.Tensor], initial: list[torch.Tensor]
+) -> SequenceReader:
+    """Return a reader of columns [T, N, …]: `steps` at every step of a sequence, `initial` at its first step."""
+    if isinstance(index, TorchIndex):
+        return _TorchSequenceReader(index, length, layout, steps, initial)
+    ndims = ([column.ndim - 2 for column in columns] for columns in (steps, initial))
+    return kernels.native().SequenceGather(index, length, layout, steps, next(ndims), initial, next(ndims))
+
+
+@dataclass
+class _TorchSequenceReader:
+    index: TorchIndex
+    length: int
+    layout: Layout
+    steps: list[torch.Tensor]
+    initial: list[torch.Tensor]
+
+    def __post_init__(self) -> None:
+        is_first = self.index.is_first
+        self._steps = reader([*self.steps, is_first], 2, is_first.numel())
+        self._initial = reader(self.initial, 2, is_first.numel())
+
+    def take(self, which: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
+        which = which[start:stop]
+        if self.layout == "packed":
+            which = which[self.index.count[which].argsort(descending=True, stable=True)]
+        rows, mask, first = self.index.rows(which, self.length)
+        if self.layout != "batch_first":
+            rows, mask = rows.t().contiguous(), mask.t().contiguous()
+        if self.layout == "packed":
+            rows, sizes = rows[mask], mask.sum(1).cpu()  # PackedSequence needs them on the host
+            sizes = sizes[sizes > 0]
+        else:
+            sizes = mask
+        leaves = self._steps.take(rows.view(-1), 0, rows.numel(), True)
+        return [
+            *(leaf.unflatten(0, rows.shape) for leaf in leaves),
+            sizes,
+            first,
+            *self._initial.take(first, 0, len(first)),
+        ]
