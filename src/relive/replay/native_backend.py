@@ -37,6 +37,7 @@ class NativeBackend(Backend):
         self._core = _ring_of(rows)
         self.native = kernels.native()
         """The native module, whatever `kernels.force` says later."""
+        self._is_valid = self._core.is_valid
         self._core.watch_cuts(rows.has_stats)
         self._write_back = _write_back_of(self._core, rows)
         self._reads_files = rows.seals is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -228,9 +229,9 @@ class RowStorage:
         oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
-    def check(self) -> None:
+    def check(self, is_valid: Callable[[], bool] | None = None) -> None:
         """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""
-        check_rows(self)
+        check_rows(self, is_valid)
 
 
 def _first_row(leaf: Any) -> Any:
