@@ -191,6 +191,13 @@ public:
         find_broken_rows(memory_, first, end, broken);
     }
 
+    // Whether every invariant of the ring holds.
+    bool is_valid() const {
+        MaybeReleased released(kReleaseBytes);
+        const auto flags = [this](int leaf) { return reinterpret_cast<const uint8_t*>(memory_.leaf(leaf).column); };
+        return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated), !memory_.rewritable.leaves.empty());
+    }
+
     // `count` slots of transitions, drawn uniformly with replacement, in a new tensor or in `out`. None: transitions are
     // too rare to find by chance.
     nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
@@ -506,6 +513,7 @@ void bind_ring(nb::module_& m) {
         .def("seal_all", &BoundRing::seal_all)
         .def("find_broken", &BoundRing::find_broken)
         .def_static("write_behind", &start_writing)
+        .def("is_valid", &BoundRing::is_valid)
         .def("stored", &BoundRing::stored)
         .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
         .def("ids", &BoundRing::ask<&Ring::id_of>, nb::arg(), nb::arg().none())

@@ -139,6 +139,24 @@ struct Ring {
         return true;
     }
 
+    // Whether every invariant of the ring holds, given the flags [slots, envs] of its rows; `has_mutable`: some leaves of a
+    // row may be written again. `replay/invariants.py` lists the same invariants one by one, and says which one is violated.
+    bool is_valid(const uint8_t* terminated, const uint8_t* truncated, bool has_mutable) const {
+        std::vector<Column> columns;
+        for (int64_t e = 0; e < envs; ++e) {
+            if (!is_valid_head(e, terminated, truncated)) return false;
+            const int64_t top = newest(e);
+            columns.push_back({modulo(top, slots), std::min(top - floor[e], slots), open[e] != 0});
+        }
+        std::vector<int64_t> counts(columns.size(), 0);
+        for (int64_t flat = 0, slot = 0; slot < slots; ++slot)
+            for (size_t e = 0; e < columns.size(); ++e, ++flat) {
+                if (!is_valid_slot(flat, slot, columns[e], terminated, truncated, has_mutable)) return false;
+                counts[e] += kind[flat] == kTransition;
+            }
+        return std::equal(counts.begin(), counts.end(), count);
+    }
+
     // Draw `count` slots of transitions uniformly with replacement. False if transitions are too rare to find by chance.
     bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
         constexpr int64_t kRare = 16;  // one transition in so many slots
@@ -196,6 +214,52 @@ struct Ring {
             }
         }
         kind[at(row, env)] = kEmpty;
+    }
+
+private:
+    // Whether a slot holds a row that ends an episode.
+    bool is_end(int64_t flat, const uint8_t* terminated, const uint8_t* truncated) const {
+        return (kind[flat] == kTransition || kind[flat] == kHistory) && (terminated[flat] || truncated[flat]);
+    }
+
+    bool is_valid_head(int64_t env, const uint8_t* terminated, const uint8_t* truncated) const {
+        const bool has_rows = head[env] > floor[env];
+        if (floor[env] < 0 || head[env] < floor[env] || head[env] > INT64_MAX / envs - 1) return false;
+        if (open[env] > 1 || resetting[env] > 1) return false;
+        if (open[env] && (keeps_next || !has_rows)) return false;
+        if (resetting[env] && !(next_step && (open[env] || keeps_next || !has_rows))) return false;
+        if (!next_step || !has_rows) return true;
+        const bool is_after_end = is_end(at(head[env] - 1, env), terminated, truncated);
+        return resetting[env] ? is_after_end : !(is_after_end && open[env]);
+    }
+
+    // What the check of a slot needs to know of its environment.
+    struct Column {
+        int64_t newest_slot;
+        int64_t oldest_age;  // of the first row since the last clear; the newest row has age 0
+        bool is_open;
+    };
+
+    bool is_valid_slot(int64_t flat, int64_t slot, const Column& column, const uint8_t* terminated, const uint8_t* truncated,
+                       bool has_mutable) const {
+        const int64_t oldest_age = column.oldest_age, previous = before(flat), second_previous = before(previous);
+        const int64_t age = column.newest_slot - slot + (slot > column.newest_slot ? slots : 0);
+        const uint8_t is = kind[flat];
+        const bool is_stored = age <= oldest_age, follows = age < std::min(oldest_age, slots - 1);
+        const bool is_after_final = follows && kind[previous] == kFinal;
+        if ((first[flat] | terminated[flat] | truncated[flat]) > 1 || is > kHistory || is_stored != (is != kEmpty)) return false;
+        if ((is == kPending) != (is_stored && age == 0 && column.is_open)) return false;
+        if (is == kTransition && age >= alive) return false;
+        if (is == kHistory && age < alive && age <= oldest_age - (slots - alive) && !has_mutable) return false;
+        if (!keeps_next && (is == kTransition || is == kHistory) && age == 0) return false;
+        if (is == kFinal && !next_step && (is_after_final || age == oldest_age)) return false;
+        if (is == kFinal && next_step && is_after_final && age + 1 < std::min(oldest_age, slots - 1) &&
+            kind[second_previous] == kFinal)
+            return false;
+        const bool is_after_end = follows && is_end(previous, terminated, truncated);
+        if (keeps_next) return (first[flat] || !is_stored) && (is_after_end || !(follows && is == kFinal));
+        if (follows && static_cast<bool>(first[flat]) != is_after_final) return false;
+        return !is_after_end || is == kFinal || (is == kPending && next_step);
     }
 };
 

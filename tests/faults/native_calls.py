@@ -475,6 +475,7 @@ class RingMemory(Subject):
             "counted": tuple,
             "keep_touched": lambda: (True,),
             "watch_cuts": lambda: (True,),
+            "is_valid": tuple,
             "stored": tuple,
             "draw": lambda: (near.randrange(40), bits(near), None),
             "ids": lambda: (rows(-1), None),

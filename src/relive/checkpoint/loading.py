@@ -193,6 +193,7 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
     """A buffer with its state and its rows, every invariant of which holds."""
     buffer = KINDS[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
+    _expect_rows(buffer.rows(), manifest)  # first: the state has observations that go into the same pages
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
@@ -205,6 +206,14 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
     # With another config its rows may lie elsewhere.
     remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
     return buffer
+
+
+def _expect_rows(rows: Rows | None, manifest: Manifest) -> None:
+    """Get large pages for the rows of the segments, which fill the slots of a buffer from the first one on."""
+    if rows is not None:
+        count = sum(file.arrays[2].shape[0] for file in manifest.segments)
+        for column in rows.columns.values():
+            expect_bulk(column.flatten(0, 1)[:count])
 
 
 def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
@@ -251,8 +260,6 @@ def _read_segment(
         _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
         pieces = _pieces(held, rows.first)
-        for flat in columns:
-            expect_bulk(_destination(flat, pieces))
         filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
         deque(show_progress(filled, total, "loading rows"), 0)
         source.finish()
@@ -289,13 +296,6 @@ def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | 
     row, env = held.numbers()
     places, keep = held.places(held.slots), row >= oldest[env]
     return list(zip(places.split(held.step), keep.split(held.step), strict=True))
-
-
-def _destination(flat: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
-    """The part of a column that pieces of slots lie in."""
-    if not isinstance(pieces[0][0], slice):
-        return flat
-    return flat[min(piece.start for piece, _ in pieces) : max(piece.stop for piece, _ in pieces)]
 
 
 def _fill_piece(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
@@ -342,7 +342,9 @@ def is_disk_memory(root: Path) -> bool:
     """Whether a folder says so of itself."""
     try:
         return holds_disk_memory(Files(root))
-    except CorruptCheckpoint:
+    except CorruptCheckpoint as error:
+        if is_read_error(error):
+            raise
         return False
 
 

@@ -37,6 +37,7 @@ class NativeBackend(Backend):
         self._core = _make_ring(rows)
         self.native = kernels.native()
         """The native module; later calls of `kernels.force` do not affect it."""
+        self._is_valid = self._core.is_valid
         self._core.watch_cuts(rows.has_stats)
         self._write_back = _make_write_back(self._core, rows)
         self._reads_files = rows.row_checksums is not None

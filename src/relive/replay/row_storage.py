@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -230,9 +231,9 @@ class RowStorage:
         oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
-    def check(self) -> None:
-        """Verify the shapes of leaves and the invariants of the ring."""
-        check_rows(self)
+    def check(self, is_valid: Callable[[], bool] | None = None) -> None:
+        """Verify the shapes of leaves and the invariants of the ring; `is_valid`: see `check_rows`."""
+        check_rows(self, is_valid)
 
 
 def _first_row(leaf: Any) -> Any:

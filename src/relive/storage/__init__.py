@@ -1,4 +1,4 @@
-"""Memory of a process's own, shared memory and disk memory, and the arrays that a buffer gets there."""
+"""Allocators of a buffer's arrays: in the memory of this process, in shared memory, or in files."""
 
 from relive.storage.allocator import Allocator, LocalAllocator, Memory
 

@@ -1,4 +1,4 @@
-"""The interface that gives a buffer its arrays, and the memory of this process."""
+"""The `Allocator` interface, its implementation for the memory of this process, and `Memory`, which chooses one."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ if TYPE_CHECKING:
 
 
 class Allocator:
-    """Gives the arrays of one buffer by name, each once, and the lock that everybody who uses them takes.
+    """Interface that allocates the named arrays of one buffer, and the lock that guards them.
 
-    This is the interface; its defaults are those of memory that ends with the process.
+    The defaults are for memory that ends with the process.
     """
 
     device: torch.device
     name: str
     """The kind of memory: own, pinned, shared or disk."""
     persistent = False
-    """The arrays outlive this process, which may die in the middle of a step."""
+    """Whether the arrays outlive this process, which may die in the middle of a step."""
     durable = False
-    """The arrays also outlive the machine's memory: rows have checksums, and `before_write` must be called."""
+    """Whether the arrays survive a power loss: rows have checksums, and `before_write` must be called."""
     reopened = False
-    """Arrays come as they were left, not as zeros."""
+    """Whether the arrays hold earlier contents instead of zeros."""
     is_open = True
-    """Not closed yet."""
+    """False after `close`."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The array called `name`, to be written in any mode."""
+        """Return the array `name`; it may be written in inference mode and outside it."""
         raise NotImplementedError
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        """A re-entrant lock; `recover` is called when the last holder died, before anybody else goes on."""
+        """Return a re-entrant lock; it calls `recover` when the last holder died, before the next one continues."""
         raise NotImplementedError
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
-        """The buffer is complete: make whole what was reopened; `resumes`: go on with the draws of the last commit."""
+        """Recover reopened arrays once the buffer is built; `resumes`: continue the draws of the last commit."""
 
     def before_write(self, steps: int) -> None:
-        """Called before so many steps are written."""
+        """Called before `steps` steps are written."""
 
     def commit(self) -> None:
         """Wait until everything is on the disk."""
 
     def replacing(self) -> AbstractContextManager[None]:
-        """Context manager for replacing all contents: if the process dies inside, none remain."""
+        """Context manager for replacing all contents: if the process dies inside, the memory is empty."""
         return nullcontext()
 
     def reading_in_order(self) -> AbstractContextManager[None]:
-        """Held while rows are read one after the other, not here and there."""
+        """Context manager for reading rows in order instead of randomly."""
         return nullcontext()
 
     def close(self) -> None:
-        """Commit, and let others have the memory."""
+        """Commit, and release the memory."""
 
 
 class LocalAllocator(Allocator):
@@ -97,10 +97,10 @@ class Memory:
     Args:
         device: the torch device of the tensors.
         is_pinned: whether an accelerator can copy from it asynchronously.
-        allocator: makes the allocator of one buffer, which has all of its settings but no arrays yet; None for this
-            process's own memory.
-        free_bytes: tells how much more can be kept there; None where the system does not tell.
-        name: how it was made.
+        allocator: makes the allocator of a buffer with settings but without arrays; None for this process's own
+            memory.
+        free_bytes: returns the number of free bytes; None where the system does not report it.
+        name: the expression that makes it, for messages.
         free_of: the name of what `free_bytes` counts, for messages.
 
     >>> Memory.of("cpu"), Memory.shared()
@@ -129,29 +129,29 @@ class Memory:
     @staticmethod
     def shared() -> Memory:
         """Host memory that other processes of this machine use too: see `ReplayBuffer.handle`. Linux only."""
-        from relive.storage.shared import SharedAllocator  # noqa: PLC0415 (which is made of this module)
+        from relive.storage.shared import SharedAllocator  # noqa: PLC0415 (it imports this module)
 
         return Memory(torch.device("cpu"), allocator=SharedAllocator.create, name="Memory.shared()")
 
     @staticmethod
     def disk(path: str | PathLike[str], *, commit_every: int | None = None) -> Memory:
-        """Files in the folder `path`, larger than memory if need be, that are found again by the next process.
+        """Files in the folder `path`, which may be larger than memory and can be reopened by a later process.
 
-        An empty or absent folder becomes the memory of a new replay buffer; one that is there already is reopened, if
-        it was made with the same settings, and `relive.load(path)` needs none. One process has it at a time.
+        An empty or absent folder becomes the memory of a new replay buffer. A folder with a buffer is reopened if the
+        settings are the same; `relive.load(path)` needs no settings. Only one process can use a folder at a time.
 
-        A process that is killed loses the step that it was writing. When the machine stops, what was added since the
-        last commit is lost, and as many of the oldest rows. `ReplayBuffer.commit` and `close` commit, and so does
-        adding: when `commit_every` steps were added since the last time (by default an eighth of what fits or 256 MiB,
-        whichever is less), and after a minute. Linux only, with relive's native core.
+        A killed process loses the step it was writing. A power loss destroys the steps since the last commit, and as
+        many of the oldest rows. `ReplayBuffer.commit` and `close` commit, and so does adding: after `commit_every`
+        steps (by default an eighth of the capacity or 256 MiB, whichever is less), and after a minute. Linux only,
+        with relive's native core.
         """
-        from relive.storage.disk import disk_memory  # noqa: PLC0415 (which is made of this module)
+        from relive.storage.disk import disk_memory  # noqa: PLC0415 (it imports this module)
 
         return disk_memory(path, commit_every)
 
     @staticmethod
     def of(device: torch.device | str | Memory) -> Memory:
-        """The memory that a `device=` argument names; "cuda" names the device that is current in this thread."""
+        """Return the memory for a `device=` argument; "cuda" means the current device of this thread."""
         if isinstance(device, Memory):
             return device
         named = device_of(device)
@@ -164,25 +164,26 @@ class Memory:
         return self.name or ("Memory.pinned()" if self.is_pinned else f"Memory.of({str(self.device)!r})")
 
     def open(self, owner: Any) -> Allocator:
-        """The allocator of one buffer, which has all of its settings but no arrays yet."""
+        """Return the allocator of `owner`, a buffer with settings but without arrays."""
         return LocalAllocator(self.device, self.is_pinned) if self.allocator is None else self.allocator(owner)
 
     def own(self, kind: str) -> Allocator:
-        """The allocator for buffers that live in one process only; raises for shared and disk memory."""
+        """Return an allocator for a kind of buffer that cannot be in shared or disk memory; raises for these."""
         if self.allocator is not None:
             remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))
         return self.open(None)
 
     def require(self, nbytes: int, where: str = "capacity") -> None:
-        """Refuse a size, which the argument `where` said, that cannot fit beside what other buffers may still write.
+        """Raise a MemoryError if `nbytes` do not fit beside the memory that other buffers have reserved.
 
-        Pages come as they are written, so too much would end in a kill much later.
+        Pages are allocated when they are written: without this check the process would be killed much later. `where` is
+        the argument that determines the size.
         """
         if self.free_bytes is not None:
             free = self.free_bytes()
         elif self.device.type != "cpu":
-            free = 1 << 62  # what a number of bytes can be
+            free = 1 << 62  # larger than any memory
         elif (free := available_bytes()) is not None:
             free = max(free - unwritten_bytes(), 0)
         if free is not None and nbytes > free:
@@ -191,21 +192,21 @@ class Memory:
             raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
 
 
-# Arrays of this process, and in files that are mapped
+# Arrays in anonymous mappings and in mapped files
 
 _LARGE = 1 << 15
-"""Bytes from which on memory is mapped, and has no pages before it is written. Torch fills more in parallel."""
+"""Arrays of at least this many bytes are mapped: their pages are allocated when they are written."""
 _LARGE_PAGE = 1 << 21
-"""Bytes of a large page; arrays of two and more get them."""
+"""Bytes of a large page; arrays of at least two get large pages."""
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 _reserved: dict[int, int] = {}
-"""The bytes of the mappings that `zeros` made and that are still there."""
+"""Bytes of each living mapping of `zeros`, by its id."""
 
 
 def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor whose bytes are the first ones of a mapping."""
+    """Return a tensor over the first bytes of a mapping."""
     count = math.prod(shape)
     return (
         torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
@@ -215,16 +216,16 @@ def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of this process alone, whose pages come as they are written.
+    """Return a zero tensor whose pages are allocated when they are written.
 
-    The pages are the system's small ones: the first write into a page of 2 MiB takes milliseconds where the machine is
+    They are small pages: the first write into a page of 2 MiB takes milliseconds where the machine is
     a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
-        # Linux lays memory of whole large pages on their boundaries: `expect_bulk` needs them there.
+        # Linux aligns mappings of whole large pages to their boundaries, as `expect_bulk` needs.
         reserved = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE if nbytes >= 2 * _LARGE_PAGE else nbytes
         memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -236,31 +237,31 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def expect_bulk(array: torch.Tensor) -> None:
-    """Let an array on the host, in one piece, get large pages where the system has them: all of it is written now.
+    """Request large pages for a contiguous host array that is about to be filled at once.
 
-    Many rows at once are written three times as fast then; nobody waits for the single one.
+    Filling is three times as fast then. Single steps do not use them: the first write into a large page is slow.
     """
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `zeros` has reserved the whole page
-    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # no error: it is advice
+    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `zeros` reserves whole pages
+    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # errors are ignored: it is advice
 
 
 def unwritten_bytes() -> int:
-    """A lower bound of what the arrays of `zeros` will still take when all of their pages are written."""
+    """Lower bound of the memory that arrays of `zeros` will still need when all pages are written."""
     reserved = sum(list(_reserved.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
 
 
-# How much memory there is
+# Free memory
 
 _MUCH = 1 << 30
-"""Bytes that are asked for without a look at the free memory."""
+"""Smaller requests do not check the free memory."""
 
 
 def available_bytes() -> int | None:
-    """The host memory that could be used now, where the system tells."""
+    """Free bytes of host memory; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -275,7 +276,7 @@ def available_bytes() -> int | None:
 
 
 def resident_bytes() -> int:
-    """The host memory that this process has pages of, where the system tells; else more than there can be."""
+    """Resident bytes of this process; a huge number where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
@@ -283,7 +284,7 @@ def resident_bytes() -> int:
 
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
-    """Refuse a request for more bytes than the host has: the system grants pages first, and ends the process later."""
+    """Raise a MemoryError if the host has fewer free bytes; the system would grant them and kill the process later."""
     free = available_bytes() if nbytes > _MUCH else None
     if free is not None and nbytes > free:
         expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
@@ -291,7 +292,7 @@ def require_memory(nbytes: int, where: str, remedy: str) -> None:
 
 
 def in_gibibytes(nbytes: int) -> str:
-    """A number of bytes, of any size, for a message."""
+    """Format a number of bytes for a message."""
     if nbytes >= 1 << 90:
         return "more than any machine has"
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= _MUCH // 100 else f"{nbytes:,} bytes"
@@ -301,10 +302,10 @@ def in_gibibytes(nbytes: int) -> str:
 
 
 def stream_lock(device: torch.device) -> Any:
-    """A re-entrant lock: what its holder launches comes after what earlier holders have launched.
+    """Return a re-entrant lock that also orders the work of its holders on a CUDA device.
 
-    A holder on another stream than the last one lets its stream wait for that one, on the device; the host does not
-    wait. While a graph is captured nothing of other streams may be waited for: `torch.cuda.graph` has waited before.
+    A holder on another stream makes its stream wait for the stream of the last holder; the host does not wait. During
+    graph capture a stream must not wait for others: `torch.cuda.graph` has synchronised before.
     """
     last: Any = None  # the stream of the last holder
 
@@ -313,7 +314,7 @@ def stream_lock(device: torch.device) -> Any:
         stream = torch.cuda.current_stream(device)
         if stream == last:
             return
-        with torch.cuda.device(device):  # torch asks the current device
+        with torch.cuda.device(device):  # torch queries the current device
             if torch.cuda.is_current_stream_capturing():
                 return
         if last is not None:

@@ -1,6 +1,6 @@
-"""Commits of disk memory: the heads of the rings, and everything about a buffer that is not in its arrays.
+"""Commits of disk memory: the heads of the rings, and the state of a buffer outside its arrays.
 
-There are two files for it, written in turn: while one is being written, the other is whole.
+Two files are written alternately: while one is being written, the other is complete.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ from relive.storage.codec import (
 )
 from relive.storage.files import Files, is_read_error, reading
 
-_RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
-_MOST_BYTES = 1 << 30
-"""No record is longer."""
-_LONGEST_HEADER = 64
+_MAX_COMMIT_BYTES = 1 << 30
+"""Maximum bytes of a commit."""
+_MAX_HEADER_BYTES = 64
 _BOOT = re.compile(r".{0,128}")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit."""
+    """The state of a buffer at one commit."""
 
     number: int
     boot: str
-    """The run of the machine that wrote it."""
+    """Id of the boot of the machine during which it was written."""
     is_closed: bool
-    """Written by `close()`: no row came after it."""
+    """Whether `close()` wrote it: no row was added afterwards."""
     max_rows_since_commit: int
-    """How many rows an environment may have got since, at most."""
+    """Maximum number of rows that an environment may have received since the commit."""
     slots_checksum: int
-    """The checksum of what each slot held."""
+    """Checksum of the kinds and starts of all slots."""
     checksum: int
-    """That of all arrays that are no rows, where it is closed."""
+    """Checksum of all arrays except rows; 0 unless closed."""
     config: dict[str, Any]
     values: dict[str, Any]
     arrays: ArraySource | Arrays
-    """Read from a file, or to be written."""
+    """A source when read from a file, tensors when about to be written."""
 
     @property
     def name(self) -> str:
-        """The file that it is in."""
+        """Name of its file."""
         return NAMES[self.number % 2]
 
 
 def boot() -> str:
-    """The id of this run of the machine: pages of an earlier one may not have reached the disk."""
-    return _RUN_OF_MACHINE.read_text().strip()
+    """Id of the current boot of the machine: pages of an earlier boot may not have reached the disk."""
+    return _BOOT_ID.read_text().strip()
 
 
 def dump(record: Commit, length: int = 0) -> bytes:
-    """A record as bytes: a line with a checksum, a line of JSON, and arrays.
+    """Encode a commit: a line with a checksum, a line of JSON, and arrays.
 
-    Spaces after the JSON make it as long as `length`, if they fit into a description.
+    Spaces after the JSON pad it to `length` bytes, if the padded line is not too long.
     """
     assert isinstance(record.arrays, dict)
     document = {
@@ -91,7 +91,7 @@ def dump(record: Commit, length: int = 0) -> bytes:
     head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
     for what, nbytes, most in (
         ("description", len(head), MOST_BYTES),
-        ("arrays", len(arrays), _MOST_BYTES - 2 * MOST_BYTES),
+        ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MOST_BYTES),
     ):
         if nbytes > most:
             remedy = "Declare fewer fields or environments."
@@ -103,15 +103,15 @@ def dump(record: Commit, length: int = 0) -> bytes:
 
 
 def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    """The record in a file of `nbytes`, whose bytes `read_at(count, offset)` gives."""
-    version = format_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
+    """Parse the commit in a file of `nbytes`; `read_at(count, offset)` reads it."""
+    version = format_of(where, read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0])
     return reader_for(where, version, READERS)(where, read_at, nbytes)
 
 
 def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    start = _require_whole(where, read_at, nbytes)
-    head, found, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
-    if not found or len(head) > MOST_BYTES:
+    start = _verify_checksum(where, read_at, nbytes)
+    head, newline, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
+    if not newline or len(head) > MOST_BYTES:
         place = f"{where}, bytes {start} to {start + len(head)}"
         expected = f"a line of at most {MOST_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
@@ -134,16 +134,16 @@ def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> 
 
 
 READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Commit]] = {1: _format_1}
-"""The reader of a commit by its format: `reader(where, read_at, nbytes)`."""
+"""Reader of each format: `reader(where, read_at, nbytes)`."""
 
 
-def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
-    """The checksum of the first line is that of the rest; returns where the rest begins."""
-    first = read_at(_LONGEST_HEADER, 0).partition(b"\n")[0]
-    start, found = len(first) + 1, 0
+def _verify_checksum(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
+    """Verify the checksum in the first line, and return the offset after that line."""
+    first = read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0]
+    start, checksum = len(first) + 1, 0
     for offset in range(start, nbytes, CHUNK):
-        found = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), found)
-    require_first_line(where, first, found, nbytes)
+        checksum = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), checksum)
+    require_first_line(where, first, checksum, nbytes)
     return start
 
 
@@ -160,22 +160,22 @@ def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Cal
 
 
 def newest(root: Path) -> Commit:
-    """The last commit that is whole."""
-    found: list[Commit] = []
-    wrong: list[str] = []
+    """Return the newest intact commit."""
+    records: list[Commit] = []
+    errors: list[str] = []
     for name in NAMES:
         try:
             record = _read(Files(root), name)
             if record.name != name:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
-            found.append(record)
+            records.append(record)
         except CorruptCheckpoint as error:
-            if is_read_error(error):  # it may be the newest, and was acknowledged
+            if is_read_error(error):  # the unreadable file may be the newest commit
                 raise
-            wrong.append(str(error))  # the error itself would keep alive whoever asked
-    if not found:
-        raise CorruptCheckpoint(wrong[0])
-    return max(found, key=lambda record: record.number)
+            errors.append(str(error))  # the error itself would keep its callers' frames alive
+    if not records:
+        raise CorruptCheckpoint(errors[0])
+    return max(records, key=lambda record: record.number)
 
 
 def _read(files: Files, name: str) -> Commit:
@@ -185,6 +185,6 @@ def _read(files: Files, name: str) -> Commit:
 
     with reading(name):
         nbytes = files.size(name)
-    if nbytes > _MOST_BYTES:
-        raise CorruptCheckpoint(explain(name, f"at most {_MOST_BYTES} bytes", nbytes, "Copy it again."))
+    if nbytes > _MAX_COMMIT_BYTES:
+        raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
     return parse(name, read_at, nbytes)

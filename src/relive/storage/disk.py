@@ -31,7 +31,7 @@ from relive.storage import commits
 from relive.storage.allocator import Allocator, Memory, tensor_in
 from relive.storage.codec import bytes_of, reader_for
 from relive.storage.commits import NAMES, READERS, Commit, dump, newest
-from relive.storage.files import Files, is_read_error, unreadable
+from relive.storage.files import Files, is_read_error, reading, unreadable
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
@@ -70,7 +70,8 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
 
     def free_bytes() -> int | None:
         """The free space of the disk; None for a folder that holds a buffer already."""
-        return None if (root / FORMAT).exists() else Files(root).free_bytes()
+        with reading(str(root)):
+            return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
     name = f"Memory.disk({str(root)!r}{told})"
     return Memory(
@@ -112,7 +113,7 @@ class DiskAllocator(Allocator):
         weakref.finalize(self, open_files.release)
         self._last: Commit | None = None
         """The commit that was found when the folder was opened; None in new memory."""
-        with self._closed_on_error():
+        with self._closed_on_error(str(root)):
             if holds_disk_memory(self._files):
                 self._last = self._last_commit(config)
             else:
@@ -122,10 +123,11 @@ class DiskAllocator(Allocator):
         self._number = 0 if self._last is None else self._last.number
 
     @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        """Close the folder on an error at once, not when the error is forgotten."""
+    def _closed_on_error(self, where: str) -> Iterator[None]:
+        """Close the folder on an error at once, not when the error is forgotten; an error of the disk names `where`."""
         try:
-            yield
+            with reading(where):
+                yield
         except BaseException:
             self._close_files()
             raise
@@ -212,7 +214,7 @@ class DiskAllocator(Allocator):
         if name in _DERIVED:
             return torch.zeros(shape, dtype=dtype, device="cpu")
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
-        with self._closed_on_error():
+        with self._closed_on_error(name):
             file = self._open(name, nbytes) if self.reopened else self._create(name, nbytes)
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
             self._arrays[name] = MappedFile(file, memory, tensor_in(memory, shape, dtype))
@@ -271,7 +273,7 @@ class DiskAllocator(Allocator):
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
         self._owner, self._rows_of_step = buffer, buffer.rows_of_step
-        with self._closed_on_error():
+        with self._closed_on_error(str(self._root)):
             if self._last is not None:
                 buffer.recover(self._last, self._checksum, resumes=resumes)
             if self._only_reads:
@@ -298,7 +300,8 @@ class DiskAllocator(Allocator):
         there = self._files.names("")
         for name in NAMES:
             is_there = name in there
-            file = self._files.open_kept(name, only_reads=False) if is_there else self._files.create_kept(name)
+            with reading(name):
+                file = self._files.open_kept(name, only_reads=False) if is_there else self._files.create_kept(name)
             self._commits[name] = file
             try:
                 self._files.reserve(file, nbytes)
@@ -333,8 +336,8 @@ class DiskAllocator(Allocator):
         if not self._owner.is_alive or self._only_reads:
             return
         max_rows = max(self._usual_max_rows, coming)
-        record = self._record(max_rows, is_closed)
         try:
+            record = self._record(max_rows, is_closed)
             self._sync()
             self._is_closing |= is_closed
             self._write(record)
