@@ -160,7 +160,7 @@ def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native
     """The kernels that serve rows in these tensors, with stacks of so many frames."""
     if runs_triton(tensors):
         return "triton"
-    if not runs_native(tensors) or frames > native().MOST_FRAMES:
+    if not runs_native(tensors) or frames > native().MAX_FRAMES:
         return "torch"
     return "native" if exchange() else "bridged"
 
@@ -217,11 +217,11 @@ def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: 
 
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the native core can work on the memory of all these tensors."""
-    if _active is None or not tensors or len(tensors) > _active.MOST_LEAVES:
+    if _active is None or not tensors or len(tensors) > _active.MAX_LEAVES:
         return False
     # numpy has no bfloat16: without the exchange API such columns go the torch way.
     exchange = _active.exchange()
-    return all(t.is_cpu and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
+    return all(t.is_cpu and t.ndim <= _active.MAX_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
 
 
 def reads_natively(tensors: list[torch.Tensor]) -> bool:
