@@ -1,4 +1,4 @@
-// Arguments as the core takes them: read, or refused. When Python's global lock is released, and how calls stay whole.
+// Reads and checks Python arguments, releases the GIL for long calls, and makes changes atomic for signal handlers.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -18,9 +18,9 @@ namespace nb = nanobind;
 
 namespace relive::bind {
 
-constexpr int64_t kMostLeaves = 128;
+constexpr int64_t kMaxLeaves = 128;
 
-// Raise a ValueError, or with `OutOfRange` an IndexError, whose message are these parts.
+// Raise a ValueError (with `OutOfRange` an IndexError) whose message is the concatenation of the parts.
 using OutOfRange = std::out_of_range;
 
 template <class Error = std::invalid_argument, class... Parts>
@@ -53,10 +53,9 @@ inline Array read_index(nb::handle object) {
     return array;
 }
 
-// The memory of an array that must have this dtype and this many elements, to be written unless T is const. Only the
-// pointer is returned: the array is one of the core's own, and the caller keeps it alive.
+// Check dtype and size of an array and return its memory, writable unless T is const. The caller keeps the array alive.
 template <class T>
-T* memory_of(nb::handle object, DataType dtype, int64_t elements, const char* what) {
+T* read_memory(nb::handle object, DataType dtype, int64_t elements, const char* what) {
     const Array array = std::is_const_v<T> ? read_or_throw(object, what) : read_output(object, what);
     if (array.dtype != dtype || array.elements() != elements)
         refuse(what, ": expected ", elements, " elements of the declared dtype, got ", array.elements());
@@ -67,14 +66,14 @@ inline void check_count(int64_t count) {
     if (count < 0) refuse<OutOfRange>("count: expected at least 0, got ", count);
 }
 
-// Store an integer as an element of `dtype`; false if it could lose digits.
+// Store an integer as an element of `dtype`. Returns false if it could lose digits.
 inline bool store_integer(int64_t value, DataType dtype, char* out) {
-    constexpr int64_t kExact = int64_t{1} << 53;  // float64 has every integer up to here
+    constexpr int64_t kExact = int64_t{1} << 53;  // float64 represents every integer up to here
     const auto store = [out](auto element) {
         std::memcpy(out, &element, sizeof element);
         return true;
     };
-    const auto fits = [value](int64_t least, int64_t most) { return value >= least && value <= most; };
+    const auto fits = [value](int64_t min, int64_t max) { return value >= min && value <= max; };
     if (dtype == kFloat32) return fits(-kExact, kExact) && store(static_cast<float>(value));
     if (dtype == kFloat64) return fits(-kExact, kExact) && store(static_cast<double>(value));
     if (dtype == kInt64) return store(value);
@@ -83,8 +82,7 @@ inline bool store_integer(int64_t value, DataType dtype, char* out) {
     return false;
 }
 
-// A Python number as an element of `dtype`, as numpy and torch would cast it; false for a pair of types that could lose
-// digits.
+// Store a Python number as an element of `dtype`, cast as in numpy and torch. Returns false if the types could lose digits.
 inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     if (PyFloat_Check(object)) {
         const double value = PyFloat_AsDouble(object);
@@ -106,7 +104,7 @@ inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     return !overflow && store_integer(value, dtype, out);
 }
 
-// The numbers in nested lists or tuples of this shape, one after the other at `out`, which moves on; false if one could lose digits.
+// Store the numbers of nested lists or tuples of this shape at `out` and advance it. Returns false if one could lose digits.
 inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, char*& out) {
     if (ndim == 0) {
         if (!read_scalar(object, dtype, out)) return false;
@@ -121,7 +119,7 @@ inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataT
     return true;
 }
 
-// Read the numbers of a whole leaf of `bytes` bytes into `out`; false for anything but numbers and lists of them.
+// Read the numbers of a leaf of `bytes` bytes into `out`. Returns false for anything but numbers and lists of numbers.
 inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, int64_t bytes, std::vector<char>& out) {
     if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
     out.resize(static_cast<size_t>(std::max<int64_t>(8, bytes)));
@@ -129,19 +127,20 @@ inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataT
     return read_numbers(object, shape, ndim, dtype, end);
 }
 
-// The generator in the capsule of a numpy bit generator.
-inline const BitGenerator& generator_in(nb::handle capsule) {
+// The C interface in the capsule of a numpy bit generator.
+inline const BitGenerator& read_generator(nb::handle capsule) {
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
     return *random;
 }
 
-// For less work a released GIL costs more than it gives: a busy Python thread keeps it for milliseconds.
+// For less work, releasing the GIL costs more than it gains: a busy Python thread keeps it for milliseconds.
 constexpr int64_t kReleaseBytes = 1 << 16;
 
+// Releases the GIL while it lives, if at least `min_bytes` are processed.
 struct MaybeReleased {
-    explicit MaybeReleased(int64_t bytes, int64_t at_least = kReleaseBytes)
-        : state(bytes >= at_least ? PyEval_SaveThread() : nullptr) {}
+    explicit MaybeReleased(int64_t bytes, int64_t min_bytes = kReleaseBytes)
+        : state(bytes >= min_bytes ? PyEval_SaveThread() : nullptr) {}
     MaybeReleased(const MaybeReleased&) = delete;
     ~MaybeReleased() {
         if (state) PyEval_RestoreThread(state);
@@ -149,8 +148,8 @@ struct MaybeReleased {
     PyThreadState* state;
 };
 
-// Lets one step be written at a time, and holds the arrays of the step until it is written. An exporter that is written
-// in Python may call back while its buffer is taken or released.
+// Guards a write against reentrance, and releases the arrays of the step afterwards. A buffer exporter written in Python
+// may call back while its buffer is acquired or released.
 class OneWrite {
 public:
     OneWrite(bool& is_writing, std::vector<Array>& arrays) : is_writing_(is_writing), arrays_(arrays) {
@@ -170,14 +169,14 @@ private:
     std::vector<Array>& arrays_;
 };
 
-// Changes that an exception from a signal handler cannot leave half-done: Python runs signal handlers between the
-// instructions of Python functions, never inside of a native call. So a native call is one change, and a Python function
-// that follows it is called again from here when it was interrupted.
+// Atomic changes despite exceptions from signal handlers: Python runs signal handlers between Python instructions, never
+// inside a native call. A native call is therefore atomic, and a Python function that completes it is repeated here when it
+// was interrupted.
 
-constexpr int kMostTries = 16;
+constexpr int kMaxTries = 16;
 
-// Call `change` until it returns, then raise the first exception that it raised. All that it does are assignments, so
-// that a second call leads to the same. One that always raises is given up.
+// Call `change` until it returns, at most kMaxTries times, then raise its first exception. `change` only assigns: calling it
+// again has the same effect.
 inline void complete(nb::handle change) {
     std::optional<nb::python_error> first;
     for (int tries = 1;; ++tries) {
@@ -186,7 +185,7 @@ inline void complete(nb::handle change) {
             break;
         } catch (nb::python_error& error) {
             if (!first) first.emplace(std::move(error));
-            if (tries == kMostTries) break;
+            if (tries == kMaxTries) break;
         }
     }
     if (first) throw std::move(*first);

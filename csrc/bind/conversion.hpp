@@ -1,9 +1,9 @@
-// From Python objects to views of their memory, and from memory to torch tensors.
+// Views of the memory of Python objects, and torch tensors made from memory.
 //
-// A torch tensor is read through DLPack's C exchange API (torch 2.10 and later), a numpy array in its own memory, and
-// whatever else exports a buffer through the buffer protocol. No value is converted and no error explained here: an object
-// that is not a plain CPU array is "not read", and Python then converts it or says what is wrong with it. The memory stays
-// in place for as long as the `Array` lives: an exporter may resize or free its memory as soon as nobody holds a buffer of it.
+// torch tensors are read through DLPack's C exchange API (torch 2.10 and later), numpy arrays directly, and other objects
+// through the buffer protocol. Values are not converted and errors not explained here: reading returns false for anything
+// but a plain CPU array, and Python then converts the object or raises. An `Array` holds the buffer of its object, because
+// an exporter may otherwise resize or free the memory.
 #pragma once
 #include <Python.h>
 
@@ -13,7 +13,7 @@
 
 #include "../core/arrays.hpp"
 
-// The few structs of the DLPack ABI (v1) that are needed to exchange tensors with torch without linking it.
+// Structs of the DLPack ABI (v1) for exchanging tensors with torch without linking it.
 namespace relive::bind::dlpack {
 
 enum DeviceType : int32_t { kCPU = 1 };
@@ -46,7 +46,7 @@ struct ManagedTensor {
     Tensor tensor;
 };
 
-// The table that `torch.Tensor.__dlpack_c_exchange_api__` points to.
+// The function table at `torch.Tensor.__dlpack_c_exchange_api__`.
 struct ExchangeApi {
     Version version;
     void* previous;
@@ -60,10 +60,10 @@ struct ExchangeApi {
 
 }  // namespace relive::bind::dlpack
 
-// The few structs of numpy's ABI that are needed to read an array without its headers; they are alike in numpy 1 and 2.
+// Structs of numpy's ABI for reading arrays without its headers; identical in numpy 1 and 2.
 //
-// The buffer protocol says the same, but makes a format string and an entry in a table for every array: for a small step
-// that takes longer than the copy.
+// The buffer protocol gives the same information, but builds a format string and a table entry per array, which takes
+// longer than copying a small step.
 namespace relive::bind::numpy {
 
 struct Array {
@@ -86,8 +86,8 @@ struct Descr {
 
 constexpr int kContiguous = 0x0001, kAligned = 0x0100, kWriteable = 0x0400;
 
-// The dtype of numpy's number for it; false for what is not a plain number.
-inline bool dtype_of(int number, DataType& out) {
+// Convert numpy's type number. Returns false for types other than bool, integers and floats.
+inline bool get_dtype(int number, DataType& out) {
     constexpr uint8_t kLong = sizeof(long) * 8;
     constexpr DataType kTypes[] = {kBool, {kInt, 8, 1}, kUInt8, {kInt, 16, 1}, {kUInt, 16, 1}, {kInt, 32, 1}, {kUInt, 32, 1},
                                    {kInt, kLong, 1}, {kUInt, kLong, 1}, kInt64, {kUInt, 64, 1}, kFloat32, kFloat64};
@@ -96,18 +96,18 @@ inline bool dtype_of(int number, DataType& out) {
     return true;
 }
 
-// False if the array is not plain, which the buffer protocol then says more about.
+// Returns false for an array that is not plain; the buffer protocol may still read it.
 inline bool read(PyObject* object, ArrayView& out) {
     const auto* array = reinterpret_cast<const Array*>(object);
     const auto* descr = reinterpret_cast<const Descr*>(array->descr);
     if (!(array->flags & kAligned) || (descr->byteorder != '=' && descr->byteorder != '|')) return false;
-    if (array->ndim > kMaxDims || !dtype_of(descr->number, out.dtype)) return false;
+    if (array->ndim > kMaxDims || !get_dtype(descr->number, out.dtype)) return false;
     out.data = array->data;
     out.is_writable = array->flags & kWriteable;
     out.ndim = array->ndim;
-    // An axis of an empty array, or of length one, may have any stride; the buffer protocol gives it the usual one too.
+    // Axes of length one and axes of empty arrays may have any stride; normalise them as the buffer protocol does.
     const bool is_contiguous = array->flags & kContiguous;
-    uint64_t stride = 1;  // the sizes of an empty array may multiply to any number
+    uint64_t stride = 1;  // unsigned: the sizes of an empty array may overflow
     for (int i = array->ndim - 1; i >= 0; --i) {
         out.shape[i] = array->shape[i];
         if (!is_contiguous && array->strides[i] % out.itemsize() != 0) return false;
@@ -121,7 +121,7 @@ inline bool read(PyObject* object, ArrayView& out) {
 
 namespace relive::bind {
 
-// A buffer of an exporter, held until this object is destroyed or takes another buffer. Both need the GIL.
+// A buffer, held until this object is destroyed or acquires another one. Both need the GIL.
 class BufferHold {
 public:
     BufferHold() { view_.obj = nullptr; }
@@ -132,7 +132,7 @@ public:
     }
     ~BufferHold() { release(); }
 
-    // Null (and no Python error) if the object does not export a strided buffer.
+    // Acquire the buffer of an object. Returns null, without a Python error, if it exports no strided buffer.
     const Py_buffer* take(PyObject* object) {
         release();
         if (PyObject_GetBuffer(object, &view_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) return &view_;
@@ -149,15 +149,15 @@ private:
     Py_buffer view_;
 };
 
-// An array and the buffer that keeps its memory in place. A tensor or an array of numpy needs none: the caller holds it,
-// and numpy resizes an array that somebody holds only if told not to look, buffer or not.
+// An array and the buffer that keeps its memory in place. Tensors and numpy arrays need no buffer: the caller holds a
+// reference, and numpy refuses to resize a referenced array by default.
 struct Array : ArrayView {
     BufferHold hold;
 };
 
 class Conversion {
 public:
-    // `tensor_type` is torch.Tensor, `parameter_type` torch.nn.Parameter; other subclasses may redefine what data means.
+    // Set torch.Tensor and torch.nn.Parameter. Other subclasses are not read: they may redefine the meaning of their data.
     void set_torch(PyObject* tensor_type, PyObject* parameter_type) {
         tensor_type_ = tensor_type;
         parameter_type_ = parameter_type;
@@ -172,12 +172,12 @@ public:
         PyErr_Clear();
     }
 
-    // `array_type` is numpy.ndarray. Its memory is read directly if all `probes` read so are what their buffers say.
+    // Set numpy.ndarray, to be read directly if this agrees with the buffer protocol for all `probes`.
     void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
         for (size_t i = 0; i < count; ++i) {
             Array direct, buffered;
             if (reinterpret_cast<PyObject*>(Py_TYPE(probes[i])) != array_type || !numpy::read(probes[i], direct) ||
-                !read_buffer(probes[i], buffered) || !same(direct, buffered))
+                !read_buffer(probes[i], buffered) || !are_equal(direct, buffered))
                 return;
         }
         array_type_ = array_type;
@@ -188,8 +188,8 @@ public:
     bool exchange() const { return api_ != nullptr && exchange_on_; }
     void set_exchange(bool on) { exchange_on_ = on; }
 
-    // False (and no Python error) when `object` is not a plain CPU array. The array borrows the object's memory and holds
-    // its buffer; an exporter written in Python runs meanwhile, and again when the buffer is released.
+    // Read a plain CPU array; false, without a Python error, for any other object. `out` borrows the object's memory and
+    // holds its buffer. An exporter written in Python runs during this call and again when the buffer is released.
     bool read(PyObject* object, Array& out) const {
         PyTypeObject* type = Py_TYPE(object);
         if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
@@ -198,8 +198,8 @@ public:
         return read_buffer(object, out);
     }
 
-    // Where the memory of a torch tensor begins; null if it is not in the host's memory.
-    const char* address_of(PyObject* tensor) const {
+    // Address of a torch tensor; null if it is not in host memory.
+    const char* get_address(PyObject* tensor) const {
         dlpack::Tensor t;
         if (exchange() && api_->borrow(tensor, &t) == 0)
             return t.device.type == dlpack::kCPU ? static_cast<const char*>(t.data) + t.byte_offset : nullptr;
@@ -207,7 +207,7 @@ public:
         return nullptr;
     }
 
-    // A torch tensor of memory that somebody else owns and gives away: a new reference, or null with a Python error set.
+    // Make a torch tensor that takes over the memory: a new reference, or null with a Python error set.
     PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;
         if (!api_) {
@@ -219,7 +219,7 @@ public:
     }
 
 private:
-    static bool same(const Array& a, const Array& b) {
+    static bool are_equal(const Array& a, const Array& b) {
         return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) && std::equal(a.strides, a.strides + a.ndim, b.strides);
     }
 
@@ -251,8 +251,8 @@ private:
         return true;
     }
 
-    // What the items of a buffer are, if their size is what their letter says: that of C, or for `l` the standard one.
-    static bool dtype_of(const char* format, int64_t itemsize, DataType& out) {
+    // Convert a buffer's format. Returns false if the item size does not match the format letter (C sizes; `l`: 4 or 8).
+    static bool get_dtype(const char* format, int64_t itemsize, DataType& out) {
         if (!format) format = "B";
         if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian '>' is not plain
         const bool complex = format[0] == 'Z';
@@ -287,10 +287,10 @@ private:
         if (!PyObject_CheckBuffer(object)) return false;
         const Py_buffer* view = out.hold.take(object);
         if (!view || view->ndim > kMaxDims || view->suboffsets) return false;
-        // Strides are asked for, and yet ctypes and some scalars of numpy give none. Python reads these: the bytes of a
-        // datetime64 come without a word of what they mean.
+        // ctypes and some numpy scalars return no strides although they were requested. Python reads these: the format of
+        // a datetime64 does not tell its meaning.
         if (view->ndim > 0 && (!view->shape || !view->strides)) return false;
-        if (!dtype_of(view->format, view->itemsize, out.dtype)) return false;
+        if (!get_dtype(view->format, view->itemsize, out.dtype)) return false;
         if (reinterpret_cast<uintptr_t>(view->buf) % static_cast<size_t>(view->itemsize) != 0) return false;
         out.data = static_cast<char*>(view->buf);
         out.is_writable = !view->readonly;
@@ -312,6 +312,6 @@ private:
     bool exchange_on_ = true;
 };
 
-Conversion& conversion();  // the only instance, in module.cpp
+Conversion& conversion();  // the single instance, in module.cpp
 
 }  // namespace relive::bind

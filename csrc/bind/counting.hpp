@@ -1,4 +1,4 @@
-// Counters: everything that a buffer counts of its steps, changed in one native call.
+// Counters: all statistics that a buffer keeps of its steps, updated in one native call.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -15,13 +15,13 @@ namespace relive::bind {
 
 class Counters {
 public:
-    // Whoever reads or writes the arrays holds `lock`. Steps have `num_leaves` leaves of `envs` environments (-1: of any
-    // number). `flags` are the leaves (terminated, truncated), or None. `episodes` is None, or (open, ring, counts,
-    // rewards, metrics, reasons): arrays, and lists of leaves. Each of `moments` is (count, mean, squares, leaf). Leaves
-    // from `num_leaves` on are those that `measure` is given.
+    // `lock` protects the arrays. Steps have `num_leaves` leaves of `envs` environments (-1: any number). `flags` are the
+    // leaves (terminated, truncated), or None. `episodes` is None or (open, ring, counts, rewards, metrics, reasons): three
+    // arrays and three lists of leaves. Each of `moments` is (count, mean, squares, leaf). Leaves from `num_leaves` on are
+    // the numbers passed to `measure`.
     Counters(nb::object lock, int64_t num_leaves, int64_t envs, nb::handle flags, nb::handle episodes, nb::list moments)
         : num_leaves_(num_leaves), envs_(envs), acquire_(lock.attr("acquire")), release_(lock.attr("release")) {
-        if (num_leaves < 1 || num_leaves > kMostLeaves || envs < -1 || envs == 0 || envs > kMostLength)
+        if (num_leaves < 1 || num_leaves > kMaxLeaves || envs < -1 || envs == 0 || envs > kMaxLength)
             refuse<OutOfRange>("num_leaves, envs: expected some, or -1 for any number of environments");
         if (!flags.is_none()) {
             const auto pair = nb::cast<std::vector<int>>(flags);
@@ -30,16 +30,16 @@ public:
             if (std::max(pair[0], pair[1]) >= num_leaves) refuse("flags: expected leaves of a step");
             terminated_ = pair[0], truncated_ = pair[1];
         }
-        leaves_.assign(static_cast<size_t>(2 * kMostLeaves), CountedLeaf{nullptr, kFloat64, 1});
+        leaves_.assign(static_cast<size_t>(2 * kMaxLeaves), CountedLeaf{nullptr, kFloat64, 1});
         if (!episodes.is_none()) read_episodes(nb::cast<nb::tuple>(episodes));
         for (nb::handle each : moments) {
             const auto parts = nb::cast<nb::tuple>(each);
             if (parts.size() != 4) refuse("moments: expected (count, mean, squares, leaf)");
             MomentCounter moment;
             moment.elements = read_output(parts[1], "mean").elements();
-            moment.rows = memory_of<double>(parts[0], kFloat64, 1, "count");
-            moment.mean = memory_of<double>(parts[1], kFloat64, moment.elements, "mean");
-            moment.squares = memory_of<double>(parts[2], kFloat64, moment.elements, "squares");
+            moment.rows = read_memory<double>(parts[0], kFloat64, 1, "count");
+            moment.mean = read_memory<double>(parts[1], kFloat64, moment.elements, "mean");
+            moment.squares = read_memory<double>(parts[2], kFloat64, moment.elements, "squares");
             moment.leaf = nb::cast<int>(parts[3]);
             check_numbers({moment.leaf});
             if (moment.leaf >= num_leaves) refuse("moments: expected a leaf of a step");
@@ -49,9 +49,9 @@ public:
     }
     Counters(const Counters&) = delete;
 
-    // Set the numbers of the coming step that are not among its leaves: float64 [envs] each, or None.
+    // Set extra numbers of the next step, float64 [envs] or None each.
     void measure(nb::list numbers) {
-        if (static_cast<int64_t>(numbers.size()) > kMostLeaves) refuse("measured: expected fewer");
+        if (static_cast<int64_t>(numbers.size()) > kMaxLeaves) refuse("measured: expected fewer");
         std::vector<std::vector<double>> read(numbers.size());
         for (size_t i = 0; i < numbers.size(); ++i) {
             if (numbers[i].is_none()) continue;
@@ -62,12 +62,12 @@ public:
         measured_ = std::move(read);
     }
 
-    // Count the rows from `first` on, `steps` of them, of arrays [rows, envs, …], or None for one that was not given.
-    // `resetting` [envs] marks the environments that only reset in the first row, and afterwards in the row to come; None:
-    // no row only resets. `then` makes the rest of the change (see `complete`). If counting raises, nothing has changed.
+    // Count `steps` rows from `first` on of arrays [rows, envs, …]; None for a missing leaf. `resetting` [envs] marks
+    // environments that only reset in the first row, and is updated for the row after the last; None: no row only resets.
+    // `then` completes the change (see `complete`). If counting raises, nothing has changed.
     void count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle env_ids, nb::handle resetting, nb::handle then) {
         if (static_cast<int64_t>(arrays.size()) != num_leaves_) refuse("arrays: expected one for each leaf");
-        if (first < 0 || first > kMostLength || steps < 1 || steps > (terminated_ < 0 ? 1 : kMostLength))
+        if (first < 0 || first > kMaxLength || steps < 1 || steps > (terminated_ < 0 ? 1 : kMaxLength))
             refuse<OutOfRange>("rows: expected rows of the arrays, and only one without flags");
         Array ids;
         int64_t envs = envs_;
@@ -81,7 +81,7 @@ public:
         int64_t bytes = 0;
         for (size_t i = 0; i < read.size(); ++i) {
             if (nb::handle(arrays[i]).is_none()) {
-                check_given(static_cast<int64_t>(i));
+                check_missing(static_cast<int64_t>(i));
                 continue;
             }
             read[i] = read_or_throw(arrays[i], "array");
@@ -91,7 +91,7 @@ public:
                 refuse("array: expected [rows, envs, …]");
             CountedLeaf& leaf = leaves[i];
             leaf.dtype = array.dtype;
-            ArrayView item;  // of one environment
+            ArrayView item;  // shape per environment
             item.ndim = array.ndim - 2;
             std::copy_n(array.shape + 2, item.ndim, item.shape);
             leaf.elements = item.elements();
@@ -100,42 +100,43 @@ public:
             leaf.data = array.data + first * row_bytes;
             bytes += steps * row_bytes;
         }
-        uint8_t* coming = resetting.is_none() ? nullptr : memory_of<uint8_t>(resetting, kBool, envs, "resetting");
+        uint8_t* reset_flags = resetting.is_none() ? nullptr : read_memory<uint8_t>(resetting, kBool, envs, "resetting");
         if (envs > 0) {
             const Hold hold(*this);
             begin(steps, envs, env_ids.is_none() ? nullptr : ids.as<int64_t>());
             std::copy(leaves.begin(), leaves.end(), leaves_.begin());
-            if (coming) steps_.resetting.assign(coming, coming + envs);
+            if (reset_flags) steps_.resetting.assign(reset_flags, reset_flags + envs);
             MaybeReleased released(bytes);
             run();
-            std::copy(steps_.resetting.begin(), steps_.resetting.end(), coming);
+            std::copy(steps_.resetting.begin(), steps_.resetting.end(), reset_flags);
         }
         if (!then.is_none()) complete(then);
     }
 
-    // Throws if the steps of this memory cannot be counted here.
+    // Throw if the leaves of this memory cannot be counted.
     void check(const RingMemory& memory) const {
         if (num_leaves_ != static_cast<int64_t>(memory.leaves.size()) || envs_ != memory.ring.envs)
             refuse("counters: expected those of the leaves and environments of this memory");
         for (int64_t i = 0; i < num_leaves_; ++i) {
             const Leaf& leaf = memory.leaves[static_cast<size_t>(i)];
-            check_leaf(i, leaf.dtype, leaf.given_elements());
+            check_leaf(i, leaf.dtype, leaf.input_elements());
         }
     }
 
-    // Count the steps that are about to be written to a memory that was checked. The caller holds the lock; the GIL is not
-    // needed. Throws before anything is counted, or not at all.
+    // Count the steps of a block before it is written. `check` has accepted the memory, and the caller holds the lock, not
+    // necessarily the GIL. If this throws, nothing was counted.
     void count(StepBlock& block, const RingMemory& memory) {
         begin(block.steps(), block.envs(), block.env_ids());
         for (size_t i = 0; i < memory.leaves.size(); ++i) {
             const Leaf& leaf = memory.leaves[i];
-            leaves_[i] = {block.given(i).data, leaf.dtype, leaf.given_elements()};
+            leaves_[i] = {block.input(i).data, leaf.dtype, leaf.input_elements()};
         }
         for (int64_t n = 0; n < block.envs() && memory.ring.next_step; ++n)
             steps_.resetting.push_back(memory.ring.resetting[block.env_at(n)]);
         run();
     }
 
+    // Holds the lock of the counters.
     class Hold {
     public:
         explicit Hold(const Counters& counters) : release_(counters.release_.ptr()) {
@@ -155,7 +156,7 @@ public:
     };
 
 private:
-    static constexpr int64_t kMostLength = int64_t{1} << 40;
+    static constexpr int64_t kMaxLength = int64_t{1} << 40;
 
     static bool is_in(const std::vector<int>& leaves, int64_t i) { return std::find(leaves.begin(), leaves.end(), i) != leaves.end(); }
 
@@ -171,19 +172,19 @@ private:
             if (reward >= num_leaves_) refuse("rewards: expected leaves of a step");
         const auto metrics = static_cast<int64_t>(episodes.metrics.size()), reasons = static_cast<int64_t>(episodes.reasons.size());
         const Array ring = read_output(arguments[1], "ring");
-        if (ring.ndim != 2 || ring.shape[0] < 2 || ring.shape[0] > kMostLength) refuse("ring: expected [window + 1, columns]");
+        if (ring.ndim != 2 || ring.shape[0] < 2 || ring.shape[0] > kMaxLength) refuse("ring: expected [window + 1, columns]");
         episodes.envs = envs_;
         episodes.window = ring.shape[0] - 1;
         episodes.terminated = terminated_, episodes.truncated = truncated_;
-        episodes.open = memory_of<double>(arguments[0], kFloat64, (2 + metrics) * envs_, "open");
-        episodes.ring = memory_of<double>(arguments[1], kFloat64, ring.shape[0] * (4 + metrics + reasons), "ring");
-        episodes.counts = memory_of<int64_t>(arguments[2], kInt64, 2, "counts");
+        episodes.open = read_memory<double>(arguments[0], kFloat64, (2 + metrics) * envs_, "open");
+        episodes.ring = read_memory<double>(arguments[1], kFloat64, ring.shape[0] * (4 + metrics + reasons), "ring");
+        episodes.counts = read_memory<int64_t>(arguments[2], kInt64, 2, "counts");
         episodes_ = std::move(episodes);
     }
 
     static void check_numbers(const std::vector<int>& leaves) {
         for (const int leaf : leaves)
-            if (leaf < 0 || leaf >= 2 * kMostLeaves) refuse<OutOfRange>("leaf: expected a leaf's number, got ", leaf);
+            if (leaf < 0 || leaf >= 2 * kMaxLeaves) refuse<OutOfRange>("leaf: expected a leaf's number, got ", leaf);
     }
 
     void check_leaf(int64_t i, DataType dtype, int64_t elements) const {
@@ -198,8 +199,8 @@ private:
             if (moment.leaf == i) expect(is_countable(dtype) && elements == moment.elements, "numbers of the declared shape");
     }
 
-    // Throws if steps cannot be counted without leaf i.
-    void check_given(int64_t i) const {
+    // Throw if leaf i is required.
+    void check_missing(int64_t i) const {
         if (i == terminated_ || i == truncated_ || (episodes_ && is_in(episodes_->rewards, i)))
             refuse("leaf ", i, ": expected an array, got None");
     }

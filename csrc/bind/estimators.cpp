@@ -1,7 +1,7 @@
-// gae, lambda_return, n_step_return, vtrace: check that every argument fits exactly, allocate, call the reverse scan.
+// gae, lambda_return, n_step_return, vtrace: check arguments, allocate outputs, call the reverse scan.
 //
-// Every function takes its tensors (and a mask or None), its numbers, and `out`: None, or the arrays to write when
-// tensors cannot be made from C. It returns None if an argument is no exact fit; Python then converts or explains.
+// Every function takes its tensors (and a mask or None), its numbers, and `out`: None, or the arrays to write if tensors
+// cannot be made from C. It returns None if an argument does not fit exactly; Python then converts it or raises.
 #include <nanobind/nanobind.h>
 
 #include <memory>
@@ -18,10 +18,10 @@ using scan::Job;
 using scan::table;
 using scan::View;
 
-// About 20 µs of work: memory is read in order.
+// About 20 µs of sequential reads.
 constexpr int64_t kScanReleaseBytes = int64_t{1} << 20;
 
-bool number(nb::handle object, double& out) {
+bool read_number(nb::handle object, double& out) {
     if (!PyFloat_Check(object.ptr()) && !PyLong_CheckExact(object.ptr())) return false;
     out = PyFloat_AsDouble(object.ptr());
     if (out == -1.0 && PyErr_Occurred()) {
@@ -31,10 +31,10 @@ bool number(nb::handle object, double& out) {
     return true;
 }
 
-bool fraction(nb::handle object, double& out) { return number(object, out) && out >= 0 && out <= 1; }
-bool positive(nb::handle object, double& out) { return number(object, out) && out > 0; }
+bool read_fraction(nb::handle object, double& out) { return read_number(object, out) && out >= 0 && out <= 1; }
+bool read_positive(nb::handle object, double& out) { return read_number(object, out) && out > 0; }
 
-// The array as rows of columns, if the axes after time collapse to one stride.
+// View an array as [time, columns]. Returns false if the axes after time do not collapse to one stride.
 template <class T>
 bool as_columns(const Array& array, View<T>& out) {
     int64_t stride = 1, expected = 0;
@@ -50,11 +50,11 @@ bool as_columns(const Array& array, View<T>& out) {
     return true;
 }
 
-// The tensors of a call; null handles for tensors that the estimator does not take.
+// The tensors of a call; null handles for inputs that the estimator lacks.
 struct Tensors {
     nb::handle reward, value, next_value, ratio, terminated, truncated, mask;
 
-    // Estimators take numpy arrays only as stand-ins for tensors, together with `out`.
+    // Whether a buffer was passed instead of a tensor. Buffers are accepted only together with `out`.
     bool have_buffer() const {
         for (nb::handle object : {reward, value, next_value, ratio, terminated, truncated, mask})
             if (object.is_valid() && PyObject_CheckBuffer(object.ptr())) return true;
@@ -67,7 +67,7 @@ struct Settings {
     int64_t n = 0;
 };
 
-// Read a tensor of the reward's shape, which `held` keeps in place.
+// Read a tensor of the reward's shape. `held` keeps its memory in place.
 template <class T>
 bool read_like(nb::handle object, const Array& reward, DataType dtype, View<T>& out, Array& held) {
     return conversion().read(object.ptr(), held) && held.dtype == dtype && same_shape(held, reward) && as_columns(held, out);
@@ -85,7 +85,7 @@ bool read_tensors(const Tensors& tensors, const Array& reward, Job<T>& job, Arra
            (tensors.mask.is_none() || read_like(tensors.mask, reward, kBool, job.mask, held[2]));
 }
 
-// Memory for the returns that an n-step scan carries; false if there is none. Other scans need none.
+// Allocate the history of an n-step scan; other scans need none. Returns false if memory is exhausted.
 template <class T>
 bool allocate_history(Job<T>& job, std::unique_ptr<char[]>& memory) {
     if (job.n == 0 || job.columns == 0) return true;
@@ -97,21 +97,21 @@ bool allocate_history(Job<T>& job, std::unique_ptr<char[]>& memory) {
     return true;
 }
 
-// `count` outputs: new tensors, or the arrays of the caller. Null if they cannot be had.
+// Make `count` outputs: new tensors, or the arrays in `out`. Returns null if that is impossible.
 template <class T>
-nb::object make_outputs(int count, const Array& reward, nb::handle given, Job<T>& job, Array* held) {
+nb::object make_outputs(int count, const Array& reward, nb::handle out, Job<T>& job, Array* held) {
     View<T>* views[] = {&job.first, &job.second};
     nb::object results[2];
     TensorPlans plans;
     nb::list tensors;
-    if (given.is_none()) {
+    if (out.is_none()) {
         if (!conversion().exchange()) return {};
         for (int i = 0; i < count; ++i) plans.add(reward.dtype, reward.ndim, reward.shape);
         tensors = make_tensors(plans);
     }
     for (int i = 0; i < count; ++i) {
-        results[i] = given.is_none() ? nb::object(tensors[static_cast<size_t>(i)]) : nb::borrow(given[i]);
-        if (given.is_none()) *views[i] = {reinterpret_cast<T*>(plans.data(static_cast<size_t>(i))), job.columns, 1};
+        results[i] = out.is_none() ? nb::object(tensors[static_cast<size_t>(i)]) : nb::borrow(out[i]);
+        if (out.is_none()) *views[i] = {reinterpret_cast<T*>(plans.data(static_cast<size_t>(i))), job.columns, 1};
         else if (!read_like(results[i], reward, reward.dtype, *views[i], held[i]) || !held[i].is_writable) return {};
     }
     return count == 1 ? results[0] : nb::object(nb::make_tuple(results[0], results[1]));
@@ -154,7 +154,7 @@ nb::object gae(nb::handle reward, nb::handle value, nb::handle next_value, nb::h
                nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle out) {
     const Tensors tensors{reward, value, next_value, {}, terminated, truncated, mask};
     Settings settings;
-    if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam)) return nb::none();
+    if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam)) return nb::none();
     return estimate(table().gae, 2, tensors, settings, out);
 }
 
@@ -162,7 +162,7 @@ nb::object lambda_return(nb::handle reward, nb::handle next_value, nb::handle te
                          nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle out) {
     const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
     Settings settings;
-    if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam)) return nb::none();
+    if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam)) return nb::none();
     return estimate(table().lambda_return, 1, tensors, settings, out);
 }
 
@@ -171,10 +171,10 @@ nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle te
     const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
     Settings settings;
     double steps = 0;
-    if (!fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !positive(n, steps)) return nb::none();
+    if (!read_fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !read_positive(n, steps)) return nb::none();
     Array array;
     if (!conversion().read(reward.ptr(), array) || array.ndim == 0) return nb::none();
-    if (steps >= static_cast<double>(array.shape[0])) {  // the last row cuts every window: Monte-Carlo
+    if (steps >= static_cast<double>(array.shape[0])) {  // every window ends at the last row: Monte-Carlo returns
         settings.lam = 1;
         return estimate(table().lambda_return, 1, tensors, settings, out);
     }
@@ -187,13 +187,13 @@ nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::han
                   nb::handle c_bar, nb::handle out) {
     const Tensors tensors{reward, value, next_value, ratio, terminated, truncated, mask};
     Settings settings;
-    if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam) || !positive(rho_bar, settings.rho_bar) ||
-        !positive(c_bar, settings.c_bar))
+    if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam) || !read_positive(rho_bar, settings.rho_bar) ||
+        !read_positive(c_bar, settings.c_bar))
         return nb::none();
     return estimate(table().vtrace, 2, tensors, settings, out);
 }
 
-// Every argument may be None: Python explains what does not fit.
+// Bind a function whose arguments may all be None: Python raises the errors.
 template <class... Args>
 void define(nb::module_& m, const char* name, nb::object (*function)(Args...)) {
     m.def(name, function, (static_cast<void>(sizeof(Args)), nb::arg().none())...);

@@ -1,4 +1,4 @@
-// Flattener: the leaves of a step, taken from nested dicts and tuples by the declared keys.
+// Flattener: collects the leaves of a step from nested dicts and tuples by their declared keys.
 #include <nanobind/nanobind.h>
 
 #include <stdexcept>
@@ -9,14 +9,15 @@ namespace nb = nanobind;
 namespace relive::bind {
 namespace {
 
-// A declared field: a leaf, or the fields below it.
+// A declared field: a leaf, or a group of nested fields.
 struct Field {
-    nb::object key;  // its name in the dict above it
+    nb::object key;  // name in the enclosing dict
     std::vector<Field> parts;
-    bool numbered = true;  // its parts are "0", "1", …: a tuple has them too
+    bool numbered = true;  // parts are named "0", "1", …: a tuple is accepted too
     Py_ssize_t leaves = 1;
 };
 
+// Leaves a recursive call that Py_EnterRecursiveCall entered.
 struct Depth {
     ~Depth() { Py_LeaveRecursiveCall(); }
 };
@@ -38,7 +39,7 @@ Field read_field(nb::handle key, nb::handle tree) {
 
 class Flattener {
 public:
-    // `positional` and `named` are the fields of a step by name; a leaf is None, any other field a dict of fields.
+    // `positional` and `named` map field names to None for a leaf, or to a dict of nested fields.
     Flattener(nb::dict positional, nb::dict named) : ordered_(nb::module_::import_("collections").attr("OrderedDict")) {
         for (auto [name, tree] : positional) positional_.push_back(read_field(name, tree));
         for (auto [name, tree] : named) named_.push_back(read_field(name, tree));
@@ -46,20 +47,20 @@ public:
             for (const Field& field : *fields) leaves_ += field.leaves;
     }
 
-    // The leaves of the fields as a tuple; a field that is None or missing gives None for every leaf. Returns None if a
-    // name or key is not as declared, or if a value is neither a dict, nor a tuple or a list.
+    // Return the leaves of all fields as a tuple, with None for each leaf of a field that is None or missing. Returns None
+    // if a name or key is not declared, or if a nested value is not a dict, tuple or list.
     nb::object flatten(nb::tuple values, nb::dict named) const {
         Leaves out{nb::steal(PyTuple_New(leaves_))};
         if (values.size() != positional_.size()) return nb::none();
         for (size_t i = 0; i < positional_.size(); ++i)
             if (!take(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out)) return nb::none();
-        Py_ssize_t num_found = 0;
+        Py_ssize_t num_named = 0;
         for (const Field& field : named_) {
             PyObject* value = find(named.ptr(), field);
-            if (value) ++num_found;
+            if (value) ++num_named;
             if (!take(value ? value : Py_None, field, out)) return nb::none();
         }
-        return num_found == PyDict_Size(named.ptr()) ? out.tuple : nb::none();
+        return num_named == PyDict_Size(named.ptr()) ? out.tuple : nb::none();
     }
 
 private:
@@ -99,20 +100,20 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             const Field& part = field.parts[static_cast<size_t>(i)];
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            if (!inner) PyErr_Clear();  // the list has become shorter
+            if (!inner) PyErr_Clear();  // the list was shortened meanwhile
             if (!inner || inner == Py_None) return false;
             if (part.parts.empty()) {
                 out.add(inner);
                 continue;
             }
-            const nb::object held = nb::borrow(inner);  // a key that compares itself may take it out of its dict
+            const nb::object held = nb::borrow(inner);  // a key with a custom __eq__ may remove it from its dict
             if (!take_parts(inner, part, out)) return false;
         }
         return true;
     }
 
     std::vector<Field> positional_, named_;
-    nb::object ordered_;  // the type OrderedDict
+    nb::object ordered_;  // collections.OrderedDict
     Py_ssize_t leaves_ = 0;
 };
 

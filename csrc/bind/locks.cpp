@@ -1,4 +1,4 @@
-// Locks that a signal cannot lose: GuardedLock of threads, ProcessLock of processes. `complete` makes a change whole.
+// Locks that are safe against exceptions from signal handlers: GuardedLock for threads, ProcessLock for processes.
 #include <nanobind/nanobind.h>
 
 #include <chrono>
@@ -12,8 +12,8 @@
 namespace relive::bind {
 namespace {
 
-// `lock` is a threading.RLock. Whoever has taken it calls `guard` first, and has not taken it if that raises. Entering and
-// leaving are native calls: an exception from a signal handler comes before or after, never between lock and promise.
+// A context manager around a threading.RLock. Calls `guard` after locking, and unlocks if it raises. Entering and exiting
+// are native calls: a signal handler cannot raise between locking and the start of the `with` body.
 class GuardedLock {
 public:
     GuardedLock(const nb::object& lock, nb::callable guard)
@@ -39,38 +39,38 @@ private:
 using Clock = std::chrono::steady_clock;
 using Status = ProcessMutex::Status;
 
-constexpr double kForever = 1e9;  // seconds; more may be too many nanoseconds to count
+constexpr double kUnlimited = 1e9;  // seconds; longer waits could overflow in nanoseconds
 
-// A context manager around a mutex that processes share. After a holder has died, the next one repairs.
+// A context manager around a mutex shared by processes. The first holder after a dead one repairs the data.
 class ProcessLock {
 public:
-    // `memory` is uint8 [128], zeros if `is_new`. `mend` is called by the first holder after one that died. Nobody waits
-    // for longer than `patience` seconds: a holder may be stopped, which is not death.
-    ProcessLock(nb::object memory, bool is_new, nb::callable mend, double patience)
+    // `memory` is uint8 [128], zeros if `is_new`. `recover` is called by the first holder after a dead one. Waiting ends
+    // after `timeout` seconds: a holder may be stopped without being dead.
+    ProcessLock(nb::object memory, bool is_new, nb::callable recover, double timeout)
         : owner_(std::move(memory)),
-          mutex_(memory_of<uint8_t>(owner_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
-          mend_(std::move(mend)),
-          patience_(patience) {
-        if (!(patience >= 0)) refuse("patience: expected seconds, got ", patience);
+          mutex_(read_memory<uint8_t>(owner_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
+          recover_(std::move(recover)),
+          timeout_(timeout) {
+        if (!(timeout >= 0)) refuse("timeout: expected seconds, got ", timeout);
     }
 
     void enter() {
-        if (enter_within(patience_)) return;
+        if (enter_within(timeout_)) return;
         char message[256];
         std::snprintf(message, sizeof message,
                       "shared buffer: expected its lock within %g s, got it held by another process (thread %d) all the "
                       "time. Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
-                      patience_, mutex_.holder());
+                      timeout_, mutex_.holder());
         PyErr_SetString(PyExc_TimeoutError, message);
         throw nb::python_error();
     }
 
-    // False if the lock is not free in time. A wait that has begun goes on for up to a slice.
+    // Returns false if the lock is not free in time. May overrun by one time slice.
     bool enter_within(double seconds) {
         if (!wait_within(seconds)) return false;
         if (mutex_.is_repaired()) return true;
         try {
-            mend_();
+            recover_();
         } catch (...) {
             exit();  // the next holder will try again
             throw;
@@ -88,7 +88,7 @@ private:
             mutex_.give_way();
         }
         Status status = mutex_.try_enter();
-        std::optional<Clock::time_point> deadline;  // the clock is read only by those who wait
+        std::optional<Clock::time_point> deadline;  // the clock is read only when waiting
         while (status != Status::kHeld) {
             if (status == Status::kSliceOver && PyErr_CheckSignals() != 0) throw nb::python_error();
             if (!deadline) deadline = deadline_in(seconds);
@@ -100,36 +100,36 @@ private:
     }
 
     static Clock::time_point deadline_in(double seconds) {
-        if (!(seconds < kForever)) return Clock::time_point::max();
+        if (!(seconds < kUnlimited)) return Clock::time_point::max();
         if (seconds <= 0) return Clock::now();
         return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     }
 
     nb::object owner_;  // the memory
     ProcessMutex mutex_;
-    nb::object mend_;  // what repairs the data
-    double patience_;
+    nb::object recover_;
+    double timeout_;
 };
 
-// For a `with` statement: no Ctrl-C can come between entering and the promise to leave.
+// A context manager that enters a ProcessLock with its own timeout; `__enter__` returns whether it is held.
 class Within {
 public:
     Within(ProcessLock& lock, double seconds) : lock_(lock), seconds_(seconds) {}
 
     bool enter() {
-        if (is_mine_) throw std::runtime_error("lock: expected to be entered once, got entered again. Call within() again.");
-        return is_mine_ = lock_.enter_within(seconds_);
+        if (is_held_) throw std::runtime_error("lock: expected to be entered once, got entered again. Call within() again.");
+        return is_held_ = lock_.enter_within(seconds_);
     }
 
     void exit() {
-        if (is_mine_) lock_.exit();
-        is_mine_ = false;
+        if (is_held_) lock_.exit();
+        is_held_ = false;
     }
 
 private:
     ProcessLock& lock_;
     double seconds_;
-    bool is_mine_ = false;
+    bool is_held_ = false;
 };
 #endif
 

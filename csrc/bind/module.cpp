@@ -1,4 +1,4 @@
-// The native core as one Python module: the settings of the module, and a list of what is bound.
+// The Python module `_native`: its settings and bindings.
 #include <nanobind/nanobind.h>
 
 #include <stdexcept>
@@ -25,21 +25,21 @@ void bind_rollout(nb::module_& m);
 
 namespace {
 
-// Objects of these types are read in their own memory: nothing else may pass for one of them.
+// Whether an object is the named class. Instances of these classes are read directly: no other class may stand in.
 bool is_type(nb::handle type, const char* module, const char* name) {
     return PyType_Check(type.ptr()) && nb::str(type.attr("__module__")).equal(nb::str(module)) &&
                        nb::str(type.attr("__name__")).equal(nb::str(name));
 }
 
 #ifdef RELIVE_CRC32
-// zlib's checksum of an object's buffer, faster than zlib computes it.
-uint32_t checksum(nb::handle data, uint32_t before) {
+// CRC-32 of an object's buffer: the result of zlib.crc32, faster.
+uint32_t checksum(nb::handle data, uint32_t previous) {
     Py_buffer view;
     if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
     uint32_t sum = 0;
     {
         const relive::bind::MaybeReleased released(view.len);
-        sum = relive::crc::crc32(before, static_cast<const unsigned char*>(view.buf), static_cast<size_t>(view.len));
+        sum = relive::crc::crc32(previous, static_cast<const unsigned char*>(view.buf), static_cast<size_t>(view.len));
     }
     PyBuffer_Release(&view);
     return sum;
@@ -51,7 +51,7 @@ uint32_t checksum(nb::handle data, uint32_t before) {
 NB_MODULE(_native, m) {
     using namespace relive::bind;
     m.doc() = "The native core. Arrays are torch tensors, or numpy arrays where torch lacks the exchange API.";
-    nb::set_leak_warnings(false);  // a process keeps its arguments to its end, and buffers may be among them
+    nb::set_leak_warnings(false);  // buffers among the arguments of a process live until it ends
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         if (!is_type(tensor_type, "torch", "Tensor") || !is_type(parameter_type, "torch.nn.parameter", "Parameter"))
             throw std::invalid_argument("types: expected torch.Tensor and torch.nn.Parameter");

@@ -1,4 +1,5 @@
-// PriorityTree: draws in proportion to priorities. No argument is converted: False or None says that one is no exact fit.
+// PriorityTree: samples in proportion to priorities. Arguments are not converted: False or None is returned if one does not
+// fit exactly.
 #include "../core/priority_tree.hpp"
 
 #include <nanobind/nanobind.h>
@@ -13,8 +14,8 @@
 namespace relive::bind {
 namespace {
 
-constexpr int64_t kMostLeavesOfTree = int64_t{1} << 48;
-constexpr int64_t kBytesPerLeaf = 64;  // a leaf's cache line, to decide whether the GIL is released
+constexpr int64_t kMaxTreeLeaves = int64_t{1} << 48;
+constexpr int64_t kBytesPerLeaf = 64;  // a cache line, to decide whether to release the GIL
 
 bool read_vector(nb::handle object, DataType dtype, Array& out) {
     return conversion().read(object.ptr(), out) && out.dtype == dtype && out.ndim == 1 && out.contiguous();
@@ -24,15 +25,15 @@ class BoundTree {
 public:
     PriorityTree tree;
 
-    // `memory` are float64 arrays of the sizes that `sizes` returns: zeros, or what other trees in this memory left.
+    // `memory` are float64 arrays of the sizes returned by `sizes`: zeros, or the state of an earlier tree.
     BoundTree(nb::tuple memory, int64_t num_leaves)
         : tree(part(memory, 0, num_leaves), part(memory, 1, num_leaves), part(memory, 2, num_leaves),
                 reinterpret_cast<TreeSummary*>(part(memory, 3, num_leaves)), num_leaves),
           owner_(std::move(memory)) {}
 
-    // How many numbers the leaves, their sums, their minima and the summary take.
+    // Sizes of the arrays of leaves, sums, minima and the summary.
     static nb::tuple sizes(int64_t num_leaves) {
-        if (num_leaves < 1 || num_leaves > kMostLeavesOfTree)
+        if (num_leaves < 1 || num_leaves > kMaxTreeLeaves)
             refuse("num_leaves: expected 1 to 2^48, got ", num_leaves);
         const int64_t levels = TreeLevels::size(num_leaves);
         return nb::make_tuple(PriorityTree::padded(num_leaves), levels, levels,
@@ -61,14 +62,15 @@ public:
         return out;
     }
 
-    // None when every priority is zero.
+    // Draw `count` leaves. Returns None if every priority is zero.
     nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
         if (!can_draw(count)) return nb::none();
         draw_into(target<int64_t>(out, kInt64, count), nullptr, count, capsule);
         return out;
     }
 
-    // Leaves, and the weight (smallest / priority)^beta of each; `by_smallest`: the smallest of all leaves, else of these.
+    // Draw leaves with weights (smallest / priority)^beta. The smallest priority is that of all leaves with `by_smallest`,
+    // otherwise that of the drawn leaves.
     nb::object draw_weighted(int64_t count, nb::handle capsule, double beta, bool by_smallest) {
         if (!can_draw(count)) return nb::none();
         TensorPlans plans;
@@ -81,13 +83,13 @@ public:
         double smallest = by_smallest ? tree.smallest() : kNoLeaf;
         if (!by_smallest) for (const double priority : priorities) smallest = std::min(smallest, priority);
         auto* weights = plans.as<float>(1);
-        for (size_t i = 0; i < priorities.size(); ++i) weights[i] = weight_of(smallest / priorities[i], beta);
+        for (size_t i = 0; i < priorities.size(); ++i) weights[i] = get_weight(smallest / priorities[i], beta);
         return nb::make_tuple(tensors[0], tensors[1]);
     }
 
-    // Set leaves to (priority + eps)^alpha; a leaf of -1 is skipped. Returns (bad, skipped): the position of the first
-    // invalid priority (then nothing has changed) or -1, and how many leaves were skipped. `numbers` is a list or an array
-    // whose first number becomes the largest priority if that is larger. None: no exact fit.
+    // Set leaves to (priority + eps)^alpha; leaves of -1 are skipped. Returns (bad, skipped): -1 or the position of the
+    // first invalid priority, in which case nothing has changed, and the number of skipped leaves. Raises the first item of
+    // `numbers`, a list or an array, to the largest priority. Returns None if an argument does not fit exactly.
     nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps, nb::object numbers) {
         Array index, values;
         if (!read_vector(leaves, kInt64, index) || !conversion().read(priorities.ptr(), values) || values.ndim != 1 ||
@@ -100,6 +102,7 @@ public:
         return nb::none();
     }
 
+    // Set the leaves of slots touched by a write: `mass` for transitions, otherwise zero.
     void mark(const Touched& touched, double mass) {
         const auto count = static_cast<int64_t>(touched.slots.size());
         if (!in_range(touched.slots.data(), count, tree.num_leaves())) refuse<OutOfRange>("leaf: expected slots of the tree");
@@ -115,7 +118,7 @@ public:
 private:
     static double* part(nb::tuple memory, size_t which, int64_t num_leaves) {
         if (memory.size() != 4) refuse("memory: expected 4 arrays, got ", memory.size());
-        return memory_of<double>(memory[which], kFloat64, nb::cast<int64_t>(sizes(num_leaves)[which]), "memory");
+        return read_memory<double>(memory[which], kFloat64, nb::cast<int64_t>(sizes(num_leaves)[which]), "memory");
     }
 
     void check_leaves(const Array& index, int64_t lowest) const {
@@ -142,7 +145,7 @@ private:
     }
 
     void draw_into(int64_t* leaves, double* priorities, int64_t count, nb::handle capsule) const {
-        const BitGenerator& random = generator_in(capsule);
+        const BitGenerator& random = read_generator(capsule);
         MaybeReleased released(count * kBytesPerLeaf);
         tree.draw(leaves, priorities, count, random);
     }

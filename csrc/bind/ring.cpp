@@ -1,4 +1,5 @@
-// The memory of a replay buffer: RingMemory writes steps and draws rows, PlanReader reads batches, WriteBack rewrites leaves.
+// Bindings of a replay buffer's memory: RingMemory writes steps and draws rows, PlanReader reads batches, WriteBack rewrites
+// leaves.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -17,8 +18,8 @@
 namespace relive::bind {
 namespace {
 
-// The arrays of `state` by their names; `journal` and `seals` are kept only where the memory outlives a process, and may be
-// None or missing elsewhere.
+// Read the arrays in `state` by name. `journal` and `seals` (checksums) may be None or missing; they exist only in memory
+// that outlives the process.
 void read_state(nb::dict state, Ring& ring) {
     const int64_t slots = ring.num_flat(), envs = ring.envs;
     nb::dict unknown;
@@ -26,7 +27,7 @@ void read_state(nb::dict state, Ring& ring) {
     const auto array = [&](auto*& out, const char* name, DataType dtype, int64_t elements) {
         if (!state.contains(name)) refuse("state: expected an array ", name, ", got none");
         using Element = std::remove_reference_t<decltype(*out)>;
-        out = memory_of<Element>(state[name], dtype, elements, name);
+        out = read_memory<Element>(state[name], dtype, elements, name);
         unknown.attr("pop")(name);
     };
     array(ring.kind, "kind", kUInt8, slots);
@@ -46,17 +47,17 @@ void read_state(nb::dict state, Ring& ring) {
         refuse("state: expected kind, first, head, open, resetting, count, floor, journal and seals, got ", nb::str(name).c_str());
 }
 
-// The leaf of a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
-Leaf read_leaf_of(nb::handle column, nb::handle stack, int64_t slots, int64_t envs) {
+// The leaf stored in a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
+Leaf make_leaf(nb::handle column, nb::handle stack, int64_t slots, int64_t envs) {
     Leaf leaf(read_output(column, "column"), slots, envs);
     if (stack.is_none()) return leaf;
-    const auto given = nb::cast<nb::tuple>(stack);
-    if (given.size() != 3) refuse("stack: expected (k, axis, repeat)");
-    leaf.stack(nb::cast<int64_t>(given[0]), nb::cast<int>(given[1]), nb::cast<bool>(given[2]));
+    const auto parts = nb::cast<nb::tuple>(stack);
+    if (parts.size() != 3) refuse("stack: expected (k, axis, repeat)");
+    leaf.stack(nb::cast<int64_t>(parts[0]), nb::cast<int>(parts[1]), nb::cast<bool>(parts[2]));
     return leaf;
 }
 
-// Numbers of leaves, ascending.
+// Check that leaf indices are ascending and in range.
 void check_leaf_numbers(const std::vector<int>& numbers, size_t leaves, const char* what) {
     int last = -1;
     for (const int number : numbers) {
@@ -66,11 +67,10 @@ void check_leaf_numbers(const std::vector<int>& numbers, size_t leaves, const ch
     }
 }
 
-// Columns [slots, envs, …], with what they stack; `observed` are those of observations. The ring knows its arrays and its
-// shape.
-RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state) {
+// Build the memory of a ring from its columns [slots, envs, …], frame stacks, observation indices and state arrays.
+RingMemory make_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state) {
     RingMemory memory;
-    if (columns.size() == 0 || columns.size() + next_columns.size() > kMostLeaves) refuse("columns: expected 1 to ", kMostLeaves);
+    if (columns.size() == 0 || columns.size() + next_columns.size() > kMaxLeaves) refuse("columns: expected 1 to ", kMaxLeaves);
     if (stacks.size() != columns.size()) refuse("stacks: expected one for each column");
     check_leaf_numbers(observed, columns.size(), "observed");
     if (next_columns.size() > 0 && next_columns.size() != observed.size())
@@ -80,12 +80,12 @@ RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> obser
     const int64_t slots = memory.ring.slots = first.shape[0], envs = memory.ring.envs = first.shape[1];
     read_state(state, memory.ring);
     memory.ring.keeps_next = next_columns.size() > 0;
-    for (size_t i = 0; i < columns.size(); ++i) memory.leaves.push_back(read_leaf_of(columns[i], stacks[i], slots, envs));
+    for (size_t i = 0; i < columns.size(); ++i) memory.leaves.push_back(make_leaf(columns[i], stacks[i], slots, envs));
     memory.observed = std::move(observed);
     for (const int o : memory.observed) memory.leaves[static_cast<size_t>(o)].is_observation = true;
     for (size_t i = 0; i < next_columns.size(); ++i) {
         const auto o = static_cast<size_t>(memory.observed[i]);
-        const Leaf next = read_leaf_of(next_columns[i], stacks[o], slots, envs);
+        const Leaf next = make_leaf(next_columns[i], stacks[o], slots, envs);
         if (next.dtype != memory.leaves[o].dtype || next.bytes != memory.leaves[o].bytes)
             refuse("next_columns: expected the dtype and shape of the observation");
         memory.next_columns.push_back(next.column);
@@ -93,34 +93,34 @@ RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> obser
     return memory;
 }
 
-// Slots of the ring; `lowest` is -1 if there may be no slot.
+// Read slots of the ring; `lowest` is -1 if -1 (no slot) is allowed.
 Array read_slots(nb::handle slots, const RingMemory& memory, int64_t lowest = 0) {
     Array in = read_index(slots);
     if (!in_range(in.as<int64_t>(), in.shape[0], memory.ring.num_flat(), lowest)) refuse<OutOfRange>("slot: expected slots of the ring");
     return in;
 }
 
-// A leaf of a step from what a caller passed: a number, numbers in lists or tuples, or an array; false if it is no exact
-// fit.
-bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
+// Read a leaf of a step from a number, nested lists or tuples of numbers, or an array. Returns false if it does not fit
+// exactly.
+bool read_input(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, InputLeaf& input) {
     int64_t shape[kMaxDims + 2];
     const int ndim = lead.put(shape);
     for (int d = 0; d < leaf.ndim; ++d) shape[ndim + d] = leaf.shape[d];
-    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.given_bytes * lead.steps * lead.envs, given.scratch))
-        return conversion().read(object, array) && accept(array, leaf, lead, given);
-    given.data = given.source = given.scratch.data();
-    given.source_bytes = 0;
+    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.input_bytes * lead.steps * lead.envs, input.scratch))
+        return conversion().read(object, array) && accept(array, leaf, lead, input);
+    input.data = input.source = input.scratch.data();
+    input.source_bytes = 0;
     return true;
 }
 
 class BoundRing {
 public:
-    // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
-    // observations; `next_columns` are theirs for next observations that are stored beside the rows. `state` has the
-    // arrays of the ring by name, and `journal` and `seals` where they are kept.
+    // `columns[i]` is [slots, envs, …]; `stacks[i]` is (k, axis, repeat) or None. `observed` lists the columns of
+    // observations; `next_columns` has a column of next observations for each, or is empty. `state` has the arrays of the
+    // ring by name (see `read_state`).
     BoundRing(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state,
               int64_t alive, bool next_step, bool same_step, bool single, int reward, int terminated, int truncated)
-        : memory_(read_memory(columns, stacks, std::move(observed), next_columns, state)),
+        : memory_(make_memory(columns, stacks, std::move(observed), next_columns, state)),
           writer_(memory_),
           requests_(memory_),
           arrays_(writer_.block.size()),
@@ -144,13 +144,12 @@ public:
     }
     BoundRing(const BoundRing&) = delete;
 
-    // For other bindings over the same memory, which keep this object alive.
+    // The memory for other bindings, which keep this object alive.
     RingMemory& memory() { return memory_; }
 
-    // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
-    // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames:
-    // then nothing was stored. A `Warning`, each once: it is done, and looks wrong.
-    // `then`, if it is not None, makes the rest of the change (see `complete`).
+    // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 or a `Warning` (each once) if the steps were
+    // stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit exactly, -2 - i
+    // if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see `complete`), or is None.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
         const int64_t status = store(values, nexts, env_ids, steps, blocks);
         const bool is_stored = status == -1 || status <= kLooksInfinite;
@@ -158,14 +157,14 @@ public:
         return status;
     }
 
-    // Let these counters count every step that is written from now on.
+    // Count every step written from now on with these counters.
     void observe(nb::handle counters) {
         nb::cast<Counters&>(counters).check(memory_);
         counters_ = &nb::cast<Counters&>(counters);
         counters_owner_ = nb::borrow(counters);
     }
 
-    // (followed, cut, ended, reset, restarted, infinite) of the steps that were written.
+    // The counts of `Continuity` as (followed, cut, ended, reset, restarted, infinite).
     nb::tuple counted() const {
         const Continuity& all = writer_.continuity;
         return nb::make_tuple(all.followed, all.cut, all.ended, all.reset, all.restarted, all.infinite);
@@ -176,17 +175,17 @@ public:
     Touched& touched() { return writer_.touched; }
     int64_t stored() const { return memory_.ring.stored(); }
 
-    // Store the checksums of every row as it is, after rows were written directly.
+    // Recompute the checksums of every row, after rows were written directly.
     void seal_all() {
         MaybeReleased released(kReleaseBytes);
         store_all_checksums(memory_);
     }
 
-    // out[slot] = 1 if a row from `since[env]` on and before `until[env]` differs from its checksums.
+    // out[slot] = 1 if a row in [since[env], until[env]) differs from its checksums.
     void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
-        const auto* first = memory_of<const int64_t>(since, kInt64, memory_.ring.envs, "since");
-        const auto* end = memory_of<const int64_t>(until, kInt64, memory_.ring.envs, "until");
-        auto* broken = memory_of<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
+        const auto* first = read_memory<const int64_t>(since, kInt64, memory_.ring.envs, "since");
+        const auto* end = read_memory<const int64_t>(until, kInt64, memory_.ring.envs, "until");
+        auto* broken = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
         MaybeReleased released(kReleaseBytes);
         find_broken_rows(memory_, first, end, broken);
     }
@@ -198,29 +197,29 @@ public:
         return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated), !memory_.rewritable.leaves.empty());
     }
 
-    // `count` slots of transitions, drawn uniformly with replacement, in a new tensor or in `out`. None: transitions are
-    // too rare to find by chance.
+    // Draw `count` slots of transitions uniformly with replacement, into a new tensor or `out`. Returns None if transitions
+    // are too rare to find by chance.
     nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
         auto* slots = target<int64_t>(out, kInt64, count);
-        return memory_.ring.draw(count, generator_in(capsule), slots) ? out : nb::none();
+        return memory_.ring.draw(count, read_generator(capsule), slots) ? out : nb::none();
     }
 
-    // The result of a method of the ring at each slot: the id of its row, or how many transitions of the same episode
-    // follow or precede it. A slot of -1 gives -1.
-    template <int64_t (Ring::*kQuestion)(int64_t) const>
-    nb::object ask(nb::handle slots, nb::object out) const {
+    // Call a method of the ring for each slot: row id, or number of following or preceding transitions of the episode. A
+    // slot of -1 gives -1.
+    template <int64_t (Ring::*kMethod)(int64_t) const>
+    nb::object map_slots(nb::handle slots, nb::object out) const {
         const Array in = read_slots(slots, memory_, -1);
-        auto* answers = target<int64_t>(out, kInt64, in.shape[0]);
+        auto* results = target<int64_t>(out, kInt64, in.shape[0]);
         const Ring& ring = memory_.ring;
         for (int64_t i = 0; i < in.shape[0]; ++i) {
             const int64_t slot = in.as<int64_t>()[i];
-            answers[i] = slot < 0 ? -1 : (ring.*kQuestion)(slot);
+            results[i] = slot < 0 ? -1 : (ring.*kMethod)(slot);
         }
         return out;
     }
 
-    // Slots of row ids, -1 for a row that can no longer be drawn; or the position of the first id that was never given to
-    // a transition.
+    // Return the slots of row ids, -1 for rows that can no longer be sampled; or the position of the first id that was never
+    // issued to a transition.
     nb::object locate(nb::handle ids, nb::object out) const {
         const Array in = read_index(ids);
         auto* slots = target<int64_t>(out, kInt64, in.shape[0]);
@@ -228,15 +227,14 @@ public:
         return bad < 0 ? out : nb::object(nb::int_(bad));
     }
 
-    // Whether every slot still holds the row of this id, and it can be drawn.
+    // Whether every slot still holds the row with its id, and the row can be sampled.
     bool holds(nb::handle slots, nb::handle ids) const {
         const Array in = read_slots(slots, memory_);
-        const auto* expected = memory_of<const int64_t>(ids, kInt64, in.shape[0], "ids");
+        const auto* expected = read_memory<const int64_t>(ids, kInt64, in.shape[0], "ids");
         return memory_.ring.holds(in.as<int64_t>(), expected, in.shape[0]);
     }
 
-    // Before rows of a file that may be larger than memory are read: if batches have waited for the disk lately, request
-    // all pages of this one at once.
+    // Request the pages of these rows at once, if recent batches waited for the disk. For files larger than memory.
     void fetch(nb::handle slots) {
         const Array in = read_slots(slots, memory_, -1);
         if (!requests_.expects_waits()) return;
@@ -244,21 +242,21 @@ public:
         requests_.request(in.as<int64_t>(), in.shape[0]);
     }
 
-    // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
+    // Rebuild the frame stacks of a leaf at each slot. A slot of -1 gives zeros.
     void stack(nb::handle slots, int64_t leaf_index, nb::handle out) const {
         const Leaf& leaf = memory_.leaves.at(static_cast<size_t>(leaf_index));
         const Array in = read_slots(slots, memory_, leaf.stacked() ? -1 : 0);
         const Array stacks = read_output(out, "out");
-        if (stacks.elements() * stacks.itemsize() != leaf.given_bytes * in.shape[0])
+        if (stacks.elements() * stacks.itemsize() != leaf.input_bytes * in.shape[0])
             refuse("out: expected the bytes of one leaf per row");
-        MaybeReleased released(leaf.given_bytes * in.shape[0]);
+        MaybeReleased released(leaf.input_bytes * in.shape[0]);
         read_leaf(memory_.ring, leaf, leaf.column, in.as<int64_t>(), in.shape[0], stacks.data);
     }
 
 private:
-    struct ForgetCasts {
+    struct ReleaseCasts {
         StepBlock& block;
-        ~ForgetCasts() { block.forget_casts(); }
+        ~ReleaseCasts() { block.release_casts(); }
     };
 
     void begin(nb::handle env_ids, int64_t steps, bool blocks) {
@@ -284,22 +282,22 @@ private:
         int64_t bytes = 0;
         for (size_t i = 0; i < block.size(); ++i) {
             const bool is_next = i >= leaves;
-            const size_t place = is_next ? i - leaves : i;
-            const Leaf& leaf = is_next ? memory_.observation(place) : memory_.leaves[place];
-            PyObject* object = PyTuple_GetItem((is_next ? nexts : values).ptr(), static_cast<Py_ssize_t>(place));
-            if (!read_given(object, leaf, lead, arrays_[i], block.given(i))) return static_cast<int64_t>(i);
-            bytes += leaf.given_bytes;
+            const size_t position = is_next ? i - leaves : i;
+            const Leaf& leaf = is_next ? memory_.observation(position) : memory_.leaves[position];
+            PyObject* object = PyTuple_GetItem((is_next ? nexts : values).ptr(), static_cast<Py_ssize_t>(position));
+            if (!read_input(object, leaf, lead, arrays_[i], block.input(i))) return static_cast<int64_t>(i);
+            bytes += leaf.input_bytes;
         }
         for (size_t o = 0; o < memory_.observed.size(); ++o)
             if (block.overlaps(o)) return static_cast<int64_t>(leaves + o);
         writer_.touched.slots.clear();
         const int64_t bad = block.check_stacks();
         if (bad >= 0) return -2 - bad;
-        const ForgetCasts forget{block};
+        const ReleaseCasts release{block};
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
-        if (counters_) counters_->count(block, memory_);  // may refuse the steps
+        if (counters_) counters_->count(block, memory_);  // throws if counters would overflow
         writer_.write();
         return writer_.continuity.next_warning();
     }
@@ -307,14 +305,14 @@ private:
     RingMemory memory_;
     RingWriter writer_;
     PageRequests requests_;
-    std::vector<Array> arrays_;  // hold the leaves of a step until it is written
+    std::vector<Array> arrays_;  // leaves of the step being written
     bool is_writing_ = false;
-    bool single_;  // one environment without an axis
+    bool single_;  // one environment, passed without an environment axis
     Counters* counters_ = nullptr;
     nb::object owner_, counters_owner_;  // the arrays, and the counters
 };
 
-// A batch with its tensors. Nothing that comes after its reservation can fail for want of memory.
+// A batch with its tensors. After its construction nothing can run out of memory.
 struct ReservedBatch {
     PlannedBatch batch;
     nb::list out;
@@ -326,42 +324,43 @@ struct ReservedBatch {
 
 class PlanReader {
 public:
-    // `reads` are (leaf, group) in the order of the batch. `groups` are (anchor, of_observations, is_masked, offsets) of a
-    // `ReadGroup`, where offsets may be None, and `layout` is a `ReadPlan::Layout`.
+    // `reads` are pairs (leaf, group) in the order of the batch. `groups` are tuples (anchor, of_observations, is_masked,
+    // offsets or None), see `ReadGroup`; `layout` is a `ReadPlan::Layout`.
     PlanReader(RingMemory& memory, nb::list reads, nb::list groups, int layout, bool cross, bool step_ids, int64_t before,
                int64_t after, int64_t n, double gamma)
         : plan_{memory, static_cast<ReadPlan::Layout>(layout), cross, step_ids, before, after, n, gamma, {}, {}, {}, false},
           requests_(memory) {
         if (layout < 0 || layout >= ReadPlan::kLayouts) refuse("layout: expected 0 to 2, got ", layout);
         const bool is_packed = plan_.is_packed();
-        const int64_t most = is_packed ? kMostSteps : memory.ring.slots - 1;
-        if (before < 0 || after < 0 || before > most || after > most) {
+        const int64_t max_steps = is_packed ? kMaxSteps : memory.ring.slots - 1;
+        if (before < 0 || after < 0 || before > max_steps || after > max_steps) {
             if (is_packed && before >= 0 && after >= 0) throw OutOfMemory();
-            refuse<OutOfRange>("before, after: expected 0 to ", most);
+            refuse<OutOfRange>("before, after: expected 0 to ", max_steps);
         }
         if (n < 0 || n > memory.ring.slots || n > after + 1 || (n > 0 && is_packed))
             refuse<OutOfRange>("n: expected at most the steps that are read in their places, got ", n);
         if (step_ids && !is_packed) refuse("step_ids: expected packed sequences");
         for (nb::handle each : groups) add_group(nb::cast<nb::tuple>(each));
         for (nb::handle each : reads) add_read(nb::cast<nb::tuple>(each));
-        if (plan_.reads.empty() || plan_.reads.size() > 2 * kMostLeaves) refuse("reads: expected 1 to ", 2 * kMostLeaves);
+        if (plan_.reads.empty() || plan_.reads.size() > 2 * kMaxLeaves) refuse("reads: expected 1 to ", 2 * kMaxLeaves);
         plan_.prepare();
     }
     PlanReader(const PlanReader&) = delete;
 
-    // A batch of `count` rows that are drawn uniformly, in new tensors. None: transitions are too rare to find by chance.
+    // Draw `count` rows uniformly and read them into new tensors. Returns None if transitions are too rare to find by chance.
     nb::object sample(int64_t count, nb::handle capsule) {
         ReservedBatch reserved = reserve(count);
-        if (!plan_.memory.ring.draw(count, generator_in(capsule), reserved.batch.rows())) return nb::none();
+        if (!plan_.memory.ring.draw(count, read_generator(capsule), reserved.batch.rows())) return nb::none();
         return read_rows(reserved);
     }
 
-    // Memory for a batch of `count` rows, which `fill` reads.
+    // Allocate a batch of `count` rows for `fill`.
     ReservedBatch reserve(int64_t count) const {
         check_count(count);
         return {plan_, count};
     }
 
+    // Read the rows at these slots into a reserved batch.
     nb::list fill(ReservedBatch& reserved, nb::handle slots) {
         if (!reserved.batch.is_of(plan_)) refuse("batch: expected one that this reader reserved");
         const Array in = read_slots(slots, plan_.memory);
@@ -370,14 +369,14 @@ public:
         return read_rows(reserved);
     }
 
-    // New tensors of the rows at these slots.
+    // Read the rows at these slots into new tensors.
     nb::list read(nb::handle slots) {
         ReservedBatch reserved = reserve(read_index(slots).shape[0]);
         return fill(reserved, slots);
     }
 
 private:
-    static constexpr int64_t kMostOffset = (int64_t{1} << 31) - 1;
+    static constexpr int64_t kMaxOffset = (int64_t{1} << 31) - 1;
 
     nb::list read_rows(ReservedBatch& reserved) {
         const bool requests = plan_.memory.ring.checksums && requests_.expects_waits();
@@ -388,29 +387,29 @@ private:
         return reserved.out;
     }
 
-    void add_group(nb::tuple given) {
+    void add_group(nb::tuple parts) {
         using Anchor = ReadGroup::Anchor;
-        if (given.size() != 4) refuse("groups: expected (anchor, of_observations, is_masked, offsets)");
-        const int anchor = nb::cast<int>(given[0]);
+        if (parts.size() != 4) refuse("groups: expected (anchor, of_observations, is_masked, offsets)");
+        const int anchor = nb::cast<int>(parts[0]);
         if (anchor < 0 || anchor >= ReadGroup::kAnchors) refuse("groups: expected an anchor from 0 to 4, got ", anchor);
-        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(given[1]), nb::cast<bool>(given[2]), !given[3].is_none(), {}};
+        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(parts[1]), nb::cast<bool>(parts[2]), !parts[3].is_none(), {}};
         const bool may_move = group.anchor == Anchor::kRow || group.anchor == Anchor::kNext;
         if ((group.has_offsets && !may_move) || (group.is_masked && !group.has_offsets))
             refuse("groups: expected offsets from the row or the next observation on");
         if (group.anchor == Anchor::kSum && plan_.n == 0) refuse("groups: expected n to sum");
         if (group.has_offsets && !plan_.is_packed()) {
-            group.offsets = nb::cast<std::vector<int64_t>>(given[3]);
+            group.offsets = nb::cast<std::vector<int64_t>>(parts[3]);
             if (group.offsets.empty()) refuse("groups: expected at least one offset, got none");
             for (const int64_t offset : group.offsets)
-                if (offset < -kMostOffset || offset > kMostOffset)
+                if (offset < -kMaxOffset || offset > kMaxOffset)
                     refuse<OutOfRange>("groups: expected offsets below 2^31, got ", offset);
         }
         plan_.groups.push_back(std::move(group));
     }
 
-    void add_read(nb::tuple given) {
-        if (given.size() != 2) refuse("reads: expected (leaf, group)");
-        const int leaf = nb::cast<int>(given[0]), group = nb::cast<int>(given[1]);
+    void add_read(nb::tuple pair) {
+        if (pair.size() != 2) refuse("reads: expected (leaf, group)");
+        const int leaf = nb::cast<int>(pair[0]), group = nb::cast<int>(pair[1]);
         if (leaf < 0 || leaf >= static_cast<int>(plan_.memory.leaves.size())) refuse<OutOfRange>("reads: expected a leaf, got ", leaf);
         if (group < 0 || group >= static_cast<int>(plan_.groups.size())) refuse<OutOfRange>("reads: expected a group, got ", group);
         const DataType dtype = plan_.memory.leaf(leaf).dtype;
@@ -425,8 +424,8 @@ private:
 
 class WriteBack {
 public:
-    // `leaves` are numbers of columns, ascending; `checksums` [slots, envs] and `journal` are kept where the memory
-    // outlives a process. From now on the checksums of rows leave these columns out.
+    // `leaves` are ascending indices of columns. `checksums` [slots, envs] and `journal` are None unless the memory outlives
+    // the process. From now on, the other checksums of a row exclude these columns.
     WriteBack(RingMemory& memory, std::vector<int> leaves, nb::object checksums, nb::object journal)
         : memory_(memory), owner_(nb::make_tuple(checksums, journal)) {
         Rewritable rewritable;
@@ -438,8 +437,8 @@ public:
             bytes += memory.leaf(leaf).bytes;
             last = leaf;
         }
-        if (!checksums.is_none()) rewritable.checksums = memory_of<uint64_t>(checksums, kInt64, memory.ring.num_flat(), "checksums");
-        if (!journal.is_none()) rewritable.journal = memory_of<int64_t>(journal, kInt64, 1 + (bytes + 7) / 8, "journal");
+        if (!checksums.is_none()) rewritable.checksums = read_memory<uint64_t>(checksums, kInt64, memory.ring.num_flat(), "checksums");
+        if (!journal.is_none()) rewritable.journal = read_memory<int64_t>(journal, kInt64, 1 + (bytes + 7) / 8, "journal");
         rewritable.leaves = std::move(leaves);
         checksums_ = rewritable.checksums;
         journal_ = rewritable.journal;
@@ -447,38 +446,38 @@ public:
     }
     WriteBack(const WriteBack&) = delete;
 
-    // The ring may outlive the arrays.
+    // Detach the arrays: the ring may outlive them.
     ~WriteBack() {
         Rewritable& rewritable = memory_.rewritable;
         if (rewritable.checksums == checksums_) rewritable.checksums = nullptr;
         if (rewritable.journal == journal_) rewritable.journal = nullptr;
     }
 
-    // Write rows [count, …] of each leaf (None: it stays as it is) to slots [count]; a slot of -1 is passed over.
+    // Write rows [count, …] of each leaf (None: unchanged) to slots [count]. Slots of -1 are skipped.
     void write(nb::handle slots, nb::tuple values) {
         const Array index = read_slots(slots, memory_, -1);
         const int64_t count = index.shape[0];
         if (values.size() != memory_.rewritable.leaves.size()) refuse("values: expected one for each leaf");
         std::vector<Array> arrays(values.size());
-        std::vector<const char*> given(values.size(), nullptr);
+        std::vector<const char*> sources(values.size(), nullptr);
         for (size_t l = 0; l < values.size(); ++l) {
             if (values[l].is_none()) continue;
             const Leaf& leaf = memory_.leaf(memory_.rewritable.leaves[l]);
             const Array& array = arrays[l] = read_or_throw(values[l], "values");
             if (array.dtype != leaf.dtype || !array.ends_with(1, leaf.ndim, leaf.shape) || array.shape[0] != count)
                 refuse("values: expected rows of the leaf, one for each slot");
-            given[l] = array.data;
+            sources[l] = array.data;
         }
         MaybeReleased released(count * rewritable_bytes(memory_));
-        write_back(memory_, index.as<int64_t>(), count, given);
+        write_back(memory_, index.as<int64_t>(), count, sources);
     }
 
-    // Complete the row that a process died writing, if any.
+    // Complete the rewrite that a killed process left in the journal, if any.
     void finish() { finish_write_back(memory_); }
 
-    // out[slot] = 1 if the leaves of a row differ from their checksum.
+    // out[slot] = 1 if the rewritable leaves of a transition differ from their checksum.
     void find_torn(nb::handle out) const {
-        auto* torn = memory_of<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
+        auto* torn = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
         MaybeReleased released(kReleaseBytes);
         find_torn_rows(memory_, torn);
     }
@@ -494,7 +493,7 @@ private:
 
 void bind_ring(nb::module_& m) {
     bind_counting(m);
-    m.attr("MOST_FRAMES") = kMostFrames;
+    m.attr("MAX_FRAMES") = kMaxFrames;
     m.attr("LOOKS_CUT") = static_cast<int64_t>(kLooksCut);
     m.attr("LOOKS_RESET") = static_cast<int64_t>(kLooksReset);
     m.attr("LOOKS_RESTARTED") = static_cast<int64_t>(kLooksRestarted);
@@ -516,9 +515,9 @@ void bind_ring(nb::module_& m) {
         .def("is_valid", &BoundRing::is_valid)
         .def("stored", &BoundRing::stored)
         .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
-        .def("ids", &BoundRing::ask<&Ring::id_of>, nb::arg(), nb::arg().none())
-        .def("ahead", &BoundRing::ask<&Ring::steps_following>, nb::arg(), nb::arg().none())
-        .def("behind", &BoundRing::ask<&Ring::steps_preceding>, nb::arg(), nb::arg().none())
+        .def("ids", &BoundRing::map_slots<&Ring::id_of>, nb::arg(), nb::arg().none())
+        .def("ahead", &BoundRing::map_slots<&Ring::steps_following>, nb::arg(), nb::arg().none())
+        .def("behind", &BoundRing::map_slots<&Ring::steps_preceding>, nb::arg(), nb::arg().none())
         .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
         .def("holds", &BoundRing::holds)
         .def("fetch", &BoundRing::fetch)

@@ -1,5 +1,5 @@
-// Columns of a rollout: Columns writes rows, Gather reads items, SequenceIndex and SequenceGather read sequences; `shuffle`
-// and `permutation` make the order in which they are read.
+// Bindings of a rollout's columns: Columns writes rows, Gather reads items, SequenceIndex and SequenceGather read sequences;
+// `shuffle` and `permutation` give their order.
 #include "../core/rollout.hpp"
 
 #include <nanobind/nanobind.h>
@@ -18,8 +18,8 @@ namespace {
 
 class Columns {
 public:
-    // `arrays[i]` is [rows, …]. A row of it is what a caller passes, without the `lead` leading axes of length one (a single
-    // environment has no environment axis). None may be passed for a column that is `optional`: it writes zeros.
+    // `arrays[i]` is [rows, …]. Callers pass a row without its `lead` leading axes of length one (a single environment has
+    // no environment axis). For an `optional` column they may pass None, which writes zeros.
     Columns(nb::list arrays, nb::list optional, int lead) : owner_(arrays) {
         if (optional.size() != arrays.size()) refuse("optional: expected one for each column");
         if (lead < 0 || lead > kMaxDims) refuse("lead: expected a number of axes, got ", lead);
@@ -36,9 +36,9 @@ public:
 
     Columns(const Columns&) = delete;
 
-    // Write one row of the columns `which` (None: all). A column that has fewer rows than the others keeps the newest.
-    // Returns -1, or the position of the first leaf that is no exact fit; then nothing has been written, or if numbers are
-    // too large, some of the row.
+    // Write one row of the columns `which` (None: all). A column with fewer rows than the others keeps the newest ones.
+    // Returns -1, or the position of the first leaf that does not fit: nothing was written then, except that a number too
+    // large for its dtype may leave a partial row.
     int64_t write(int64_t row, nb::tuple leaves, nb::handle which) {
         const auto count = static_cast<int64_t>(leaves.size());
         check(row, count, which);
@@ -59,10 +59,10 @@ public:
         return -1;
     }
 
-    // Whether a tensor has other memory than it had, as after `share_memory_`.
+    // Whether the memory of a tensor has moved, as after `share_memory_`.
     bool have_moved() const {
         for (size_t i = 0; i < columns_.size(); ++i)
-            if (conversion().address_of(owner_[i].ptr()) != columns_[i].data) return true;
+            if (conversion().get_address(owner_[i].ptr()) != columns_[i].data) return true;
         return false;
     }
 
@@ -71,7 +71,7 @@ private:
         if (row < 0 || row >= rows_) refuse<OutOfRange>("row: expected 0 to ", rows_ - 1, ", got ", row);
         if (which.is_none() ? count != static_cast<int64_t>(columns_.size()) : !PyTuple_Check(which.ptr()) || PyTuple_Size(which.ptr()) != count)
             refuse("leaves: expected ", columns_.size(), ", got ", count);
-        if (count > kMostLeaves) refuse("leaves: expected at most ", kMostLeaves, ", got ", count);
+        if (count > kMaxLeaves) refuse("leaves: expected at most ", kMaxLeaves, ", got ", count);
     }
 
     bool plan(PyObject* object, size_t at, int64_t row, size_t i) {
@@ -90,15 +90,15 @@ private:
     std::vector<Column> columns_;
     std::vector<bool> is_optional_;
     std::vector<ColumnWrite> writes_;
-    std::vector<Array> arrays_;  // hold the leaves of a step until it is written
+    std::vector<Array> arrays_;  // leaves of the step being written
     bool is_writing_ = false;
     int64_t rows_ = 0;
-    nb::tuple owner_;  // the tensors whose memory the columns are
+    nb::tuple owner_;  // the tensors of the columns
 };
 
-// An item of `arrays[i]` has its last `item_ndims[i]` axes; each array has at least `items` of them.
+// Read arrays as columns of at least `items` items. An item of `arrays[i]` has its last `item_ndims[i]` axes.
 std::vector<Column> read_columns(nb::list arrays, const std::vector<int>& item_ndims, int64_t items) {
-    if (arrays.size() > kMostLeaves) refuse("sources: expected at most ", kMostLeaves, ", got ", arrays.size());
+    if (arrays.size() > kMaxLeaves) refuse("sources: expected at most ", kMaxLeaves, ", got ", arrays.size());
     if (arrays.size() != item_ndims.size()) refuse("sources: expected one number of axes for each");
     std::vector<Column> columns;
     for (size_t i = 0; i < arrays.size(); ++i) {
@@ -113,24 +113,24 @@ public:
     Gather(nb::list arrays, std::vector<int> item_ndims, int64_t items)
         : columns_(read_columns(arrays, item_ndims, items)), items_(items), owner_(nb::tuple(arrays)) {}
 
-    // New tensors [count, …], one for each column, of the items index[start:stop]. `padded`: an index of -1 gives zeros.
+    // Read the items index[start:stop] of every column into new tensors [count, …]. `padded`: an index of -1 gives zeros.
     nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         const Array rows = read_rows(index, start, stop, padded);
         const int64_t count = stop - start;
         TensorPlans plans;
         for (const Column& column : columns_) column.plan(plans, 1, &count);
         nb::list out = make_tensors(plans);
-        char* targets[kMostLeaves];
+        char* targets[kMaxLeaves];
         for (size_t i = 0; i < columns_.size(); ++i) targets[i] = plans.data(i);
         run(targets, rows.as<int64_t>() + start, count, padded);
         return out;
     }
 
-    // Read the items into arrays of the caller.
+    // Read the items into the caller's arrays.
     void take_into(nb::handle index, int64_t start, int64_t stop, nb::list arrays, bool padded) const {
         const Array rows = read_rows(index, start, stop, padded);
         if (arrays.size() != columns_.size()) refuse("out: expected ", columns_.size(), " arrays, got ", arrays.size());
-        char* targets[kMostLeaves];
+        char* targets[kMaxLeaves];
         std::vector<Array> outputs(columns_.size());
         for (size_t i = 0; i < columns_.size(); ++i) {
             outputs[i] = read_output(arrays[i], "out");
@@ -164,29 +164,29 @@ private:
     nb::object owner_;  // the arrays
 };
 
-// Whether all of these are contiguous plain arrays in host memory.
+// Whether all objects are contiguous plain arrays in host memory.
 bool reads(nb::list arrays) {
     Array array;
     for (nb::handle object : arrays)
         if (!conversion().read(object.ptr(), array) || !array.contiguous()) return false;
-    return arrays.size() <= kMostLeaves;
+    return arrays.size() <= kMaxLeaves;
 }
 
-constexpr int64_t kMostShuffled = int64_t{1} << 32;
+constexpr int64_t kMaxShuffled = int64_t{1} << 32;
 
 void shuffle_index(nb::handle index, nb::handle capsule) {
     const Array array = read_index(index);
     if (!array.is_writable) refuse("index: expected memory that can be written");
-    if (array.shape[0] >= kMostShuffled) refuse("index: expected fewer than 2^32 entries, got ", array.shape[0]);
-    const BitGenerator& random = generator_in(capsule);
+    if (array.shape[0] >= kMaxShuffled) refuse("index: expected fewer than 2^32 entries, got ", array.shape[0]);
+    const BitGenerator& random = read_generator(capsule);
     MaybeReleased released(array.shape[0] * 8);
     shuffle(array.as<int64_t>(), array.shape[0], random);
 }
 
-// A new tensor of 0 … count - 1, shuffled.
+// Return a new tensor with a random permutation of 0 … count - 1.
 nb::object permutation(int64_t count, nb::handle capsule) {
-    if (count >= kMostShuffled) refuse("count: expected less than 2^32, got ", count);
-    const BitGenerator& random = generator_in(capsule);
+    if (count >= kMaxShuffled) refuse("count: expected less than 2^32, got ", count);
+    const BitGenerator& random = read_generator(capsule);
     nb::object tensor = nb::none();
     auto* numbers = target<int64_t>(tensor, kInt64, count);
     MaybeReleased released(count * 8);
@@ -199,23 +199,23 @@ struct SequenceIndex {
     int64_t rows;
     Sequences sequences;
 
-    // The sequences of the first `steps` steps. `terminated` and `truncated` are [at least `steps`, envs], `mask` is
-    // [steps, envs] or None, `starting` [envs].
+    // Find the sequences of the first `steps` steps. `terminated` and `truncated` are [at least `steps`, envs], `mask` is
+    // [steps, envs] or None, `starting` is [envs].
     SequenceIndex(int64_t steps, nb::handle terminated, nb::handle truncated, nb::handle mask, nb::handle starting,
                   int64_t length, int64_t stride, bool split, bool keep_tail) {
         const Array ends = read_or_throw(terminated, "terminated");
         if (ends.ndim != 2 || ends.dtype != kBool) refuse("terminated: expected a matrix of bools");
         if (steps < 0 || steps > ends.shape[0]) refuse<OutOfRange>("steps: expected 0 to ", ends.shape[0], ", got ", steps);
-        // A longer stride would leave steps out, and lead past the last step.
+        // A longer stride would skip steps and run past the last one.
         if (length < 0 || stride < 1 || (length && stride > length))
             refuse("length, stride: expected 1 <= stride <= length, got ", length, ", ", stride);
         rows = steps * ends.shape[1];
         require_memory(9 * rows);
         require_memory(ends.shape[0] + ends.shape[1]);
         const Flags flags{ends.as<const uint8_t>(),
-                          memory_of<const uint8_t>(truncated, kBool, ends.elements(), "truncated"),
-                          mask.is_none() ? nullptr : memory_of<const uint8_t>(mask, kBool, rows, "mask"),
-                          memory_of<const uint8_t>(starting, kBool, ends.shape[1], "starting"),
+                          read_memory<const uint8_t>(truncated, kBool, ends.elements(), "truncated"),
+                          mask.is_none() ? nullptr : read_memory<const uint8_t>(mask, kBool, rows, "mask"),
+                          read_memory<const uint8_t>(starting, kBool, ends.shape[1], "starting"),
                           steps,
                           ends.shape[1]};
         sequences = find_sequences(flags, {length, stride, split, keep_tail});
@@ -224,25 +224,25 @@ struct SequenceIndex {
 
 class SequenceGather {
 public:
-    // `steps` are read at every step of a sequence, `carried` at its first step.
+    // Read `steps` at every step of a sequence, `carried` (initial states) only at its first step.
     SequenceGather(nb::handle index, int64_t length, const char* layout, nb::list steps, std::vector<int> step_ndims,
                    nb::list carried, std::vector<int> carried_ndims)
         : index_(nb::cast<const SequenceIndex&>(index)),
-          reader_(index_.sequences, index_.rows, length, layout_of(layout), read_columns(steps, step_ndims, index_.rows),
+          reader_(index_.sequences, index_.rows, length, read_layout(layout), read_columns(steps, step_ndims, index_.rows),
                   read_columns(carried, carried_ndims, index_.rows)),
           owner_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
         if (length < index_.sequences.longest) refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
     }
 
-    // New tensors of the sequences which[start:stop], in the order that `SequenceReader::plan` has.
+    // Read the sequences which[start:stop] into new tensors, in the order of `SequenceReader::plan`.
     nb::list take(nb::handle which, int64_t start, int64_t stop) const {
-        const Array chosen = read_index(which);
-        if (start < 0 || stop <= start || stop > chosen.shape[0])
+        const Array index = read_index(which);
+        if (start < 0 || stop <= start || stop > index.shape[0])
             refuse<OutOfRange>("start, stop: expected a range of the sequences");
-        const int64_t* picked = chosen.as<int64_t>() + start;
+        const int64_t* numbers = index.as<int64_t>() + start;
         const auto all = static_cast<int64_t>(index_.sequences.runs.size());
-        if (!in_range(picked, stop - start, all)) refuse<OutOfRange>("which: expected 0 to ", all - 1, ", got one outside");
-        const SequenceReader::Batch batch = reader_.choose(picked, stop - start);
+        if (!in_range(numbers, stop - start, all)) refuse<OutOfRange>("which: expected 0 to ", all - 1, ", got one outside");
+        const SequenceReader::Batch batch = reader_.choose(numbers, stop - start);
         TensorPlans plans;
         reader_.plan(batch, plans);
         nb::list out = make_tensors(plans);
@@ -252,7 +252,7 @@ public:
     }
 
 private:
-    static SequenceReader::Layout layout_of(const char* layout) {
+    static SequenceReader::Layout read_layout(const char* layout) {
         if (std::strcmp(layout, "packed") == 0) return SequenceReader::Layout::kPacked;
         if (std::strcmp(layout, "time_first") == 0) return SequenceReader::Layout::kTimeFirst;
         if (std::strcmp(layout, "batch_first") == 0) return SequenceReader::Layout::kBatchFirst;
@@ -267,8 +267,8 @@ private:
 }  // namespace
 
 void bind_rollout(nb::module_& m) {
-    m.attr("MOST_LEAVES") = kMostLeaves;
-    m.attr("MOST_AXES") = kMaxDims;
+    m.attr("MAX_LEAVES") = kMaxLeaves;
+    m.attr("MAX_AXES") = kMaxDims;
     nb::class_<Columns>(m, "Columns")
         .def(nb::init<nb::list, nb::list, int>())
         .def("write", &Columns::write, nb::arg("row"), nb::arg("leaves"), nb::arg("which").none() = nb::none())

@@ -1,4 +1,4 @@
-// Makes the torch tensors of a plan. Small tensors share one block of memory; each tensor has a storage of its own.
+// Makes the torch tensors of a plan. Small tensors share one block of memory, but each has its own torch storage.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -11,7 +11,7 @@
 
 namespace relive::bind {
 
-// One allocation: this header, a description of each tensor, their memory. It is freed with the last of its tensors.
+// One allocation: this header, a DLPack description per tensor, and their memory. Freed with its last tensor.
 class TensorBlock {
 public:
     static TensorBlock* make(size_t count, int64_t bytes) {
@@ -23,7 +23,7 @@ public:
         return block;
     }
 
-    // Gives up the maker's reference; each tensor has its own.
+    // Drops one reference: that of the maker, or that of a tensor.
     struct Release {
         void operator()(TensorBlock* block) const {
             if (block->references_.fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -33,7 +33,7 @@ public:
 
     char* memory(size_t count) { return reinterpret_cast<char*>(descriptions()) + descriptions_bytes(count); }
 
-    // Describe tensor `i` for torch, which releases its reference to this block when the tensor dies.
+    // Describe tensor `i` for torch, which drops the reference to this block when the tensor is freed.
     dlpack::ManagedTensor* describe(size_t i, const TensorPlan& plan) {
         Description& description = descriptions()[i];
         int64_t stride = 1;
@@ -96,11 +96,11 @@ inline nb::list make_tensors(TensorPlans& plans) {
     return out;
 }
 
-// The memory to write `count` numbers to: that of a new tensor, or of `out` where tensors cannot be made from C.
+// Memory for `count` numbers: of `out`, or of a new tensor if `out` is None.
 template <class T>
 T* target(nb::object& out, DataType dtype, int64_t count) {
     check_count(count);
-    if (!out.is_none()) return memory_of<T>(out, dtype, count, "out");
+    if (!out.is_none()) return read_memory<T>(out, dtype, count, "out");
     TensorPlans plans;
     plans.add(dtype, 1, &count);
     out = make_tensors(plans)[0];

@@ -1,4 +1,4 @@
-// Arrays in host memory: views of them, copies, casts, and reading many items by their numbers. No view owns its memory.
+// Arrays in host memory: non-owning views, copies, casts, and gathering items by index.
 #pragma once
 #include <cfloat>
 #include <cmath>
@@ -22,7 +22,7 @@ namespace relive {
 
 constexpr int kMaxDims = 16;
 
-// The numbers are DLPack's.
+// Values as in DLPack.
 enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBoolean = 6 };
 
 struct DataType {
@@ -54,7 +54,7 @@ struct ArrayView {
 
     int64_t itemsize() const { return dtype.bytes(); }
 
-    // Unsigned: the sizes of an array without elements may multiply to any number.
+    // Unsigned: the sizes of an empty array may overflow when multiplied.
     int64_t elements() const {
         uint64_t product = 1;
         for (int i = 0; i < ndim; ++i) product *= static_cast<uint64_t>(shape[i]);
@@ -71,7 +71,7 @@ struct ArrayView {
         return true;
     }
 
-    // Whether the axes are `lead` axes of any length and then these. Axes are few: a call of memcmp would cost more.
+    // Whether the shape is `lead` axes of any length followed by `sizes`. A loop: for few axes memcmp costs more.
     bool ends_with(int lead, int count, const int64_t* sizes) const {
         bool same = ndim == lead + count;
         for (int d = 0; same && d < count; ++d) same = shape[lead + d] == sizes[d];
@@ -81,7 +81,7 @@ struct ArrayView {
 
 inline bool same_shape(const ArrayView& a, const ArrayView& b) { return a.ends_with(0, b.ndim, b.shape); }
 
-// Copy past the caches: a block that is larger than the caches would only push everything else out of them.
+// Copy a block. Large blocks bypass the caches, which they would flush.
 inline void copy_block(char* out, const char* in, int64_t bytes) noexcept {
 #ifdef __SSE2__
     if (bytes >= (1 << 18) && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
@@ -99,20 +99,20 @@ inline void copy_block(char* out, const char* in, int64_t bytes) noexcept {
     std::memcpy(out, in, static_cast<size_t>(bytes));
 }
 
-// Copy a row of 16 bytes to a few hundred: whole words, and a last word that overlaps. A call of memcpy costs more.
+// Copy a row of 16 to a few hundred bytes in 16-byte words, the last one overlapping. A call of memcpy costs more.
 inline void copy_row(char* out, const char* in, int64_t bytes) noexcept {
     for (int64_t i = 0; i + 16 <= bytes; i += 16) std::memcpy(out + i, in + i, 16);
     std::memcpy(out + bytes - 16, in + bytes - 16, 16);
 }
 
-// Whether every byte is 0 or 1. The memory of a bool array may hold other bytes, if it was written as bytes.
+// Whether every byte is 0 or 1. A bool array that was written as bytes may hold other values.
 inline bool are_flags(const char* bytes, int64_t count) noexcept {
     unsigned char all = 0;
     for (int64_t i = 0; i < count; ++i) all = static_cast<unsigned char>(all | bytes[i]);
     return all <= 1;
 }
 
-// Bytes as bools: every byte but 0 is true.
+// Convert bytes to bools: nonzero is true.
 inline void as_flags(char* out, const char* in, int64_t count) noexcept {
     for (int64_t i = 0; i < count; ++i) out[i] = in[i] != 0;
 }
@@ -120,22 +120,22 @@ inline void as_flags(char* out, const char* in, int64_t count) noexcept {
 // Whether a finite number rounds to an infinite float.
 inline bool overflows(double x) noexcept { return std::fabs(x) >= 0x1.ffffffp127 && std::fabs(x) <= DBL_MAX; }
 
-// Cast numbers to floats. False if a finite one became infinite. The largest one is looked for on the way, which costs nothing.
+// Cast doubles to floats. Returns false if a finite value became infinite. Tracking the maximum in the same pass is free.
 inline bool narrow(float* out, const double* in, int64_t count) noexcept {
     int64_t i = 0;
     float largest = 0;
 #ifdef __SSE2__
     const __m128 positive = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
-    __m128 most[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two, which need not wait for each other
+    __m128 maxima[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two, to break the dependency chain
     for (; i + 8 <= count; i += 8)
         for (int half = 0; half < 2; ++half) {
             const double* from = in + i + 4 * half;
             const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(from)), _mm_cvtpd_ps(_mm_loadu_pd(from + 2)));
             _mm_storeu_ps(out + i + 4 * half, four);
-            most[half] = _mm_max_ps(_mm_and_ps(four, positive), most[half]);  // NaN leaves it as it is
+            maxima[half] = _mm_max_ps(_mm_and_ps(four, positive), maxima[half]);  // ignores NaN
         }
     float lanes[4];
-    _mm_storeu_ps(lanes, _mm_max_ps(most[0], most[1]));
+    _mm_storeu_ps(lanes, _mm_max_ps(maxima[0], maxima[1]));
     for (const float lane : lanes) largest = lane > largest ? lane : largest;
 #endif
     for (; i < count; ++i) {
@@ -148,7 +148,7 @@ inline bool narrow(float* out, const double* in, int64_t count) noexcept {
     return true;
 }
 
-// Whether every number is finite: of another one the difference from itself is no number.
+// Whether every value is finite. x - x is 0 only for finite x.
 template <class T>
 bool all_finite(const T* in, int64_t count) noexcept {
     int bad = 0;
@@ -156,8 +156,8 @@ bool all_finite(const T* in, int64_t count) noexcept {
     return !bad;
 }
 
-// Call `work` with a size in bytes as a compile-time constant, or with 0 if it is not one of the common sizes: copies of
-// a size known at compile time become one or two instructions.
+// Call `work` with the size as a compile-time constant if it is a common one, else with 0. Copies of a constant size
+// compile to one or two instructions.
 template <class Work>
 inline void with_size(int64_t bytes, Work work) {
     switch (bytes) {
@@ -171,18 +171,18 @@ inline void with_size(int64_t bytes, Work work) {
     }
 }
 
-constexpr int64_t kAhead = 24;      // how many items ahead of the copy the prefetch runs
-constexpr int64_t kNear = 1 << 22;  // arrays up to this size stay in the cache: no prefetch is needed
-constexpr int64_t kShortRow = 96;   // bytes; a longer row is worth a call of memcpy
+constexpr int64_t kAhead = 24;      // prefetch distance in items
+constexpr int64_t kNear = 1 << 22;  // bytes; arrays up to this size stay in the cache and need no prefetch
+constexpr int64_t kShortRow = 96;   // bytes; longer rows are copied with memcpy
 
-// Bring an item into the cache; after 1024 bytes the hardware prefetches by itself.
+// Prefetch the first 1024 bytes of an item; the hardware prefetcher continues from there.
 inline void prefetch_item(const char* item, int64_t bytes) noexcept {
     for (int64_t offset = 0; offset < bytes && offset < 1024; offset += 64) RELIVE_PREFETCH(item + offset);
 }
 
-// out[i] = items[index[i]], each of `total` items `bytes` long. The index has been range-checked.
+// out[i] = items[index[i]] for `total` items of `bytes` bytes. The caller has range-checked the index.
 inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes, int64_t total) noexcept {
-    const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;  // how many copies are followed by a prefetch
+    const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;  // number of copies with a prefetch
     with_size(bytes, [=](auto size) {
         constexpr int64_t kBytes = decltype(size)::value;
         int64_t i = 0;
@@ -206,8 +206,8 @@ inline void gather(char* out, const char* items, const int64_t* index, int64_t c
     });
 }
 
-// Like `gather`, but an index of -1 gives zeros. Items that follow each other, as the steps of a replayed sequence do,
-// are copied at once; the steps of a rollout's sequence lie apart.
+// Like `gather`, with zeros for an index of -1. Runs of consecutive items (the steps of a replayed sequence) are copied
+// at once.
 inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
                           int64_t total) noexcept {
     const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;
@@ -229,7 +229,7 @@ inline void gather_padded(char* out, const char* items, const int64_t* index, in
 
 // Whether every index is in [lowest, items).
 inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t lowest = 0) noexcept {
-    uint64_t largest = 0;  // a value below the lowest is a huge unsigned one
+    uint64_t largest = 0;  // values below `lowest` wrap to huge unsigned ones
     for (int64_t i = 0; i < count; ++i) {
         const uint64_t value = static_cast<uint64_t>(index[i]) - static_cast<uint64_t>(lowest);
         largest = value > largest ? value : largest;

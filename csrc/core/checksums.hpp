@@ -1,7 +1,7 @@
-// Checksums of rows that outlive their process, which show whether the bytes that are read are those that were written;
-// and rewriting of leaves, which leaves each row as it was or as it was to become if a process dies meanwhile.
+// Checksums of rows in memory that outlives the process, and crash-safe rewriting of leaves: after a kill each row has
+// either its old or its new values.
 //
-// A row has one checksum of its observation, one of its leaves that may be written again, one of everything else.
+// A row has three checksums: of its observation, of its rewritable leaves, and of everything else.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace relive {
 
-// One-to-one in both arguments, so that a change of a single word always changes the result. The rotation brings high bits
-// down; without it two changes of high bits would cancel each other.
+// Mix a word into a state. One-to-one in both arguments: a change of a single word always changes the result. Without the
+// rotation, changes of the highest bits of two words would cancel.
 inline uint64_t mix(uint64_t state, uint64_t word) {
     const uint64_t product = (state ^ word) * 0x9E3779B97F4A7C15u;
     return (product << 29) | (product >> 35);
@@ -26,7 +26,7 @@ inline uint64_t word_at(const char* data, int64_t bytes) {
     return word;
 }
 
-// Mix all bytes in; 128 or more of them in four lanes, which a processor works on at once.
+// Mix bytes into a state. From 128 bytes on four independent lanes run in parallel.
 inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
     int64_t i = 0;
     if (bytes >= 128) {
@@ -77,7 +77,7 @@ inline void store_rewritable_checksum(const RingMemory& memory, int64_t flat, in
     if (memory.rewritable.checksums) memory.rewritable.checksums[flat] = checksum_of_rewritable(memory, flat, row);
 }
 
-// Out of line: most memories keep no checksums, and a small row is written in a microsecond.
+// Out of line: most rings have no checksums, and writing a small row takes a microsecond.
 RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
     uint64_t* checksums = memory.ring.checksums;
     if (of_observation) checksums[2 * flat] = checksum_of_observation(memory, flat, row);
@@ -85,20 +85,20 @@ RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t 
     if (of_rest) store_rewritable_checksum(memory, flat, row);
 }
 
-// Store the checksums of a written row, if the ring keeps any. A pending row has that of its observation already.
+// Store the checksums of a written row if the ring has checksums. The observation of a pending row already has one.
 inline void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
     if (memory.ring.checksums) compute_checksums(memory, flat, row, of_observation, of_rest);
 }
 
-// Store the checksums of every row as it is, after rows were written directly.
+// Recompute the checksums of every row, after rows were written directly.
 inline void store_all_checksums(const RingMemory& memory) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat)
         store_checksums(memory, flat, ring.row_of(flat), true, true);
 }
 
-// broken[slot] = 1 if a row from `since[env]` on and before `until[env]` differs from its checksums. Of a row that holds
-// only an observation, only that is compared; leaves that may be written again are not (see `find_torn_rows`).
+// broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums. Rows that hold only an observation
+// are compared by that alone. Rewritable leaves are not compared (see `find_torn_rows`).
 inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {
@@ -112,7 +112,7 @@ inline void find_broken_rows(const RingMemory& memory, const int64_t* since, con
     }
 }
 
-// torn[slot] = 1 if the rewritable leaves of a row that may be drawn differ from their checksum.
+// torn[slot] = 1 if the slot holds a transition whose rewritable leaves differ from their checksum.
 inline void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
     const Ring& ring = memory.ring;
     const uint64_t* checksums = memory.rewritable.checksums;
@@ -121,17 +121,18 @@ inline void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
                      checksums[flat] != checksum_of_rewritable(memory, flat, ring.row_of(flat));
 }
 
-// The bytes of the rewritable leaves of a row.
+// Bytes of the rewritable leaves per row.
 inline int64_t rewritable_bytes(const RingMemory& memory) {
     int64_t bytes = 0;
     for (const int l : memory.rewritable.leaves) bytes += memory.leaf(l).bytes;
     return bytes;
 }
 
-// Only the compiler has to be kept from moving stores: whoever goes on after a kill sees them in the order of the program.
+// Keep the compiler from moving stores. The processor need not be fenced: after a kill, completed stores are visible in
+// program order.
 inline void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-// Complete the row that a process died writing, if any.
+// Complete the rewrite that a killed process left in the journal, if any.
 inline void finish_write_back(RingMemory& memory) {
     int64_t* journal = memory.rewritable.journal;
     if (!journal || *journal < 1 || *journal > memory.ring.num_flat()) return;
@@ -147,17 +148,17 @@ inline void finish_write_back(RingMemory& memory) {
     *journal = 0;
 }
 
-// Write row i of `given[l]` to slot i of the rewritable leaf l, in order: of a slot that comes twice, the last row stays.
-// A slot below 0 and a null pointer are passed over. With a journal, a row's new bytes are noted before they are stored.
-inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const std::vector<const char*>& given) {
+// Write row i of `values[l]` to slot `slots[i]` of the rewritable leaf l, in order: the last row wins if a slot repeats.
+// Negative slots and null values are skipped. With a journal, the new bytes of a row are recorded before they are stored.
+inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const std::vector<const char*>& values) {
     int64_t* journal = memory.rewritable.journal;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t flat = slots[i];
         if (flat < 0) continue;
         char* entry = journal ? reinterpret_cast<char*>(journal + 1) : nullptr;
-        for (size_t l = 0; l < given.size(); ++l) {
+        for (size_t l = 0; l < values.size(); ++l) {
             const Leaf& leaf = memory.leaf(memory.rewritable.leaves[l]);
-            const char* source = given[l] ? given[l] + i * leaf.bytes : leaf.at(flat);
+            const char* source = values[l] ? values[l] + i * leaf.bytes : leaf.at(flat);
             char* target = journal ? entry : leaf.at(flat);
             if (target != source) std::memcpy(target, source, static_cast<size_t>(leaf.bytes));
             if (journal) entry += leaf.bytes;

@@ -9,14 +9,14 @@
 namespace relive {
 namespace {
 
-constexpr int64_t kMostCounted = int64_t{1} << 53;  // up to here float64 counts exactly
+constexpr int64_t kMaxCount = int64_t{1} << 53;  // float64 counts exactly up to here
 
 template <class T>
 double element(const char* data, int64_t i) {
     return static_cast<double>(reinterpret_cast<const T*>(data)[i]);
 }
 
-// A float16, whose exponent has 5 bits and its fraction 10.
+// Convert a float16: 5 exponent bits, 10 fraction bits.
 double half(const char* data, int64_t i) {
     const uint16_t bits = reinterpret_cast<const uint16_t*>(data)[i];
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -25,8 +25,8 @@ double half(const char* data, int64_t i) {
     return bits >> 15 ? -magnitude : magnitude;
 }
 
-// A bfloat16, which is the first half of a float32.
-double brain(const char* data, int64_t i) {
+// Convert a bfloat16: the upper half of a float32.
+double bfloat(const char* data, int64_t i) {
     const uint32_t bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(data)[i]) << 16;
     float value;
     std::memcpy(&value, &bits, sizeof value);
@@ -35,8 +35,8 @@ double brain(const char* data, int64_t i) {
 
 using Load = double (*)(const char*, int64_t);
 
-// How an element becomes a float64; null for a dtype that is not counted.
-Load load_of(DataType dtype) {
+// The conversion of an element to float64; null for dtypes without one.
+Load get_load(DataType dtype) {
     switch (dtype.code * 256 + dtype.bits) {
         case kBoolean * 256 + 8:
         case kUInt * 256 + 8: return element<uint8_t>;
@@ -48,14 +48,14 @@ Load load_of(DataType dtype) {
         case kInt * 256 + 32: return element<int32_t>;
         case kInt * 256 + 64: return element<int64_t>;
         case kFloat * 256 + 16: return half;
-        case kBfloat * 256 + 16: return brain;
+        case kBfloat * 256 + 16: return bfloat;
         case kFloat * 256 + 32: return element<float>;
         case kFloat * 256 + 64: return element<double>;
         default: return nullptr;
     }
 }
 
-// The sum of `count` elements from `first` on, added in the order of numpy's `sum`.
+// Sum of `count` elements from `first` on, in the summation order of numpy's `sum`.
 double pairwise(Load load, const char* data, int64_t first, int64_t count) {
     if (count > 128) {
         const int64_t left = count / 2 - count / 2 % 8;
@@ -71,7 +71,7 @@ double pairwise(Load load, const char* data, int64_t first, int64_t count) {
 }
 
 double sum_of_item(const CountedLeaf& leaf, int64_t i) {
-    return pairwise(load_of(leaf.dtype), leaf.data, i * leaf.elements, leaf.elements);
+    return pairwise(get_load(leaf.dtype), leaf.data, i * leaf.elements, leaf.elements);
 }
 
 template <class T>
@@ -83,11 +83,11 @@ void widen(const CountedLeaf& leaf, int64_t count, double* out) {
     if (leaf.dtype == kFloat32) return widen<float>(leaf.data, count, out);
     if (leaf.dtype == kFloat64) return widen<double>(leaf.data, count, out);
     if (leaf.dtype == kUInt8) return widen<uint8_t>(leaf.data, count, out);
-    const Load load = load_of(leaf.dtype);
+    const Load load = get_load(leaf.dtype);
     for (int64_t i = 0; i < count; ++i) out[i] = load(leaf.data, i);
 }
 
-// Sums of W columns side by side, [count] rows that are `stride` apart: partial sums of 16 or more rows, in four levels.
+// Sums of W adjacent columns over `count` rows, `stride` apart: partial sums of 16 or more rows in four levels.
 template <int W>
 void cascade(const double* in, int64_t stride, int64_t count, double* out) {
     constexpr int kLevels = 4;
@@ -115,7 +115,7 @@ void cascade(const double* in, int64_t stride, int64_t count, double* out) {
     std::copy_n(sums[0], W, out);
 }
 
-// Sums of W columns: `cascade` of every fourth row from each of the first four on; the four sums are added last.
+// Sums of W adjacent columns: four interleaved `cascade` sums over every fourth row, added at the end.
 template <int W>
 void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* out) {
     double parts[4][W];
@@ -128,7 +128,7 @@ void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* o
 }
 
 #if defined(__x86_64__) || defined(_M_X64)
-constexpr int kLanes = 4;  // of torch's registers
+constexpr int kLanes = 4;  // doubles per vector register in torch
 #else
 constexpr int kLanes = 2;
 #endif
@@ -147,7 +147,7 @@ double sum_one_column(const double* in, int64_t count) {
 
 }  // namespace
 
-bool is_countable(DataType dtype) { return load_of(dtype) != nullptr; }
+bool is_countable(DataType dtype) { return get_load(dtype) != nullptr; }
 
 void sum_rows(const double* rows, int64_t count, int64_t columns, double* out) {
     if (columns == 1) {
@@ -177,7 +177,7 @@ void CountedSteps::find_transitions(int terminated, int truncated) {
 void EpisodeCounter::check(const CountedSteps& steps) const {
     int64_t before = counts[1];
     for (const int64_t played : steps.played) {
-        if (before > kMostCounted - envs)
+        if (before > kMaxCount - envs)
             throw std::overflow_error("update: expected at most 2^53 steps, got " + std::to_string(before) + " and " +
                                       std::to_string(envs) + " more. Call clear().");
         before += played;
@@ -204,7 +204,7 @@ void EpisodeCounter::count(const CountedSteps& steps) {
     }
 }
 
-// The episodes that end in step t, in the order of their environments; the newest of more than the window stay.
+// Store the episodes that end in step t, ordered by environment. If they exceed the window, the last ones are kept.
 void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
     if (steps.env_ids)
         std::sort(ended_.begin(), ended_.end(), [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });
@@ -231,20 +231,20 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
 void MomentCounter::check(const CountedSteps& steps) const {
     int64_t more = 0;
     for (const int64_t played : steps.played) more += played;
-    if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMostCounted))
+    if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMaxCount))
         throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(std::min(*rows, 1e18))) +
                                   " and " + std::to_string(more) + " more. Call clear().");
 }
 
 void MomentCounter::count(const CountedSteps& steps) {
-    const CountedLeaf& given = steps.leaves[leaf];
-    if (!given.data) return;
+    const CountedLeaf& input = steps.leaves[leaf];
+    if (!input.data) return;
     const int64_t all = steps.steps * steps.envs;
     values_.resize(static_cast<size_t>(all * elements));
     group_mean_.resize(static_cast<size_t>(elements));
     group_squares_.resize(static_cast<size_t>(elements));
     double* values = values_.data();
-    widen(given, all * elements, values);
+    widen(input, all * elements, values);
     double added = 0.0;
     for (int64_t i = 0; i < all; ++i) {
         added += steps.is_transition(i);

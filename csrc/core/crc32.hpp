@@ -1,5 +1,4 @@
-// The CRC-32 of zip and PNG files (reflected polynomial 0xEDB88320) at the speed of memory, where the processor multiplies
-// without carries.
+// CRC-32 as in zip and PNG files (reflected polynomial 0xEDB88320), with carry-less multiplication instructions.
 #pragma once
 #if defined(__x86_64__) && defined(__GNUC__)
 #define RELIVE_CRC32
@@ -14,7 +13,7 @@ namespace relive::crc {
 
 constexpr uint32_t kPolynomial = 0xEDB88320u;  // reflected: the bit of x^31 is the lowest
 
-// x^n modulo the polynomial, reflected and shifted by one, as a product of reflected factors needs it.
+// x^n modulo the polynomial, reflected and shifted by one, for products of reflected factors.
 constexpr int64_t power(int n) {
     uint32_t remainder = 0x80000000u;  // x^0
     for (int i = 0; i < n; ++i) remainder = (remainder >> 1) ^ ((remainder & 1) ? kPolynomial : 0);
@@ -23,7 +22,7 @@ constexpr int64_t power(int n) {
 
 constexpr int64_t kModulus = (static_cast<int64_t>(kPolynomial) << 1) | 1;
 
-// ⌊x^64 / polynomial⌋, reflected: what Barrett's reduction multiplies by.
+// ⌊x^64 / polynomial⌋, reflected: the factor of Barrett reduction.
 constexpr int64_t quotient() {
     const uint64_t modulus = 0x104C11DB7u;
     uint64_t remainder = 0, bits = 0;
@@ -39,7 +38,7 @@ constexpr int64_t quotient() {
     return static_cast<int64_t>(reflected);
 }
 
-// 128 bits moved forward by the distance that `powers` stand for, onto `next`.
+// Shift 128 bits by the distance encoded in `powers` and add `next`.
 RELIVE_TARGET inline __m128i fold(__m128i bits, __m128i powers, __m128i next) {
     const __m128i low = _mm_clmulepi64_si128(bits, powers, 0x00), high = _mm_clmulepi64_si128(bits, powers, 0x11);
     return _mm_xor_si128(_mm_xor_si128(low, high), next);
@@ -49,7 +48,7 @@ RELIVE_TARGET inline __m128i load(const unsigned char* data) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
 }
 
-// 128 bits to the 32 of their remainder.
+// Reduce 128 bits to their 32-bit remainder.
 RELIVE_TARGET inline uint32_t reduce(__m128i bits) {
     const __m128i low_half = _mm_setr_epi32(-1, 0, -1, 0);
     __m128i rest = _mm_clmulepi64_si128(bits, _mm_set_epi64x(power(96), 0), 0x10);
@@ -64,8 +63,8 @@ RELIVE_TARGET inline uint32_t reduce(__m128i bits) {
 
 constexpr size_t kLane = 16, kLanes = 4, kStride = kLane * kLanes;
 
-// At least kStride bytes; what is left over of 16 comes back in `data` and `bytes`.
-RELIVE_TARGET inline uint32_t crc_of_lanes(uint32_t state, const unsigned char*& data, size_t& bytes) {
+// Process at least kStride bytes. Afterwards `data` and `bytes` describe the remainder of less than 16 bytes.
+RELIVE_TARGET inline uint32_t crc_lanes(uint32_t state, const unsigned char*& data, size_t& bytes) {
     const __m128i far = _mm_set_epi64x(power(512 - 32), power(512 + 32));
     const __m128i near = _mm_set_epi64x(power(128 - 32), power(128 + 32));
     __m128i lanes[kLanes];
@@ -79,13 +78,13 @@ RELIVE_TARGET inline uint32_t crc_of_lanes(uint32_t state, const unsigned char*&
     return reduce(whole);
 }
 
-// Whether this machine has the instruction; without it `crc32` must not be called.
+// Whether this machine has the instructions; otherwise `crc32` must not be called.
 inline bool has_fast_crc32() { return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"); }
 
-// The checksum of bytes that follow others, whose checksum is `before` (0 where none do).
-inline uint32_t crc32(uint32_t before, const unsigned char* data, size_t bytes) {
-    uint32_t state = ~before;
-    if (bytes >= kStride) state = crc_of_lanes(state, data, bytes);
+// Continue a checksum: `previous` is the checksum of the preceding bytes, 0 if there are none.
+inline uint32_t crc32(uint32_t previous, const unsigned char* data, size_t bytes) {
+    uint32_t state = ~previous;
+    if (bytes >= kStride) state = crc_lanes(state, data, bytes);
     for (; bytes; ++data, --bytes) {
         state ^= *data;
         for (int bit = 0; bit < 8; ++bit) state = (state >> 1) ^ ((state & 1) ? kPolynomial : 0);

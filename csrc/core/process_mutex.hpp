@@ -1,4 +1,4 @@
-// A mutex in memory that several processes share. When its holder dies, the next holder is told to repair the data.
+// A mutex in memory shared by several processes. If its holder dies, the next holder must repair the data.
 #pragma once
 #if defined(__linux__)
 #include <pthread.h>
@@ -22,7 +22,7 @@ public:
 
     enum class Status { kHeld, kBusy, kSliceOver };
 
-    // `memory` has kBytes bytes, zeros if `is_new`.
+    // Use kBytes bytes at `memory`, zeros if `is_new`.
     ProcessMutex(void* memory, bool is_new) : cell_(static_cast<Cell*>(memory)) {
         if (reinterpret_cast<uintptr_t>(memory) % alignof(Cell) != 0) throw std::invalid_argument("lock: expected aligned memory");
         if (!is_new) {
@@ -41,25 +41,26 @@ public:
     }
     ProcessMutex(const ProcessMutex&) = delete;
 
-    // Leaves the mutex if it is still held: the memory may be freed, and the list of a thread's mutexes leads through it.
+    // Unlock the mutex if it is still held: the memory may be freed, and it is linked into the thread's list of robust
+    // mutexes.
     ~ProcessMutex() {
         for (; depth_ > 0; --depth_) pthread_mutex_unlock(&cell_->mutex);
     }
 
-    // Take the mutex, or report that another thread or process holds it.
-    Status try_enter() { return status_of(pthread_mutex_trylock(&cell_->mutex)); }
+    // Try to lock without waiting.
+    Status try_enter() { return to_status(pthread_mutex_trylock(&cell_->mutex)); }
 
-    // Wait for the mutex: spin, then sleep for a slice of time that bounds how long Ctrl-C has to wait.
+    // Wait for the mutex: spin, then sleep for one time slice, which bounds the response time to Ctrl-C.
     Status wait_a_slice() {
         cell_->wanted.store(name_, std::memory_order_relaxed);
         int status = EBUSY;
         for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
-            std::this_thread::yield();  // the holder may be waiting for this core
+            std::this_thread::yield();  // the holder may need this core
             status = pthread_mutex_trylock(&cell_->mutex);
         }
         if (status == EBUSY) status = sleep();
         if (status != ETIMEDOUT) cell_->wanted.store(0, std::memory_order_relaxed);
-        return status_of(status);
+        return to_status(status);
     }
 
     void leave() {
@@ -68,23 +69,23 @@ public:
         pthread_mutex_unlock(&cell_->mutex);
     }
 
-    // Whether this object had the mutex last and another one waits for it. Then call `give_way` before entering.
+    // Whether this object held the mutex last and another one is waiting. Call `give_way` before locking then.
     bool owes_a_turn() const {
         return depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == name_;
     }
 
-    // Let a waiting process go first, but only for a short time: it may be dead.
+    // Let a waiting process lock first, with a short timeout: it may be dead.
     void give_way() {
         const auto until = Clock::now() + kLongestTurn;
         while (is_wanted_by_others() && Clock::now() < until) std::this_thread::yield();
         cell_->wanted.store(0, std::memory_order_relaxed);
     }
 
-    // False: a holder died, and nobody has repaired its data yet. For the holder only.
+    // False if a holder died and its data is not repaired yet. Only the holder may call these two.
     bool is_repaired() const { return cell_->is_repaired; }
     void set_repaired() { cell_->is_repaired = 1; }
 
-    // The thread that holds the mutex, or 0 where that is not known.
+    // Thread id of the holder; 0 if unknown.
     int holder() const {
 #if defined(__GLIBC__)
         return cell_->mutex.__data.__owner;
@@ -97,17 +98,17 @@ private:
     using Clock = std::chrono::steady_clock;
 
     static constexpr long kSliceNanoseconds = 50'000'000;
-    // Calls hold the mutex for some microseconds, less than it takes to fall asleep and to be woken.
+    // The mutex is usually held for microseconds, less than it takes to sleep and wake up.
     static constexpr std::chrono::microseconds kSpin{60}, kLongestTurn{200};
 
     struct Cell {
         pthread_mutex_t mutex;
         uint8_t is_repaired;
-        std::atomic<uint32_t> last, wanted;  // who had it last, and one of those who wait for it; 0: nobody
+        std::atomic<uint32_t> last, wanted;  // name of the last holder, and of one waiter; 0: none
     };
     static_assert(sizeof(Cell) <= kBytes && std::atomic<uint32_t>::is_always_lock_free);
 
-    Status status_of(int status) {
+    Status to_status(int status) {
         if (status == EBUSY) return Status::kBusy;
         if (status == ETIMEDOUT) return Status::kSliceOver;
         if (status == EOWNERDEAD) {
@@ -137,7 +138,7 @@ private:
 
     Cell* cell_;
     uint32_t name_ = std::random_device()() | 1;
-    std::atomic<int64_t> depth_{0};  // changed by the holder only; other threads may see it late and then not give way
+    std::atomic<int64_t> depth_{0};  // written by the holder only; a stale read in another thread only skips `give_way`
 };
 
 }  // namespace relive

@@ -1,4 +1,4 @@
-// Reads batches of replayed rows: what is read around each row, the slots of it, and the copies.
+// Reads batches of replayed rows: the read plan, the slots to read, and the copies.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,62 +18,62 @@
 
 namespace relive {
 
-// Leaves that are read at the same places.
+// Leaves that are read at the same slots.
 struct ReadGroup {
     enum class Anchor {
-        kRow,    // the drawn row
+        kRow,    // the sampled row
         kLast,   // the last of up to n steps from the row on
-        kNext,   // the observation that the last step led to
+        kNext,   // the next observation of the last step
         kFirst,  // the first step of a packed sequence
-        kSum,    // all of these n steps, as their discounted sum
+        kSum,    // the discounted sum of the n steps
     };
     static constexpr int kAnchors = 5;
 
     Anchor anchor;
-    bool of_observations;          // offsets count observations, of which an episode has one more than steps
-    bool is_masked;                // the batch says which offsets are real
-    bool has_offsets;              // else one item per row
-    std::vector<int64_t> offsets;  // from the anchor on; of packed sequences all, and not listed
+    bool of_observations;          // offsets count observations: an episode has one more than steps
+    bool is_masked;                // the batch has a mask of the offsets inside the episode
+    bool has_offsets;              // otherwise one item per row
+    std::vector<int64_t> offsets;  // relative to the anchor; empty for packed sequences, which read every step
 };
 
-// A leaf to read: from which column, and the group that says where.
+// A leaf to read, its column, and the index of its group.
 struct LeafRead {
     const Leaf* leaf;
     const char* column;
     size_t group;
 };
 
-// A plan for one memory: what is known before any row is drawn.
+// A read plan bound to one ring: everything known before rows are sampled.
 struct ReadPlan {
-    // Where a batch has what lies outside the episode, or was not stored.
+    // Padding of steps that are outside the episode or not stored.
     enum class Layout {
-        kNearest,  // every offset in its place; the nearest step is repeated
-        kZeros,    // every offset in its place; zeros
-        kPacked,   // the steps that there are first, then zeros
+        kNearest,  // in place, repeating the nearest step
+        kZeros,    // in place, with zeros
+        kPacked,   // stored steps first, then zeros
     };
     static constexpr int kLayouts = 3;
 
     const RingMemory& memory;
     Layout layout;
-    bool cross;  // packed sequences go on into the next episode
+    bool cross;  // packed sequences continue into the next episode
     bool step_ids;
-    int64_t before, after;  // how many steps before and after a row any offset needs
-    int64_t n;              // how many steps are one; 0: single steps, without sums
+    int64_t before, after;  // steps before and after a row that any offset needs
+    int64_t n;              // steps per n-step transition; 0: single steps, without sums
     double gamma;
     std::vector<ReadGroup> groups;
     std::vector<LeafRead> reads;  // in the order of the batch
     std::vector<double> powers;   // γ^0 to γ^n
-    bool needs_extents;           // something is read that depends on how far an episode goes
+    bool needs_extents;           // some slot depends on the extent of the episode
 
     bool is_packed() const { return layout == Layout::kPacked; }
     int64_t length() const { return before + 1 + after; }  // of a packed sequence
 
-    // How many items of a leaf are read for each row.
+    // Items of a leaf per row.
     int64_t width(const ReadGroup& group) const {
         return !group.has_offsets ? 1 : is_packed() ? length() : static_cast<int64_t>(group.offsets.size());
     }
 
-    // Compute what follows from the groups and numbers.
+    // Compute `needs_extents` and `powers`. Call after all groups were added.
     void prepare() {
         needs_extents = n > 0;
         for (const ReadGroup& group : groups) needs_extents = needs_extents || (group.has_offsets && !is_packed());
@@ -91,21 +91,21 @@ struct ReadPlan {
     }
 };
 
-// The slots of a row and of the steps after it; -1 from the first step that is not stored.
+// Write the slots of a row and the following steps to `out`; -1 from the first step on that is not stored.
 inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
     for (int64_t j = 0; j < length; ++j) {
         out[j] = slot;
         if (slot < 0) continue;
         int64_t next = ring.after(slot);
-        // The row after a final row starts the next episode; two final rows in a row are a cut just after a start.
+        // The row after a final row starts the next episode; two consecutive final rows are a cut right after a start.
         for (int skipped = 0; cross && ring.kind[next] == kFinal && skipped < ring.slots; ++skipped) next = ring.after(next);
-        // Inside an episode the next row is younger; after a final row it may be the oldest of all.
+        // Within an episode the next row is younger; after a final row it may be the oldest row of the ring.
         slot = ring.kind[next] == kTransition && (!cross || ring.row_of(next) > ring.row_of(slot)) ? next : -1;
     }
 }
 
-// The slot of the step before a row; -1 if it is not stored.
-inline int64_t step_before(const Ring& ring, int64_t slot, bool cross) {
+// The slot of the step preceding a row; -1 if it is not stored.
+inline int64_t preceding_step(const Ring& ring, int64_t slot, bool cross) {
     if (ring.first[slot] && !cross) return -1;
     int64_t previous = ring.before(slot);
     for (int skipped = 0; cross && ring.kind[previous] == kFinal && skipped < ring.slots; ++skipped)
@@ -114,18 +114,18 @@ inline int64_t step_before(const Ring& ring, int64_t slot, bool cross) {
     return older && ring.kind[previous] == kTransition ? previous : -1;
 }
 
-// The slots of up to `before` steps before a row, of the row and of the steps after it, then -1: `before + after` slots.
-// Returns how many steps lie before the row.
+// Write `before + after` slots to `out`: up to `before` preceding steps, the row, the following steps, then -1. Returns
+// the number of preceding steps.
 inline int64_t window_around(const Ring& ring, int64_t slot, int64_t before, int64_t after, bool cross, int64_t* out) {
     int64_t burn_in = 0;
-    for (int64_t previous = slot; burn_in < before && (previous = step_before(ring, previous, cross)) >= 0; ++burn_in)
+    for (int64_t previous = slot; burn_in < before && (previous = preceding_step(ring, previous, cross)) >= 0; ++burn_in)
         slot = previous;
     window_forward(ring, slot, burn_in + after, cross, out);
     std::fill(out + burn_in + after, out + before + after, int64_t{-1});
     return burn_in;
 }
 
-// Steps that follow each other in their environment's column, from a slot on; slot -1: steps that are not stored.
+// Consecutive steps of one environment, starting at a slot; slot -1: steps that are not stored.
 struct SlotRun {
     int64_t slot, count;
 };
@@ -155,37 +155,36 @@ inline void read_runs(char* out, const char* column, const std::vector<SlotRun>&
     }
 }
 
-// Read a leaf at many slots. -1 gives zeros for stacked leaves; other leaves need slots of the ring.
+// Read a leaf at many slots. Only stacked leaves accept -1, which gives zeros.
 inline void read_leaf(const Ring& ring, const Leaf& leaf, const char* column, const int64_t* slots, int64_t count, char* out) noexcept {
     if (!leaf.stacked()) return gather(out, column, slots, count, leaf.bytes, ring.num_flat());
     for (int64_t i = 0; i < count; ++i) {
-        char* stack = out + i * leaf.given_bytes;
-        if (slots[i] < 0) std::memset(stack, 0, static_cast<size_t>(leaf.given_bytes));
+        char* stack = out + i * leaf.input_bytes;
+        if (slots[i] < 0) std::memset(stack, 0, static_cast<size_t>(leaf.input_bytes));
         else build_stack(ring, leaf, column, slots[i], stack);
     }
 }
 
-constexpr int64_t kMostSteps = int64_t{1} << 30;  // of a window, and windows of a batch: their product fits
+constexpr int64_t kMaxSteps = int64_t{1} << 30;  // per window, and windows per batch: the product fits into 64 bits
 
-// A batch of rows, read as a plan says. The constructor allocates everything that reading needs, so that nothing after it
-// can fail for want of memory.
+// A batch to read by a plan. The constructor allocates everything that reading needs: nothing later can run out of memory.
 //
-// The tensors: every leaf of the plan, [B, …] or [B, offsets, …]; the rows' ids; with n > 0 the discounts; for each masked
-// group which of its offsets are real [B, offsets]; for packed sequences which steps are no burn-in, and which start an
-// episode; the ids of their steps, -1 where there is none.
+// The tensors, in this order: the leaves of the plan, [B, …] or [B, offsets, …]; the row ids; with n > 0 the discounts; a
+// mask [B, offsets] per masked group; for packed sequences the masks of trained (not burn-in) and of first steps, and with
+// `step_ids` the ids of the steps, -1 for padding.
 class PlannedBatch {
     using Anchor = ReadGroup::Anchor;
 
 public:
     TensorPlans plans;
 
-    // Plan the tensors. Once they are made, fill `rows`, then `find` and `read`.
+    // Plan the tensors. Allocate them, fill `rows`, then call `find` and `read`.
     PlannedBatch(const ReadPlan& plan, int64_t count) : plan_(&plan), count_(count) {
-        if (count > kMostSteps * 2) throw OutOfMemory();
-        int64_t slots = count * 8;  // of all places, at most
+        if (count > kMaxSteps * 2) throw OutOfMemory();
+        int64_t slots = count * 8;  // upper bound of the slots of all groups
         for (const ReadGroup& group : plan.groups) {
             const int64_t width = plan.width(group);
-            if (count > 0 && width > kMostSteps * 16 / count) throw OutOfMemory();
+            if (count > 0 && width > kMaxSteps * 16 / count) throw OutOfMemory();
             slots += count * width * (plan.is_packed() ? 5 : 1);
         }
         require_memory(slots * 8);
@@ -196,10 +195,10 @@ public:
         }
         ids_ = plans.add(kInt64, 1, &count);
         if (plan.n > 0) discount_ = plans.add(kFloat32, 1, &count);
-        places_.resize(plan.groups.size());
-        for (size_t g = 0; g < places_.size(); ++g) {
+        group_slots_.resize(plan.groups.size());
+        for (size_t g = 0; g < group_slots_.size(); ++g) {
             const int64_t shape[] = {count, plan.width(plan.groups[g])};
-            if (plan.groups[g].is_masked) places_[g].mask = plans.add(kBool, 2, shape);
+            if (plan.groups[g].is_masked) group_slots_[g].mask = plans.add(kBool, 2, shape);
         }
         const int64_t steps[] = {count, plan.length()};
         if (plan.is_packed()) {
@@ -211,12 +210,12 @@ public:
         require_memory(plans.bytes() + slots * 8);
         rows_.resize(static_cast<size_t>(count));
         extents_.resize(plan.needs_extents || plan.is_packed() ? rows_.size() : 0);
-        for (size_t g = 0; g < places_.size(); ++g) {
+        for (size_t g = 0; g < group_slots_.size(); ++g) {
             const ReadGroup& group = plan.groups[g];
             const bool is_shared = group.has_offsets ? plan.is_packed() && group.anchor == Anchor::kRow
                                                      : group.anchor == Anchor::kRow || group.anchor == Anchor::kSum;
-            if (!is_shared) places_[g].slots.resize(static_cast<size_t>(count * plan.width(group)));
-            if (group.has_offsets && plan.is_packed()) places_[g].runs.reserve(steps_.size());
+            if (!is_shared) group_slots_[g].slots.resize(static_cast<size_t>(count * plan.width(group)));
+            if (group.has_offsets && plan.is_packed()) group_slots_[g].runs.reserve(steps_.size());
         }
     }
     PlannedBatch(const PlannedBatch&) = delete;
@@ -226,20 +225,20 @@ public:
     int64_t count() const { return count_; }
     int64_t* rows() { return rows_.data(); }
 
-    // Find the slots of everything that is read.
+    // Find all slots to read.
     void find() {
         const Ring& ring = plan().memory.ring;
         if (plan().needs_extents) find_extents(ring);
         if (plan().is_packed()) find_sequences(ring);
-        for (size_t g = 0; g < places_.size(); ++g) {
+        for (size_t g = 0; g < group_slots_.size(); ++g) {
             const ReadGroup& group = plan().groups[g];
-            if (!group.has_offsets) find_items(ring, group, places_[g]);
-            else if (plan().is_packed()) find_steps(ring, group, places_[g]);
-            else find_offsets(ring, group, places_[g]);
+            if (!group.has_offsets) find_items(ring, group, group_slots_[g]);
+            else if (plan().is_packed()) find_steps(ring, group, group_slots_[g]);
+            else find_offsets(ring, group, group_slots_[g]);
         }
     }
 
-    // Read every leaf; `find` was called.
+    // Read every leaf. Call `find` first.
     void read() const {
         const Ring& ring = plan().memory.ring;
         ring.ids_of(rows_.data(), count_, plans.as<int64_t>(ids_));
@@ -247,50 +246,51 @@ public:
             const LeafRead& read = plan().reads[i];
             char* out = plans.data(i);
             const ReadGroup& group = plan().groups[read.group];
-            const Place& place = places_[read.group];
+            const GroupSlots& target = group_slots_[read.group];
             const Leaf& leaf = *read.leaf;
             const int64_t items = count_ * plan().width(group);
             if (group.anchor == Anchor::kSum) leaf.dtype == kFloat32 ? sum<float>(read, out) : sum<double>(read, out);
-            else if (!group.has_offsets || leaf.stacked()) read_leaf(ring, leaf, read.column, place.at, items, out);
-            else if (plan().is_packed()) read_runs(out, read.column, place.runs, leaf.bytes, ring.envs);
-            else gather_padded(out, read.column, place.at, items, leaf.bytes, ring.num_flat());
+            else if (!group.has_offsets || leaf.stacked()) read_leaf(ring, leaf, read.column, target.at, items, out);
+            else if (plan().is_packed()) read_runs(out, read.column, target.runs, leaf.bytes, ring.envs);
+            else gather_padded(out, read.column, target.at, items, leaf.bytes, ring.num_flat());
         }
         for (size_t i = 0; i < extents_.size() && plan().n > 0; ++i)
             plans.as<float>(discount_)[i] = static_cast<float>(plan().powers[static_cast<size_t>(extents_[i].last + 1)]);
         if (plan().is_packed()) mark_steps();
     }
 
-    // Call `visit(slots, count)` for the slots that are read; -1 is none. What rows lead to comes with them.
+    // Call `visit(slots, count)` for the slots to read, -1 for padding. Slots of next observations are not visited.
     template <class Visit>
     void for_slots(Visit visit) const {
         visit(rows_.data(), count_);
         visit(steps_.data(), static_cast<int64_t>(steps_.size()));
-        for (size_t g = 0; g < places_.size() && !plan().is_packed(); ++g)
-            if (plan().groups[g].has_offsets) visit(places_[g].at, static_cast<int64_t>(places_[g].slots.size()));
+        for (size_t g = 0; g < group_slots_.size() && !plan().is_packed(); ++g)
+            if (plan().groups[g].has_offsets) visit(group_slots_[g].at, static_cast<int64_t>(group_slots_[g].slots.size()));
     }
 
 private:
-    // How far a row's episode is stored, as far as any offset goes; how far its last of n steps is ahead, and its slot.
+    // The stored part of an episode around a row, up to the offsets of the plan.
     struct Extent {
-        int64_t preceding, ahead, last, last_slot;
+        int64_t preceding, following;  // number of steps before and after the row
+        int64_t last, last_slot;       // the last of its n steps: steps after the row, and slot
     };
 
-    // Where a group is read.
-    struct Place {
-        const int64_t* at = nullptr;
-        std::vector<int64_t> slots;  // unless they are those of others
-        std::vector<SlotRun> runs;   // of packed sequences
-        size_t mask = 0;             // the number of its tensor; 0: none
+    // The slots of a group.
+    struct GroupSlots {
+        const int64_t* at = nullptr;  // `slots`, or the slots that several groups share
+        std::vector<int64_t> slots;
+        std::vector<SlotRun> runs;  // of packed sequences
+        size_t mask = 0;            // index of the mask tensor; 0: none
     };
 
     const ReadPlan& plan() const { return *plan_; }
 
-    // Rings are copied: no store can change a copy, so that it stays in registers.
+    // The ring is passed by value: stores cannot alias a copy, which stays in registers.
     void find_extents(Ring ring) {
         const int64_t before = plan().before, after = plan().after, most = std::max<int64_t>(plan().n, 1) - 1;
         for (size_t i = 0; i < rows_.size(); ++i) {
             Extent extent{0, 0, 0, rows_[i]};
-            // Between two episodes there is always a row that is no transition.
+            // Two episodes are always separated by a row that is not a transition.
             for (int64_t at = rows_[i]; extent.preceding < before; ++extent.preceding) {
                 at = ring.before(at);
                 if (ring.kind[at] != kTransition) break;
@@ -300,8 +300,8 @@ private:
                 if (ring.kind[next] != kTransition) break;
                 extent.last_slot = next;
             }
-            extent.ahead = extent.last;
-            for (int64_t at = extent.last_slot; extent.last == most && extent.ahead < after; ++extent.ahead) {
+            extent.following = extent.last;
+            for (int64_t at = extent.last_slot; extent.last == most && extent.following < after; ++extent.following) {
                 at = ring.after(at);
                 if (ring.kind[at] != kTransition) break;
             }
@@ -318,44 +318,44 @@ private:
         }
     }
 
-    // The slots of one item per row.
-    void find_items(Ring ring, const ReadGroup& group, Place& place) const {
-        place.at = place.slots.empty() ? rows_.data() : place.slots.data();
+    // Find the slots of a group with one item per row.
+    void find_items(Ring ring, const ReadGroup& group, GroupSlots& target) const {
+        target.at = target.slots.empty() ? rows_.data() : target.slots.data();
         const auto length = static_cast<size_t>(plan().length());
         if (group.anchor == Anchor::kFirst && plan().is_packed())
-            for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = steps_[i * length];
+            for (size_t i = 0; i < target.slots.size(); ++i) target.slots[i] = steps_[i * length];
         else if (plan().n > 0)
-            for (size_t i = 0; i < place.slots.size(); ++i) place.slots[i] = extents_[i].last_slot;
-        else if (!place.slots.empty())
-            std::copy(rows_.begin(), rows_.end(), place.slots.begin());
+            for (size_t i = 0; i < target.slots.size(); ++i) target.slots[i] = extents_[i].last_slot;
+        else if (!target.slots.empty())
+            std::copy(rows_.begin(), rows_.end(), target.slots.begin());
         if (group.anchor == Anchor::kNext && !ring.keeps_next)
-            for (int64_t& slot : place.slots) slot = ring.after(slot);
+            for (int64_t& slot : target.slots) slot = ring.after(slot);
     }
 
-    // The slots of packed sequences, and the runs that they are read in.
-    void find_steps(Ring ring, const ReadGroup& group, Place& place) const {
-        place.at = place.slots.empty() ? steps_.data() : place.slots.data();
-        for (size_t i = 0; i < place.slots.size(); ++i)
-            place.slots[i] = steps_[i] < 0 ? -1 : group.anchor == Anchor::kNext ? ring.after(steps_[i]) : steps_[i];
-        place.runs.clear();
-        find_runs(ring, place.at, static_cast<int64_t>(steps_.size()), place.runs);
+    // Find the slots and runs of a group of packed sequences.
+    void find_steps(Ring ring, const ReadGroup& group, GroupSlots& target) const {
+        target.at = target.slots.empty() ? steps_.data() : target.slots.data();
+        for (size_t i = 0; i < target.slots.size(); ++i)
+            target.slots[i] = steps_[i] < 0 ? -1 : group.anchor == Anchor::kNext ? ring.after(steps_[i]) : steps_[i];
+        target.runs.clear();
+        find_runs(ring, target.at, static_cast<int64_t>(steps_.size()), target.runs);
     }
 
-    // The slots of offsets in their places, and which of them are real.
-    void find_offsets(Ring ring, const ReadGroup& group, Place& place) const {
+    // Find the slots of a group with offsets, and fill its mask.
+    void find_offsets(Ring ring, const ReadGroup& group, GroupSlots& target) const {
         const auto size = static_cast<int64_t>(group.offsets.size());
         const auto [first, last] = std::minmax_element(group.offsets.begin(), group.offsets.end());
         const int64_t *offsets = group.offsets.data(), earliest = *first, latest = *last, envs = ring.envs;
         const bool zeros = plan().layout == ReadPlan::Layout::kZeros;
-        int64_t* slot = place.slots.data();
-        place.at = slot;
-        char* real = place.mask ? plans.data(place.mask) : nullptr;
+        int64_t* slot = target.slots.data();
+        target.at = slot;
+        char* real = target.mask ? plans.data(target.mask) : nullptr;
         for (int64_t i = 0; i < count_; ++i, slot += size, real += real ? size : 0) {
             const Extent extent = extents_[static_cast<size_t>(i)];
             const int64_t row = rows_[static_cast<size_t>(i)], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
-            const int64_t most = extent.ahead + (group.of_observations ? 1 : 0), from = row + origin * envs;
+            const int64_t most = extent.following + (group.of_observations ? 1 : 0), from = row + origin * envs;
             const bool whole = origin + earliest >= -extent.preceding && origin + latest <= most;
-            if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {  // nothing to pad or wrap
+            if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {  // neither padding nor wrapping
                 for (int64_t j = 0; j < size; ++j) slot[j] = from + offsets[j] * envs;
                 if (real) std::memset(real, 1, static_cast<size_t>(size));
                 continue;
@@ -373,8 +373,8 @@ private:
         const int64_t length = plan().length();
         char *train = plans.data(train_), *is_first = plans.data(is_first_);
         for (size_t i = 0; i < steps_.size(); ++i) train[i] = steps_[i] >= 0;
-        for (const Place& place : places_)
-            if (place.mask) std::memcpy(plans.data(place.mask), train, steps_.size());
+        for (const GroupSlots& target : group_slots_)
+            if (target.mask) std::memcpy(plans.data(target.mask), train, steps_.size());
         for (int64_t i = 0; i < count_; ++i)
             std::memset(train + i * length, 0, static_cast<size_t>(extents_[static_cast<size_t>(i)].preceding));
         for (size_t i = 0; i < steps_.size(); ++i) is_first[i] = steps_[i] >= 0 && ring.first[steps_[i]];
@@ -382,7 +382,7 @@ private:
         for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i) step_ids[i] = steps_[i] < 0 ? -1 : ring.id_of(steps_[i]);
     }
 
-    // out[i] = Σ γ^j r of the steps from each row to its last one, in their order.
+    // out[i] = Σ γ^j r[j] over the steps from row i to its last step, summed in order.
     template <class T>
     void sum(const LeafRead& read, char* out) const {
         const auto* rewards = reinterpret_cast<const T*>(read.column);
@@ -403,25 +403,25 @@ private:
     const ReadPlan* plan_;
     int64_t count_;
     std::vector<int64_t> rows_;
-    std::vector<Extent> extents_;  // of each row
-    std::vector<int64_t> steps_;   // slots of packed sequences [B, before + 1 + after]
-    std::vector<Place> places_;    // of each group
-    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // numbers of tensors
+    std::vector<Extent> extents_;     // per row
+    std::vector<int64_t> steps_;      // slots of packed sequences [B, before + 1 + after]
+    std::vector<GroupSlots> group_slots_;  // per group
+    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // tensor indices
 };
 
 #ifdef __linux__
-// Begin to write a range of a file to the disk, without waiting for it.
+// Start writing a range of a file to disk, without waiting.
 inline void start_writing(int file, int64_t offset, int64_t bytes) { sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE); }
 
-// Request the pages of some bytes of a mapped file, without waiting for them.
+// Request the pages of a range of a mapped file, without waiting.
 inline void request_bytes(const char* data, int64_t bytes) {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto start = reinterpret_cast<uintptr_t>(data), first = start / page * page;
     madvise(reinterpret_cast<void*>(first), start + static_cast<uintptr_t>(bytes) - first, MADV_WILLNEED);
 }
 
-// How often this process has waited for a page of a file.
-inline int64_t count_waits() {
+// Number of page faults of this process that waited for the disk.
+inline int64_t count_major_faults() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return usage.ru_majflt;
@@ -429,25 +429,25 @@ inline int64_t count_waits() {
 #else
 inline void start_writing(int, int64_t, int64_t) {}
 inline void request_bytes(const char*, int64_t) {}
-inline int64_t count_waits() { return 0; }
+inline int64_t count_major_faults() { return 0; }
 #endif
 
-// Requests the pages of a batch before it is read, if batches have waited for the disk lately.
+// Requests the pages of a batch before it is read, if recent batches waited for the disk.
 class PageRequests {
 public:
     explicit PageRequests(const RingMemory& memory) : memory_(memory) {}
 
-    // Whether this batch should be requested: a page fault has waited for the disk not many batches ago.
+    // Whether to request the pages of this batch: a page fault waited for the disk within the last batches.
     bool expects_waits() {
-        const int64_t waits = count_waits();
-        if (waits > waits_) batches_left_ = kBatchesAfterWait;
-        waits_ = waits;
+        const int64_t faults = count_major_faults();
+        if (faults > faults_) batches_left_ = kBatchesAfterWait;
+        faults_ = faults;
         if (batches_left_ == 0) return false;
         --batches_left_;
         return true;
     }
 
-    // Request the rows at these slots and what they led to; -1 is no row.
+    // Request the pages of the rows at these slots and of their next observations. -1 is skipped.
     void request(const int64_t* slots, int64_t count) const {
         for (int64_t i = 0; i < count; ++i)
             if (slots[i] >= 0) request_row(slots[i]);
@@ -459,7 +459,7 @@ private:
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
         const int64_t next = ring.keeps_next ? flat : ring.after(flat);
-        const bool adjacent = next == flat + 1;  // one request for both
+        const bool adjacent = next == flat + 1;  // one request covers both rows
         for (const Leaf& leaf : memory_.leaves) {
             for (int64_t frame = leaf.frames.k, at = flat; frame > 1; --frame) {
                 at = ring.before(at);
@@ -475,8 +475,8 @@ private:
     }
 
     const RingMemory& memory_;
-    int64_t waits_ = count_waits();  // that are known of
-    int batches_left_ = 0;           // how many more batches are requested before they are read
+    int64_t faults_ = count_major_faults();  // at the last call
+    int batches_left_ = 0;                   // number of batches whose pages are still requested
 };
 
 }  // namespace relive

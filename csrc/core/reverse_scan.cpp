@@ -1,5 +1,5 @@
-// The reverse scan for every machine that the module is built for (SSE2 on x86-64, NEON on ARM), and the choice between it
-// and the one for AVX2.
+// The reverse scan compiled for the baseline instruction set (SSE2 on x86-64, NEON on ARM), and the choice between it and
+// AVX2.
 #define RELIVE_SCAN_ISA baseline
 #include "reverse_scan_kernels.hpp"
 
@@ -14,7 +14,7 @@ bool has_avx2() {
 #endif
 }
 
-Table table_of(bool avx2) {
+Table get_table(bool avx2) {
 #ifdef RELIVE_AVX2
     if (avx2) return avx2_table();
 #endif
@@ -22,18 +22,18 @@ Table table_of(bool avx2) {
     return baseline::table();
 }
 
-Table& chosen() {
-    static Table table = table_of(has_avx2());
+Table& active_table() {
+    static Table table = get_table(has_avx2());
     return table;
 }
 
 }  // namespace
 
-const Table& table() { return chosen(); }
+const Table& table() { return active_table(); }
 
 bool use_avx2(bool on) {
     const bool avx2 = on && has_avx2();
-    chosen() = table_of(avx2);
+    active_table() = get_table(avx2);
     return avx2;
 }
 

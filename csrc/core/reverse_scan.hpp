@@ -3,9 +3,9 @@
 // Each estimator is a first-order recurrence that runs backwards along a column (one environment):
 //     x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)
 // with open[t] = not ended at t, and row t+1 exists and is not masked out. One scan runs the recurrence; a small rule per
-// estimator says what a, c and the outputs are. Time is sequential, so the lanes of a vector register are columns. The code
-// is compiled once per instruction set, each time in a namespace of its own (RELIVE_SCAN_ISA): inline code must not be
-// shared between those translation units.
+// estimator defines a, c and the outputs. The lanes of a vector register are columns, because time is sequential. The code
+// is compiled once per instruction set, each in its own namespace (RELIVE_SCAN_ISA), to keep inline functions from being
+// shared between translation units.
 #pragma once
 #include <cstdint>
 
@@ -19,14 +19,14 @@ struct View {  // element (t, column) is data[t * row + column * col]
 
 using Flags = View<const uint8_t>;
 
-// One call: inputs, weights and outputs. A rule ignores the members that it does not need.
+// Inputs, parameters and outputs of one call. A rule ignores members that it does not need.
 template <class T>
 struct Job {
     int64_t steps, columns;
     View<const T> reward, value, next_value, ratio;
     Flags terminated, truncated;
     Flags mask;            // data is null without a mask
-    View<T> first, second;  // the outputs, in the order the estimator returns them
+    View<T> first, second;  // outputs in the order of the estimator's results
     T gamma, lam, rho_bar, c_bar;
     int64_t n;
     void* history;  // n-step only: history_bytes(n, columns · sizeof(T)) bytes, aligned to kAlignment
@@ -43,10 +43,10 @@ struct Table {
 };
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kWideBytes = 4096;  // one array's share of a row that is scanned at a time: carries stay in L1
-constexpr int64_t kFewBytes = 128;    // the same when whole columns are scanned: four registers
+constexpr int64_t kWideBytes = 4096;  // bytes per array and row that are scanned at a time, for many columns: carries stay in L1
+constexpr int64_t kFewBytes = 128;    // bytes per array and row for few columns: four registers
 
-// The bytes that n-step returns carry from row to row: n returns of each column that is scanned at a time.
+// Bytes of the history of n-step returns: n returns per column that is scanned at a time.
 constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
     return n * (row_bytes < kFewBytes ? kFewBytes : row_bytes < kWideBytes ? row_bytes : kWideBytes);
 }
@@ -55,10 +55,10 @@ constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
 Table avx2_table();
 #endif
 
-// The kernels in use: those of the best instruction set that this machine has.
+// Kernels of the best instruction set of this machine.
 const Table& table();
 
-// Choose the instruction set, for tests. Returns whether AVX2 is now in use.
+// Turn AVX2 on or off, for tests. Returns whether it is now in use.
 bool use_avx2(bool on);
 
 }  // namespace relive::scan

@@ -1,4 +1,4 @@
-// The reverse scan for x86-64 machines with AVX2 and FMA. Compiled with those flags; called only where they are supported.
+// The reverse scan compiled for x86-64 with AVX2 and FMA; called only where both are supported.
 #define RELIVE_SCAN_ISA avx2
 #include "reverse_scan_kernels.hpp"
 

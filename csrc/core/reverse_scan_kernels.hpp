@@ -1,5 +1,5 @@
-// The code of the reverse scan, compiled once per instruction set: vector registers, one row of the scan, the estimators as
-// rules, and the loops over time and columns.
+// The reverse scan, compiled once per instruction set: vector registers, one row of the scan, a rule per estimator, and the
+// loops over time and columns.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -14,12 +14,12 @@
 #define RELIVE_SCAN_ISA baseline
 #endif
 
-// g++ and clang have vector types; elsewhere (or with RELIVE_SCALAR) registers hold one number.
+// g++ and clang have vector types. Other compilers (or RELIVE_SCALAR) use registers of one number.
 #if defined(__GNUC__) && !defined(RELIVE_SCALAR)
 #define RELIVE_VECTORS
 #endif
 
-// The parts of a step must merge into one loop body: compilers judge them too big to inline and lose the registers.
+// Force inlining: the functions of a step must merge into one loop body, but compilers judge them too large.
 #if defined(__GNUC__)
 #define RELIVE_INLINE inline __attribute__((always_inline))
 #else
@@ -28,8 +28,8 @@
 
 namespace relive::scan::RELIVE_SCAN_ISA {
 
-// A register of kBytes: values, conditions of the same width (so that `condition ? a : b` selects lane by lane), and the
-// flags of as many columns as one integer. A register of one value is a plain number.
+// A register of kBytes: values, conditions of the same width (`condition ? a : b` selects per lane), and the flags of its
+// columns as one integer. A register of one value is a plain number.
 template <class T, int kBytes>
 struct Register;
 
@@ -54,7 +54,7 @@ typedef double Doubles16 __attribute__((vector_size(16)));
 typedef int32_t Words16 __attribute__((vector_size(16)));
 typedef int64_t LongWords16 __attribute__((vector_size(16)));
 
-// Flags to lanes. Written out for x86: g++ 12 widens a vector of bytes one element at a time.
+// Widen flags to lanes. With intrinsics on x86, because g++ 12 widens vectors of bytes one element at a time.
 #if defined(__SSE2__)
 RELIVE_INLINE Words16 widen(uint32_t flags) {
     const __m128i zero = _mm_setzero_si128();
@@ -117,8 +117,8 @@ RELIVE_INLINE void prefetch_to_write(uintptr_t address) {
 #endif
 }
 
-// How lanes are loaded and stored: neighbouring columns in one piece ...
-// Outputs are prefetched kAhead rows before they are written: nothing else brings them into the cache in time.
+// Loads and stores lanes of adjacent columns in one piece. Outputs are prefetched kAhead rows in advance: the hardware
+// prefetcher does not run backwards in time.
 template <int kAhead>
 struct Adjacent {
     template <class Lanes, class T>
@@ -135,7 +135,7 @@ struct Adjacent {
     }
 };
 
-// ... or columns at any stride, one by one.
+// Loads and stores lanes of columns with any stride, one by one.
 struct Strided {
     template <class Lanes, class T>
     static RELIVE_INLINE Lanes load(View<const T> view, int64_t t, int64_t column) {
@@ -157,7 +157,7 @@ struct Strided {
     }
 };
 
-// One row of one register's columns, as a rule reads and writes it.
+// One row of the columns of a register, as seen by a rule.
 template <class R, class Access, bool kMasked>
 struct Row {
     using T = typename R::Number;
@@ -185,7 +185,7 @@ struct Row {
     }
     RELIVE_INLINE Values read(View<const T> view) const { return Access::template load<Values>(view, t, column); }
 
-    // Selected, not multiplied by zero: the value after an end may be NaN.
+    // Select instead of multiplying by zero: the next value after an end may be NaN.
     RELIVE_INLINE Values bootstrap() const { return terminated ? Values{} : read(job.next_value); }
     RELIVE_INLINE Values if_open(Values x) const { return open ? x : Values{}; }
 
@@ -220,7 +220,7 @@ struct LambdaReturn {
     using Values = typename R::Values;
     using Carry = Values;
     Values gamma, decay, keep;
-    bool reads_open;  // with λ = 1 the next value of a step that goes on has no weight, even if it is NaN
+    bool reads_open;  // false for λ = 1: next values of open steps then have no weight, even if NaN
 
     template <class Job>
     RELIVE_INLINE explicit LambdaReturn(const Job& job)
@@ -237,7 +237,7 @@ struct LambdaReturn {
     }
 };
 
-// Carries the returns of 1, 2, … n steps of the following row: each becomes the next longer return of this row.
+// Carries the returns of 1, 2, … n steps of the following row; each becomes the next longer return of this row.
 template <class R>
 struct NStepReturn {
     using Values = typename R::Values;
@@ -292,27 +292,27 @@ RELIVE_INLINE void step_row(const Job& job, const Rule& rule, int64_t t, bool la
         rule.step(Row<R, Access, kMasked>(job, t, column + i * R::kLanes, last), carry[i]);
 }
 
-// From the last row to the first, `registers` (at most kMost) neighbouring registers of columns.
-template <template <class> class Rule, class R, class Access, bool kMasked, int kMost = 1>
+// Scan `registers` (at most kMax) adjacent registers of columns from the last row to the first.
+template <template <class> class Rule, class R, class Access, bool kMasked, int kMax = 1>
 RELIVE_INLINE void scan_columns(const Job<typename R::Number>& shared, int64_t column, int registers = 1) {
-    const auto job = shared;  // a private copy: no store through an output can change it
+    const auto job = shared;  // a copy: stores to outputs cannot alias it
     const Rule<R> rule(job);
-    typename Rule<R>::Carry carry[kMost];
+    typename Rule<R>::Carry carry[kMax];
     for (int i = 0; i < registers; ++i) carry[i] = rule.start(i);
     if (job.steps > 0) step_row<R, Access, kMasked>(job, rule, job.steps - 1, true, column, carry, registers);
     for (int64_t t = job.steps - 2; t >= 0; --t)
         step_row<R, Access, kMasked>(job, rule, t, false, column, carry, registers);
 }
 
-// The columns from `column` on, a register at a time. The columns left over are scanned together with the columns before
-// them, which then are written twice, with the same numbers.
+// Scan the columns from `column` on, a register at a time. The last register may overlap the previous one, whose columns
+// are then written twice with the same numbers.
 template <template <class> class Rule, class R, class Access, bool kMasked>
 void scan_each(const Job<typename R::Number>& job, int64_t column) noexcept {
     for (; column + R::kLanes <= job.columns; column += R::kLanes) scan_columns<Rule, R, Access, kMasked>(job, column);
     if (column < job.columns) scan_columns<Rule, R, Access, kMasked>(job, job.columns - R::kLanes);
 }
 
-// Four registers of columns that stay in machine registers for the whole scan. Returns the first column not done.
+// Scan four registers of columns at a time, held in machine registers. Returns the first remaining column.
 template <template <class> class Rule, class R, bool kMasked>
 int64_t scan_fours(const Job<typename R::Number>& job, int64_t column) noexcept {
     for (; column + 4 * R::kLanes <= job.columns; column += 4 * R::kLanes)
@@ -320,15 +320,16 @@ int64_t scan_fours(const Job<typename R::Number>& job, int64_t column) noexcept 
     return column;
 }
 
-// Many columns: whole pieces of rows, since jumping from row to row would waste prefetched memory.
+// Scan many columns in long pieces of rows: jumping from row to row would waste prefetched memory. Returns the first
+// remaining column.
 template <template <class> class Rule, class R, bool kMasked>
 int64_t scan_wide(const Job<typename R::Number>& job) noexcept {
-    constexpr int64_t kMost = kWideBytes / sizeof(typename R::Values);
+    constexpr int64_t kMax = kWideBytes / sizeof(typename R::Values);
     int64_t column = 0;
     while (column + R::kLanes <= job.columns) {
         const int64_t left = (job.columns - column) / R::kLanes;
-        const int64_t registers = left < kMost ? left : kMost;
-        scan_columns<Rule, R, Adjacent<1>, kMasked, kMost>(job, column, static_cast<int>(registers));
+        const int64_t registers = left < kMax ? left : kMax;
+        scan_columns<Rule, R, Adjacent<1>, kMasked, kMax>(job, column, static_cast<int>(registers));
         column += registers * R::kLanes;
     }
     return column;

@@ -1,8 +1,7 @@
-// The memory of a replay buffer: rows of many environments, each environment's column a ring with its own head.
+// The memory of a replay buffer: one ring of rows per environment, each with its own head.
 //
-// Rows are numbered for ever; row r of environment e is at slot r mod S of its column. A transition's next observation is
-// the observation of the row after it, so that every observation is stored once. The kind of a slot says what it holds.
-// A flat slot is slot · envs + env.
+// Row numbers never restart; row r of environment e is stored at slot r mod S of its column. The next observation of a
+// transition is the observation of the following row: every observation is stored once. A flat slot is slot · envs + env.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -17,48 +16,48 @@
 namespace relive {
 
 enum Kind : uint8_t {
-    kEmpty = 0,       // nothing, or a row that has expired
-    kTransition = 1,  // may be drawn; the row after it holds its next observation
-    kFinal = 2,       // only an observation: where an episode ended or was cut
-    kPending = 3,     // only an observation: the newest one, waiting for the step that starts there
-    kHistory = 4,     // a transition too old to be drawn, kept for the frame stacks of younger ones
+    kEmpty = 0,       // no row, or an expired one
+    kTransition = 1,  // a row that can be sampled; the following row holds its next observation
+    kFinal = 2,       // only an observation: the last one of an episode that ended or was cut
+    kPending = 3,     // only an observation: the newest one, until the step that starts there is written
+    kHistory = 4,     // a transition too old to be sampled, kept for frame stacks of younger rows
 };
 
-// Numbers of rows count modulo 2^64, and every number has a slot: a head that was not written by this core leads to a
-// wrong row, never out of the memory.
+// Arithmetic on row numbers wraps modulo 2^64, and every number maps to a slot: a corrupt head yields a wrong row, never an
+// access out of bounds.
 constexpr int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
 constexpr int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
 constexpr int64_t times(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
 
-// The remainder from 0 to divisor - 1.
+// Remainder in [0, divisor).
 constexpr int64_t modulo(int64_t number, int64_t divisor) {
     const int64_t rest = number % divisor;
     return rest < 0 ? rest + divisor : rest;
 }
 
 struct Ring {
-    // The arrays that say what the ring holds. They live in the caller's memory: on the heap, shared, or in files.
-    uint8_t* kind;       // [slots, envs] what the slot holds: a `Kind`
-    uint8_t* first;      // [slots, envs] this observation starts an episode
-    int64_t* head;       // [envs] the row that is written next
-    uint8_t* open;       // [envs] the head row's observation is stored already
-    uint8_t* resetting;  // [envs] the next step only resets the environment
-    int64_t* count;      // [envs] rows that may be drawn
-    int64_t* floor;      // [envs] the first row since the last clear
+    // Arrays in the caller's memory: on the heap, shared between processes, or mapped from files.
+    uint8_t* kind;       // [slots, envs] content of the slot: a `Kind`
+    uint8_t* first;      // [slots, envs] whether the observation starts an episode
+    int64_t* head;       // [envs] next row to write
+    uint8_t* open;       // [envs] whether the observation of the head row is already stored
+    uint8_t* resetting;  // [envs] whether the next step only resets the environment
+    int64_t* count;      // [envs] number of rows that can be sampled
+    int64_t* floor;      // [envs] first row since the last clear
 
-    // Kept only where the memory outlives a process; else null.
-    int64_t* journal = nullptr;     // [envs] where an unfinished step began: 1 + 2 · head + open; 0: no unfinished step
-    uint64_t* checksums = nullptr;  // [slots, envs, 2] of a row's observation, and of everything else in the row
+    // Null unless the memory outlives the process.
+    int64_t* journal = nullptr;     // [envs] start of an unfinished step as 1 + 2 · head + open; 0: no unfinished step
+    uint64_t* checksums = nullptr;  // [slots, envs, 2] checksum of the observation, and of the rest of the row
 
     int64_t slots, envs;
-    int64_t alive;    // how many of the newest rows may be drawn, the pending one counted
-    bool keeps_next;  // next observations are stored beside their rows; there is no pending row
-    bool next_step;   // after an end the following row only resets the environment
+    int64_t alive;    // number of newest rows that can be sampled, including the pending row
+    bool keeps_next;  // next observations have columns of their own; there is no pending row
+    bool next_step;   // autoreset mode: the row after an episode end only resets the environment
 
     int64_t at(int64_t row, int64_t env) const { return modulo(row, slots) * envs + env; }
     int64_t newest(int64_t env) const { return minus(head[env], open[env] ? 0 : 1); }
 
-    // The row that a slot holds: the one of the newest S rows that falls on it.
+    // Row number stored at a slot, among the newest S rows.
     int64_t row_of(int64_t flat) const {
         const int64_t slot = flat / envs, env = flat % envs, top = newest(env);
         return minus(top, modulo(minus(top, slot), slots));
@@ -66,7 +65,7 @@ struct Ring {
 
     int64_t id_of(int64_t flat) const { return plus(times(row_of(flat), envs), flat % envs); }
 
-    // The ids of many slots; a single environment needs no division for each.
+    // Row ids of many slots. A single environment needs no division per slot.
     void ids_of(const int64_t* flat, int64_t count, int64_t* out) const {
         if (envs != 1) {
             for (int64_t i = 0; i < count; ++i) out[i] = id_of(flat[i]);
@@ -78,7 +77,7 @@ struct Ring {
 
     int64_t num_flat() const { return slots * envs; }
 
-    // The slot `steps` rows after a slot, fewer than the ring has.
+    // The slot `steps` rows later (earlier if negative). |steps| is less than the number of slots.
     int64_t shifted(int64_t flat, int64_t steps) const {
         const int64_t moved = flat + steps * envs, all = num_flat();
         return moved < 0 ? moved + all : moved < all ? moved : moved - all;
@@ -94,29 +93,29 @@ struct Ring {
         return previous >= 0 ? previous : previous + num_flat();
     }
 
-    // How many rows may be drawn.
+    // Number of rows that can be sampled.
     int64_t stored() const {
         int64_t sum = 0;
         for (int64_t e = 0; e < envs; ++e) sum = plus(sum, count[e]);
         return sum;
     }
 
-    // How many more transitions of the same episode follow a slot.
+    // Number of transitions of the same episode after a slot.
     int64_t steps_following(int64_t flat) const {
         int64_t steps = 0;
         for (int64_t at = after(flat); kind[at] == kTransition && steps < slots; ++steps) at = after(at);
         return steps;
     }
 
-    // How many transitions of the same episode precede a slot.
+    // Number of transitions of the same episode before a slot.
     int64_t steps_preceding(int64_t flat) const {
         int64_t steps = 0;
         for (; !first[flat] && kind[before(flat)] == kTransition && steps < slots; ++steps) flat = before(flat);
         return steps;
     }
 
-    // The slots of row ids, -1 for a row that can no longer be drawn. Returns -1, or the position of the first id that was
-    // never given to a transition.
+    // Write the slots of row ids to `out`, -1 for rows that can no longer be sampled. Returns -1, or the position of the
+    // first id that was never issued to a transition.
     int64_t locate(const int64_t* ids, int64_t count, int64_t* out) const {
         for (int64_t i = 0; i < count; ++i) {
             if (ids[i] < 0) return i;
@@ -129,11 +128,11 @@ struct Ring {
         return -1;
     }
 
-    // Whether every slot still holds the row of this id, and it can be drawn.
+    // Whether every slot still holds the row with its id, and the row can be sampled.
     bool holds(const int64_t* flat, const int64_t* ids, int64_t count) const {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t env = envs == 1 ? 0 : flat[i] % envs, youngest = plus(times(newest(env), envs), env);
-            // A younger row on the same slot has an id that is larger by at least the number of slots.
+            // A younger row at the same slot has an id larger by at least the number of slots.
             if (kind[flat[i]] != kTransition || ids[i] > youngest || minus(youngest, ids[i]) >= num_flat()) return false;
         }
         return true;
@@ -159,13 +158,13 @@ struct Ring {
 
     // Draw `count` slots of transitions uniformly with replacement. False if transitions are too rare to find by chance.
     bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
-        constexpr int64_t kRare = 16;  // one transition in so many slots
-        int64_t longest = 0;           // the longest column, in rows since the last clear
+        constexpr int64_t kRare = 16;  // at most one transition in this many slots
+        int64_t longest = 0;           // rows since the last clear in the longest column
         for (int64_t e = 0; e < envs; ++e) longest = std::max(longest, minus(plus(newest(e), 1), floor[e]));
         const bool is_full = longest >= slots;
         const int64_t range = (is_full ? slots : longest) * envs;
         if (stored() <= range / kRare) return false;
-        // All missing slots are drawn before any is looked at, so that their cache lines arrive together.
+        // Draw all missing slots before reading any: their cache lines are then fetched in parallel.
         for (int64_t num_drawn = 0, draws_left = 1024 + 4 * kRare * count; num_drawn < count;) {
             if ((draws_left -= count - num_drawn) < 0) return false;
             for (int64_t i = num_drawn; i < count; ++i) {
@@ -181,28 +180,28 @@ struct Ring {
         return true;
     }
 
-    // The slot of the row that lies `back / envs` rows before the newest row of environment `back % envs`; -1 before the
-    // last clear.
+    // The slot `back / envs` rows before the newest row of environment `back % envs`; -1 for a row before the last clear.
     int64_t recent_slot(int64_t back) const {
         const int64_t env = back % envs, row = minus(newest(env), back / envs);
         return row < floor[env] ? -1 : at(row, env);
     }
 
-    // A process may die between any two of its stores, and other processes go on with the memory: the journal says which
-    // step was not complete. Only the compiler has to be kept from moving stores across it.
+    // Record the start of a step in the journal: a process may be killed between any two stores, and other processes then
+    // continue with the memory. A compiler fence suffices, because a kill does not reorder completed stores.
     void begin(int64_t env) {
         if (!journal) return;
         journal[env] = plus(1 + open[env], times(2, head[env]));
         std::atomic_signal_fence(std::memory_order_seq_cst);
     }
 
+    // Record that the step is complete.
     void complete(int64_t env) {
         if (!journal) return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         journal[env] = 0;
     }
 
-    // Make `row` the newest of its environment: the row that falls out of the window can no longer be drawn.
+    // Make `row` the newest row of its environment. The row that leaves the window can no longer be sampled.
     void advance(int64_t row, int64_t env, std::vector<int64_t>* touched) {
         const int64_t old = minus(row, alive);
         if (old >= 0) {
@@ -263,21 +262,20 @@ private:
     }
 };
 
-// The slots whose kind the last write changed to or from "transition", for samplers that keep a number per slot.
+// Slots that the last write changed to or from kTransition, for samplers that store a number per slot.
 struct Touched {
     std::vector<int64_t> slots;
     const uint8_t* kind;
 };
 
-constexpr int kMostFrames = 64;
+constexpr int kMaxFrames = 64;
 
-// Frame stacks: an observation is given as k stacked frames and stored as single frames. The stack is [outer, k, inner], a
-// frame [outer, inner].
+// Frame stacking: callers pass k stacked frames [outer, k, inner], and the ring stores single frames [outer, inner].
 struct Frames {
     int64_t k = 1;
     int64_t outer = 1;
     int64_t inner = 0;   // bytes
-    bool repeat = true;  // the padding before an episode's first frame is that frame, else zeros
+    bool repeat = true;  // pad before an episode's first frame by repeating it; else with zeros
 
     int64_t frame_bytes() const { return outer * inner; }
 
@@ -287,7 +285,7 @@ struct Frames {
         else spread(frame, inner, stack + j * inner, k * inner);
     }
 
-    // Build a stack from its k frames, oldest first (null: zeros).
+    // Build a stack from k frames, oldest first. A null frame gives zeros.
     void put_all(char* __restrict stack, const char* const* frames) const noexcept {
         if (inner == 1 && k == 4 && frames[0] && frames[1] && frames[2])
             return interleave(stack, frames[0], frames[1], frames[2], frames[3]);
@@ -297,9 +295,9 @@ struct Frames {
         }
     }
 
-    // Whether two stacks are a step apart: all but the newest frame of `next` are the newer frames of `stack`.
+    // Whether `next` is the stack one step after `stack`: all frames but its newest are the newer frames of `stack`.
     bool follows(const char* next, const char* stack) const noexcept {
-        if (inner == 1 && k == 4) {  // a pixel's frames are the bytes of one word; without a branch, so that it is vectorised
+        if (inner == 1 && k == 4) {  // branch-free, to be vectorised: the frames of a pixel are the bytes of a word
             char differs = 0;
             for (int64_t o = 0; o < 4 * outer; o += 4)
                 differs = static_cast<char>(differs | (next[o] ^ stack[o + 1]) | (next[o + 1] ^ stack[o + 2]) |
@@ -313,7 +311,7 @@ struct Frames {
     }
 
 private:
-    // Copy the parts of a frame, which lie `step` bytes apart. A size known at compile time needs no call of memcpy.
+    // Copy the parts of a frame, `step` bytes apart. A size known at compile time avoids a call of memcpy.
     template <int64_t Inner>
     void spread(char* __restrict out, int64_t out_step, const char* __restrict in, int64_t in_step) const noexcept {
         const auto bytes = static_cast<size_t>(Inner ? Inner : inner);
@@ -324,7 +322,7 @@ private:
         with_size(inner, [&](auto size) { spread<size.value>(out, out_step, in, in_step); });
     }
 
-    // Four bytes per pixel, the commonest stack; written so that compilers use shuffles.
+    // Interleave four one-byte frames, the most common stack. Written for compilers to vectorise with shuffles.
     void interleave(char* __restrict stack, const char* __restrict a, const char* __restrict b, const char* __restrict c,
                     const char* __restrict d) const noexcept {
         for (int64_t o = 0; o < outer; ++o) {
@@ -336,14 +334,14 @@ private:
     }
 };
 
-// A leaf as callers give it for one environment, and the column [slots, envs, …] that stores it.
+// A leaf of a step: the shape that callers pass per environment, and the column [slots, envs, …] that stores it.
 struct Leaf {
     char* column;
     DataType dtype;
-    int64_t bytes;  // of one environment's item in the column
-    int ndim;       // of one environment's item as given, with its frames
+    int64_t bytes;  // of one item in the column
+    int ndim;       // of one item as passed by callers, including the frame axis
     int64_t shape[kMaxDims];
-    int64_t given_bytes;
+    int64_t input_bytes;
     Frames frames;
     bool is_observation = false;
 
@@ -352,12 +350,12 @@ struct Leaf {
         if (ndim < 0 || array.shape[0] != slots || array.shape[1] != envs)
             throw std::invalid_argument("column: expected shape [slots, envs, …]");
         for (int d = 0; d < ndim; ++d) bytes *= shape[d] = array.shape[d + 2];
-        given_bytes = bytes;
+        input_bytes = bytes;
     }
 
-    // Let callers give k frames along an axis.
+    // Accept stacks of k frames along an axis.
     void stack(int64_t k, int axis, bool repeat) {
-        if (k < 1 || k > kMostFrames || axis < 0 || axis > ndim)
+        if (k < 1 || k > kMaxFrames || axis < 0 || axis > ndim)
             throw std::invalid_argument("stack: expected fewer frames along an axis of the leaf");
         frames.k = k;
         frames.repeat = repeat;
@@ -366,18 +364,18 @@ struct Leaf {
         std::copy_backward(shape + axis, shape + ndim, shape + ndim + 1);
         shape[axis] = k;
         ++ndim;
-        given_bytes = bytes * k;
+        input_bytes = bytes * k;
     }
 
     bool stacked() const { return frames.k > 1; }
-    int64_t given_elements() const { return given_bytes / dtype.bytes(); }
+    int64_t input_elements() const { return input_bytes / dtype.bytes(); }
     char* at(int64_t flat) const { return column + flat * bytes; }
 };
 
-// Build the stack of a leaf at a slot from its frames. `column` is the leaf's, or that of its next observations.
+// Build the frame stack of a leaf at a slot. `column` is the leaf's own column or its column of next observations.
 inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, int64_t flat, char* stack) noexcept {
     const Frames& frames = leaf.frames;
-    const char* parts[kMostFrames];  // oldest first
+    const char* parts[kMaxFrames];  // oldest first
     parts[frames.k - 1] = column + flat * frames.frame_bytes();
     bool started = false;
     for (int64_t j = frames.k - 2; j >= 0; --j) {
@@ -388,24 +386,24 @@ inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, 
     frames.put_all(stack, parts);
 }
 
-// The leaves of a stored row that may be written again, and what makes that safe where the memory outlives a process.
+// Leaves that may be rewritten after a row was stored, with the checksums and the journal that make this safe.
 struct Rewritable {
-    std::vector<int> leaves;  // ascending; none of them is an observation
+    std::vector<int> leaves;  // ascending, without observations
 
-    // Kept only where the memory outlives a process; else null.
-    uint64_t* checksums = nullptr;  // [slots, envs] of these leaves of a row, which the row's other checksums leave out
-    int64_t* journal = nullptr;     // 1 + the slot that is being written (0: none), then the new bytes of its leaves
+    // Null unless the memory outlives the process.
+    uint64_t* checksums = nullptr;  // [slots, envs] of these leaves, which the other checksums of a row exclude
+    int64_t* journal = nullptr;     // 1 + the slot being written (0: none), then the new bytes of its leaves
 };
 
-// A ring, the columns of its leaves, and which leaves have a meaning.
+// A ring, the columns of its leaves, and the indices of leaves with a role.
 struct RingMemory {
     Ring ring{};
     std::vector<Leaf> leaves;
-    std::vector<int> observed;          // which leaves are observations, ascending
-    std::vector<char*> next_columns;    // of the next observations, if they are stored beside their rows
-    int reward, terminated, truncated;  // which leaves they are
+    std::vector<int> observed;          // leaf indices of observations, ascending
+    std::vector<char*> next_columns;    // columns of next observations; empty unless `ring.keeps_next`
+    int reward, terminated, truncated;  // leaf indices
     Rewritable rewritable;
-    bool same_step;  // environments are known to reset in the step that ends an episode
+    bool same_step;  // autoreset mode: environments reset in the step that ends an episode
 
     const Leaf& leaf(int i) const { return leaves[static_cast<size_t>(i)]; }
     const Leaf& observation(size_t o) const { return leaf(observed[o]); }

@@ -1,4 +1,4 @@
-// Writes steps into the ring: a block of steps is read from the caller's memory, checked, and stored.
+// Writes steps into the ring: reads a block of steps from the caller's memory, checks it and stores it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace relive {
 
-// The items of one leaf in the order [steps, environments]: exact dtype, contiguous.
-struct GivenLeaf {
+// The items of one leaf passed by the caller, [steps, environments, …]: exact dtype, contiguous.
+struct InputLeaf {
     const char* data;
-    const char* source;  // the caller's memory, before any cast
+    const char* source;  // the caller's memory before any cast
     int64_t source_bytes;
-    std::vector<char> scratch;  // the items, if they had to be cast
+    std::vector<char> scratch;  // the items after a cast
 };
 
-// The axes before a leaf's own shape: [steps, environments], each only if it is given.
+// The leading axes of a leaf: [steps, environments], each only if present.
 struct LeadingAxes {
     int64_t steps, envs;
     bool has_steps, has_envs;
 
-    // Write the axes that are given to `shape`. Returns how many there are.
+    // Write the sizes of the present axes to `shape` and return their number.
     int put(int64_t* shape) const {
         int count = 0;
         if (has_steps) shape[count++] = steps;
@@ -32,35 +32,35 @@ struct LeadingAxes {
     }
 };
 
-// Use an array for a leaf, with a cast if one is needed; false if it is no exact fit.
-inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, GivenLeaf& given) {
+// Take a leaf from an array, cast if needed. Returns false if shape or dtype do not fit.
+inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, InputLeaf& input) {
     int64_t leading[2];
     const int lead = axes.put(leading);
     if (!array.ends_with(lead, leaf.ndim, leaf.shape) || !array.contiguous()) return false;
     for (int d = 0; d < lead; ++d)
         if (array.shape[d] != leading[d]) return false;
-    given.data = given.source = array.data;
-    given.source_bytes = array.elements() * array.itemsize();
+    input.data = input.source = array.data;
+    input.source_bytes = array.elements() * array.itemsize();
     if (array.dtype == leaf.dtype) {
-        if (leaf.dtype != kBool || are_flags(array.data, given.source_bytes)) return true;
-        given.scratch.resize(static_cast<size_t>(given.source_bytes));
-        as_flags(given.scratch.data(), array.data, given.source_bytes);
+        if (leaf.dtype != kBool || are_flags(array.data, input.source_bytes)) return true;
+        input.scratch.resize(static_cast<size_t>(input.source_bytes));
+        as_flags(input.scratch.data(), array.data, input.source_bytes);
     } else {
         if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
-        const int64_t elements = leaf.given_elements() * axes.steps * axes.envs;
-        given.scratch.resize(static_cast<size_t>(elements) * 4);
-        if (!narrow(reinterpret_cast<float*>(given.scratch.data()), array.as<double>(), elements)) return false;
+        const int64_t elements = leaf.input_elements() * axes.steps * axes.envs;
+        input.scratch.resize(static_cast<size_t>(elements) * 4);
+        if (!narrow(reinterpret_cast<float*>(input.scratch.data()), array.as<double>(), elements)) return false;
     }
-    given.data = given.scratch.data();
+    input.data = input.scratch.data();
     return true;
 }
 
-// The steps of one call, before any of them is stored. Step i is one of `count()` in the order [steps, environments].
+// The steps of one call before they are stored. Step i is one of `count()` in the order [steps, environments].
 class StepBlock {
 public:
-    explicit StepBlock(const RingMemory& memory) : memory_(memory), given_(memory.leaves.size() + memory.observed.size()) {}
+    explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.observed.size()) {}
 
-    // Begin a call of so many steps of all environments, or of the environments in `env_index`.
+    // Begin a call with `steps` steps of all environments, or of the `envs` environments in `env_index`.
     void begin(int64_t steps, const int64_t* env_index = nullptr, int64_t envs = 0) {
         steps_ = steps;
         of_all_envs_ = !env_index;
@@ -76,43 +76,42 @@ public:
     int64_t env_at(int64_t n) const { return of_all_envs_ ? n : env_index_[static_cast<size_t>(n)]; }
     const int64_t* env_ids() const { return of_all_envs_ ? nullptr : env_index_.data(); }
 
-    // All leaves, then the next observations.
-    size_t size() const { return given_.size(); }
-    GivenLeaf& given(size_t i) { return given_[i]; }
+    // Inputs: all leaves, then the next observations.
+    size_t size() const { return inputs_.size(); }
+    InputLeaf& input(size_t i) { return inputs_[i]; }
 
-    const char* item(size_t leaf, int64_t bytes, int64_t i) const { return given_[leaf].data + i * bytes; }
+    const char* item(size_t leaf, int64_t bytes, int64_t i) const { return inputs_[leaf].data + i * bytes; }
     const char* obs(size_t o, int64_t i) const {
-        return item(static_cast<size_t>(memory_.observed[o]), memory_.observation(o).given_bytes, i);
+        return item(static_cast<size_t>(memory_.observed[o]), memory_.observation(o).input_bytes, i);
     }
     const char* next_obs(size_t o, int64_t i) const {
-        return item(memory_.leaves.size() + o, memory_.observation(o).given_bytes, i);
+        return item(memory_.leaves.size() + o, memory_.observation(o).input_bytes, i);
     }
 
-    const char* flags(int leaf) const { return given_[static_cast<size_t>(leaf)].data; }
+    const char* flags(int leaf) const { return inputs_[static_cast<size_t>(leaf)].data; }
     bool ended(int64_t i) const { return flags(memory_.terminated)[i] || flags(memory_.truncated)[i]; }
 
-    // Whether every reward that is a float is finite.
+    // Whether every floating-point reward is finite.
     bool has_finite_rewards() const {
         for (int l = memory_.reward; l < memory_.terminated; ++l) {  // one leaf per agent
             const Leaf& leaf = memory_.leaf(l);
-            const char* data = given_[static_cast<size_t>(l)].data;
-            const int64_t elements = leaf.given_elements() * count();
+            const char* data = inputs_[static_cast<size_t>(l)].data;
+            const int64_t elements = leaf.input_elements() * count();
             if (leaf.dtype == kFloat32 && !all_finite(reinterpret_cast<const float*>(data), elements)) return false;
             if (leaf.dtype == kFloat64 && !all_finite(reinterpret_cast<const double*>(data), elements)) return false;
         }
         return true;
     }
 
-    // Whether the observation and the next observation of the first step share memory: then the environment reuses its
-    // array.
+    // Whether observation and next observation of the first step share memory: the environment then reuses its array.
     bool overlaps(size_t o) const {
-        const GivenLeaf& a = given_[static_cast<size_t>(memory_.observed[o])];
-        const GivenLeaf& b = given_[memory_.leaves.size() + o];
+        const InputLeaf& a = inputs_[static_cast<size_t>(memory_.observed[o])];
+        const InputLeaf& b = inputs_[memory_.leaves.size() + o];
         return a.source < b.source + b.source_bytes / steps_ && b.source < a.source + a.source_bytes / steps_;
     }
 
-    // Whether every stack can be rebuilt from single frames. Returns -1, or the leaf that cannot (`size()` counts them).
-    // Remembers which steps continue the step before.
+    // Check that every frame stack can be rebuilt from single frames. Returns -1, or the index of the first input that
+    // cannot. Records which steps continue the preceding step.
     int64_t check_stacks() {
         if (!memory_.has_stacks()) return -1;
         const Ring& ring = memory_.ring;
@@ -122,19 +121,19 @@ public:
             const int64_t env = env_at(i % envs_), before = i - envs_;
             const bool start = i >= envs_ && reset[static_cast<size_t>(before)];
             reset[static_cast<size_t>(i)] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
-            if (reset[static_cast<size_t>(i)]) continue;  // its observation is not stored
+            if (reset[static_cast<size_t>(i)]) continue;  // the observation of a reset row is not stored
             const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
                                              : !start && !ended(before) && continues_block(i);
-            // A step after a reset row continues it too, though its stack starts anew.
+            // A step after a reset row continues it too, but its stack starts anew.
             continues_[static_cast<size_t>(i)] = continues || (start && continues_block(i));
-            int64_t bad = continues ? -1 : unpadded(i);
-            if (bad < 0) bad = unstackable(i);
+            int64_t bad = continues ? -1 : find_unpadded(i);
+            if (bad < 0) bad = find_unstackable(i);
             if (bad >= 0) return bad;
         }
         return -1;
     }
 
-    // Whether step i starts with the observation that a slot holds.
+    // Whether step i starts with the observation stored at a slot.
     bool starts_with(int64_t flat, int64_t i) const {
         for (size_t o = 0; o < memory_.observed.size(); ++o)
             if (differ(o, observation_at(o, flat, rebuilt_), obs(o, i))) return false;
@@ -146,51 +145,51 @@ public:
         return continues_.empty() ? starts_with(memory_.ring.at(row, env), i) : continues_[static_cast<size_t>(i)] != 0;
     }
 
-    // Whether two slots hold different observations; of stacked frames, whole stacks are compared.
-    bool leads_away(int64_t flat, int64_t next) const {
-        std::vector<char> own, led;
+    // Whether two slots hold different observations. Stacked leaves are compared as whole stacks.
+    bool observations_differ(int64_t flat, int64_t next) const {
+        std::vector<char> stack, next_stack;
         for (size_t o = 0; o < memory_.observed.size(); ++o)
-            if (differ(o, observation_at(o, flat, own), observation_at(o, next, led))) return true;
+            if (differ(o, observation_at(o, flat, stack), observation_at(o, next, next_stack))) return true;
         return false;
     }
 
-    // Free the memory of large casts.
-    void forget_casts() {
-        for (GivenLeaf& each : given_)
+    // Free large cast buffers.
+    void release_casts() {
+        for (InputLeaf& each : inputs_)
             if (each.scratch.capacity() > (1 << 20)) std::vector<char>().swap(each.scratch);
     }
 
 private:
-    // An observation at a slot: in its column, or if it is stacked, built in `rebuilt`.
+    // The observation at a slot: a pointer into its column, or to `rebuilt` if it is stacked.
     const char* observation_at(size_t o, int64_t flat, std::vector<char>& rebuilt) const {
         const Leaf& leaf = memory_.observation(o);
         if (!leaf.stacked()) return leaf.at(flat);
-        rebuilt.resize(static_cast<size_t>(leaf.given_bytes));
+        rebuilt.resize(static_cast<size_t>(leaf.input_bytes));
         build_stack(memory_.ring, leaf, leaf.column, flat, rebuilt.data());
         return rebuilt.data();
     }
 
     bool differ(size_t o, const char* a, const char* b) const {
-        return std::memcmp(a, b, static_cast<size_t>(memory_.observation(o).given_bytes)) != 0;
+        return std::memcmp(a, b, static_cast<size_t>(memory_.observation(o).input_bytes)) != 0;
     }
 
-    // Whether step i starts with the observation that the step before it in this block led to.
+    // Whether step i starts with the next observation of the preceding step in this block.
     bool continues_block(int64_t i) const {
         for (size_t o = 0; o < memory_.observed.size(); ++o)
             if (differ(o, obs(o, i), next_obs(o, i - envs_))) return false;
         return true;
     }
 
-    // The leaf whose stack is more than its newest frame and padding, as a stack at the start of an episode must be; or -1.
-    int64_t unpadded(int64_t i) const {
+    // The first leaf whose stack is not its newest frame plus padding, as required at the start of an episode; or -1.
+    int64_t find_unpadded(int64_t i) const {
         std::vector<char> newest, padded;
         for (size_t o = 0; o < memory_.observed.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (!leaf.stacked()) continue;
             newest.resize(static_cast<size_t>(leaf.bytes));
-            padded.resize(static_cast<size_t>(leaf.given_bytes));
+            padded.resize(static_cast<size_t>(leaf.input_bytes));
             leaf.frames.take(newest.data(), obs(o, i), leaf.frames.k - 1);
-            const char* frames[kMostFrames];
+            const char* frames[kMaxFrames];
             std::fill_n(frames, leaf.frames.k - 1, leaf.frames.repeat ? newest.data() : nullptr);
             frames[leaf.frames.k - 1] = newest.data();
             leaf.frames.put_all(padded.data(), frames);
@@ -199,8 +198,8 @@ private:
         return -1;
     }
 
-    // The next observation that does not follow the observation of step i; or -1.
-    int64_t unstackable(int64_t i) const {
+    // The first next observation whose stack does not follow the observation of step i; or -1.
+    int64_t find_unstackable(int64_t i) const {
         for (size_t o = 0; o < memory_.observed.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (leaf.stacked() && !leaf.frames.follows(next_obs(o, i), obs(o, i)))
@@ -211,45 +210,45 @@ private:
 
     const RingMemory& memory_;
     int64_t steps_ = 0, envs_ = 0;
-    std::vector<GivenLeaf> given_;
+    std::vector<InputLeaf> inputs_;
     bool of_all_envs_ = true;
     std::vector<int64_t> env_index_;
-    std::vector<uint8_t> continues_;     // of stacks: which steps start where the step before led; empty without stacks
-    mutable std::vector<char> rebuilt_;  // a stack, for comparison
+    std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacks
+    mutable std::vector<char> rebuilt_;  // scratch: a stack to compare with
 };
 
-// Written data that looks like a mistake. The numbers lie below every other status of a write.
+// Suspicious data in a completed write. The values are below every other status of a write.
 enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kLooksRestarted, kLooksInfinite };
 
-// Counts how the steps that one object writes are joined. The counters are no part of what is stored.
+// Counts how consecutive steps are connected. The counters belong to one writer and are not stored.
 struct Continuity {
     int64_t followed = 0;   // steps after a step that did not end its episode
-    int64_t cut = 0;        // of these, steps that do not start where the step before led
-    int64_t ended = 0;      // ends of episodes that a step was seen after
-    int64_t reset = 0;      // of these, ends that lead to the observation of that step and not to their own
-    int64_t restarted = 0;  // steps that show a reset from outside that was not announced by a cut
-    int64_t infinite = 0;   // writes with a reward that is infinite or no number
+    int64_t cut = 0;        // of `followed`: steps that do not start with the preceding next observation
+    int64_t ended = 0;      // episode ends with a following step
+    int64_t reset = 0;      // of `ended`: ends whose next observation is the reset observation of the following episode
+    int64_t restarted = 0;  // steps after a reset that the caller did not announce with a cut
+    int64_t infinite = 0;   // writes with an infinite or NaN reward
 
-    bool watches_cuts = false;  // statistics count episodes: a cut that nobody announced joins two of them
+    bool watches_cuts = false;  // statistics count episodes: an unannounced cut would merge two of them
 
-    // A step that should have begun with the pending observation: a reset row, or one of an episode that goes on.
+    // Count a step that should start with the pending observation: a reset row, or a step within an episode.
     void count_start(bool continues, bool is_reset_row) {
         followed += !is_reset_row;
         cut += !is_reset_row && !continues;
         restarted += !continues && (is_reset_row || watches_cuts);
     }
 
-    // An end that leads to where the next episode starts. A truncated end may be an episode that simply goes on, unless
-    // the environments are known to reset in the same step.
+    // Count an episode end. `leads_to_start`: its next observation is the first one of the next episode, which is
+    // legitimate for a truncated episode that continues, unless environments are known to reset in the same step.
     void count_end(bool leads_to_start, bool surely_over) {
         if (leads_to_start && !surely_over) return;
         ++ended;
         reset += leads_to_start;
     }
 
-    // A warning that has not been given before.
+    // Return a warning that was not returned before, or kNoWarning.
     Warning next_warning() {
-        // Unless most steps are joined, observations were changed: that says nothing about resets.
+        // If most steps are not connected, observations were modified: restarts cannot be told from cuts then.
         const bool looks[] = {followed >= 64 && 2 * cut > followed, ended >= 8 && reset == ended,
                               restarted > 0 && 2 * cut < followed, infinite > 0};
         for (int i = 0; i < 4; ++i) {
@@ -273,7 +272,7 @@ public:
 
     explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) { touched.kind = ring_.kind; }
 
-    // Write all steps of the block, which are checked. `touched` is empty.
+    // Write all steps of the block. The block must be checked and `touched` empty.
     void write() {
         const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.keeps_next && !memory_.has_stacks();
         continuity.infinite += !block.has_finite_rewards();
@@ -289,20 +288,20 @@ public:
 private:
     std::vector<int64_t>* touched_slots() { return keeps_touched ? &touched.slots : nullptr; }
 
-    // Count the end that step i follows, if that end is still stored. An episode of one step tells nothing: a bandit may
-    // well pass the next context as the next observation.
+    // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
+    // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
-        const int64_t row = minus(ring_.head[env], 2);  // the step that ended; the row after it holds the observation that it led to
+        const int64_t row = minus(ring_.head[env], 2);  // the last step; the row after it holds the final observation
         if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
         if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // cut
-        continuity.count_end(block.leads_away(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
+        continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }
 
-    // Whether all environments have the same head and continue their episodes, or start one.
+    // Whether all environments have the same head, and all continue their episodes or all start one.
     bool all_continue(int64_t t) const {
         const int64_t envs = ring_.envs, row = ring_.head[0], flat = ring_.at(row, 0);
         const bool open = ring_.open[0];
@@ -315,9 +314,9 @@ private:
         return true;
     }
 
-    // A step of all environments is one copy per leaf.
+    // Write a step of all environments with one copy per leaf.
     void write_all_envs(int64_t t) {
-        Ring ring = ring_;  // a copy of the pointers: no store can change them, so that they stay in registers
+        Ring ring = ring_;  // a copy: stores cannot alias its pointers, which stay in registers
         const int64_t envs = ring.envs, row = ring.head[0], next = plus(row, 1), first_step = t * envs;
         const int64_t flat = ring.at(row, 0), next_flat = ring.at(next, 0);
         const bool open = ring.open[0];
@@ -354,9 +353,9 @@ private:
         }
     }
 
-    static void store(const Leaf& leaf, char* column, int64_t flat, const char* given) {
-        if (leaf.stacked()) leaf.frames.take(column + flat * leaf.bytes, given, leaf.frames.k - 1);
-        else std::memcpy(column + flat * leaf.bytes, given, static_cast<size_t>(leaf.bytes));
+    static void store(const Leaf& leaf, char* column, int64_t flat, const char* item) {
+        if (leaf.stacked()) leaf.frames.take(column + flat * leaf.bytes, item, leaf.frames.k - 1);
+        else std::memcpy(column + flat * leaf.bytes, item, static_cast<size_t>(leaf.bytes));
     }
 
     void store_next_obs(int64_t flat, int64_t i) {
@@ -370,7 +369,7 @@ private:
         std::vector<int64_t>* slots = touched_slots();
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
-        bool open = ring_.open[env];  // the row has its observation already
+        bool open = ring_.open[env];  // whether the row already has its observation
         const bool continues = !open || reset || block.continues_pending(row, env, i);
         if (!open) count_end(env, i);
         else continuity.count_start(reset ? block.starts_with(ring_.at(row, env), i) : continues, reset);
@@ -384,7 +383,7 @@ private:
         const int64_t flat = ring_.at(row, env);
         for (size_t l = 0; l < memory_.leaves.size(); ++l) {
             const Leaf& leaf = memory_.leaves[l];
-            if (!(leaf.is_observation && open)) store(leaf, leaf.column, flat, block.item(l, leaf.given_bytes, i));
+            if (!(leaf.is_observation && open)) store(leaf, leaf.column, flat, block.item(l, leaf.input_bytes, i));
         }
         if (!open) ring_.first[flat] = 1;
         ring_.kind[flat] = reset ? kFinal : kTransition;

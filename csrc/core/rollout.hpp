@@ -1,4 +1,4 @@
-// The columns of a rollout: written one row of all columns at a time, read item by item or as sequences of steps.
+// The columns of a rollout: written one row at a time, read item by item or as sequences of steps.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace relive {
 
-// An array [items…, shape…] that is read or written item by item.
+// An array [items…, shape…], read or written item by item.
 struct Column {
     char* data;
     DataType dtype;
     int64_t items = 1;
-    int64_t bytes;  // of an item
-    int ndim;       // of an item
+    int64_t bytes;  // per item
+    int ndim;       // per item
     int64_t shape[kMaxDims];
 
     // An item has the last `item_ndim` axes of the array.
@@ -45,9 +45,9 @@ struct ColumnWrite {
     char* target;
     const char* source;
     int64_t bytes;              // of the target
-    std::vector<char> numbers;  // of a number or a list
+    std::vector<char> numbers;  // values read from a Python number or list
 
-    // Plan to write an array; false if it is no exact fit.
+    // Plan to write an array. Returns false if shape or dtype do not fit.
     bool read_from(const ArrayView& array, const Column& column) {
         if (!array.ends_with(0, column.ndim, column.shape) || !array.contiguous()) return false;
         source = array.data;
@@ -57,7 +57,7 @@ struct ColumnWrite {
         return true;
     }
 
-    // False if a finite number became infinite: then the row is no row.
+    // Write the row. Returns false if a finite number became infinite: the row is invalid then.
     bool run() const noexcept {
         switch (kind) {
             case kZeros: std::memset(target, 0, static_cast<size_t>(bytes)); break;
@@ -69,26 +69,26 @@ struct ColumnWrite {
     }
 };
 
-// Which steps of a rollout make which sequences.
+// How a rollout is split into sequences.
 //
-// A rollout's valid steps are listed environment by environment in time order; a sequence is a run of that list. The list
-// is cut at the end of each environment, and at the end of each episode if sequences may not cross episodes.
-struct Cuts {
-    int64_t length;  // of a full sequence; 0: as long as possible
-    int64_t stride;  // between the starts of full sequences
-    bool split;      // at the ends of episodes
-    bool keep_tail;  // one more, shorter sequence of the steps that full sequences leave over
+// The valid steps are listed environment by environment in time order, and a sequence is a run of this list. The list is
+// split after each environment, and with `split` after each episode.
+struct SequenceSpec {
+    int64_t length;  // steps of a full sequence; 0: as long as possible
+    int64_t stride;  // steps between the starts of full sequences
+    bool split;      // split at episode ends
+    bool keep_tail;  // add a shorter sequence of the remaining steps
 };
 
 struct Flags {
     const uint8_t* terminated;  // [steps, envs]
     const uint8_t* truncated;   // [steps, envs]
-    const uint8_t* mask;        // [steps, envs] which steps are valid; null: all
-    const uint8_t* starting;    // [envs] environments whose first step starts an episode
+    const uint8_t* mask;        // [steps, envs] valid steps; null: all
+    const uint8_t* starting;    // [envs] whether the first step starts an episode
     int64_t steps, envs;
 };
 
-// The rows of a sequence's steps.
+// The rows of the steps of a sequence.
 struct RowRun {
     const int64_t* rows;
     int64_t steps;
@@ -101,16 +101,16 @@ struct Sequences {
     int64_t longest = 0;
 
     // Add the sequences of a run of steps.
-    void cut(const int64_t* rows, int64_t steps, const Cuts& cuts) {
+    void add_run(const int64_t* rows, int64_t steps, const SequenceSpec& spec) {
         if (steps == 0) return;
-        const int64_t length = cuts.length ? cuts.length : steps;
+        const int64_t length = spec.length ? spec.length : steps;
         int64_t at = 0, covered = 0;
-        for (; at + length <= steps; at += cuts.stride) {
+        for (; at + length <= steps; at += spec.stride) {
             add(rows + at, length);
             covered = at + length;
             if (covered == steps) break;
         }
-        if (covered < steps && (cuts.keep_tail || covered == 0)) add(rows + at, steps - at);
+        if (covered < steps && (spec.keep_tail || covered == 0)) add(rows + at, steps - at);
     }
 
 private:
@@ -120,16 +120,16 @@ private:
     }
 };
 
-inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
+inline Sequences find_sequences(const Flags& flags, const SequenceSpec& spec) {
     const int64_t steps = flags.steps, envs = flags.envs, rows = steps * envs;
     Sequences sequences;
     sequences.order.reset(new int64_t[static_cast<size_t>(rows)]);
     sequences.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
-    // A step starts an episode if the one before ended, or only reset.
+    // A step starts an episode if the preceding one ended an episode or only reset.
     bool* after = sequences.is_first.get() + envs;
     for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
-    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // of the valid steps of an environment
+    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // per valid step of an environment
     int64_t* next = sequences.order.get();
     for (int64_t env = 0; env < envs; ++env) {
         int64_t valid = 0;
@@ -139,12 +139,12 @@ inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
             valid += !flags.mask || flags.mask[row] != 0;
         }
         int64_t begin = 0;
-        while (const void* end = cuts.split ? std::memchr(ended.get() + begin, 1, static_cast<size_t>(valid - begin)) : nullptr) {
+        while (const void* end = spec.split ? std::memchr(ended.get() + begin, 1, static_cast<size_t>(valid - begin)) : nullptr) {
             const int64_t stop = static_cast<const bool*>(end) - ended.get() + 1;
-            sequences.cut(next + begin, stop - begin, cuts);
+            sequences.add_run(next + begin, stop - begin, spec);
             begin = stop;
         }
-        sequences.cut(next + begin, valid - begin, cuts);
+        sequences.add_run(next + begin, valid - begin, spec);
         next += valid;
     }
     for (int64_t row = 0; flags.mask && row < rows; ++row) after[row] = !flags.mask[row];
@@ -156,14 +156,14 @@ class SequenceReader {
 public:
     enum class Layout { kBatchFirst, kTimeFirst, kPacked };
 
-    // The sequences of one batch. Packed: the longest sequence first, and the rows of all first steps before the second
-    // steps.
+    // The sequences of one batch. Packed: longest sequence first, with the rows of all first steps, then of all second
+    // steps, and so on.
     struct Batch {
         std::vector<RowRun> runs;
         std::vector<int64_t> packed_rows, packed_sizes;
     };
 
-    // `steps` are read at every step of a sequence, `carried` at its first step.
+    // Read the columns `steps` at every step of a sequence, `carried` (initial states) only at its first step.
     SequenceReader(const Sequences& sequences, int64_t rows, int64_t length, Layout layout, std::vector<Column> steps,
                    std::vector<Column> carried)
         : sequences_(sequences), rows_(rows), length_(length), layout_(layout), steps_(std::move(steps)),
@@ -188,8 +188,8 @@ public:
         return batch;
     }
 
-    // Plan the tensors of a batch: the steps [B, length, …] (time first: [length, B, …]), which steps start an episode, the
-    // mask, the first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
+    // Plan the tensors of a batch: the steps [B, length, …] (time first: [length, B, …]) with `is_first` last, the mask, the
+    // first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
     void plan(const Batch& batch, TensorPlans& plans) const {
         const bool packed = layout_ == Layout::kPacked, time_first = layout_ == Layout::kTimeFirst;
         const auto count = static_cast<int64_t>(batch.runs.size()), total = static_cast<int64_t>(batch.packed_rows.size());
@@ -205,7 +205,7 @@ public:
     // Fill the tensors of the plan.
     void read(const Batch& batch, const TensorPlans& plans) const {
         const std::vector<int64_t>&rows = batch.packed_rows, &sizes = batch.packed_sizes;
-        const size_t after = steps_.size();  // the mask or the sizes, the first rows, then what is carried
+        const size_t after = steps_.size();  // index of the mask or sizes; first rows and carried items follow
         for (size_t s = 0; s < after; ++s) {
             if (layout_ != Layout::kPacked) read_steps(batch.runs, steps_[s], plans.data(s));
             else gather(plans.data(s), steps_[s].data, rows.data(), static_cast<int64_t>(rows.size()), steps_[s].bytes, rows_);
@@ -220,10 +220,9 @@ public:
     }
 
 private:
-    static constexpr int64_t kStepsAhead = 4;  // more would push each other out of the cache: steps lie a whole row apart
+    static constexpr int64_t kStepsAhead = 4;  // prefetch distance; more would evict each other, as steps are a whole row apart
 
-    // Call `visit(run, place, step)` for every sequence: its first step is item `place` of the output, the others follow
-    // `step` items apart.
+    // Call `visit(run, place, step)` for every sequence: its steps are items place, place + step, … of the output.
     template <class Visit>
     void for_runs(const std::vector<RowRun>& runs, Visit visit) const {
         const bool time_first = layout_ == Layout::kTimeFirst;
@@ -238,7 +237,7 @@ private:
         });
     }
 
-    // Copy the items of all steps, then zeros up to `length`.
+    // Copy the items of all steps, and pad with zeros up to `length`.
     void read_steps(const std::vector<RowRun>& runs, const Column& column, char* out) const noexcept {
         const bool near = rows_ * column.bytes <= kNear;
         with_size(column.bytes, [&, out](auto size) {

@@ -1,8 +1,8 @@
-// The tensors that a call will return: dtype and shape of each before they are made, and their memory afterwards.
+// Plans of the tensors that a call returns: dtype and shape before allocation, memory afterwards.
 //
-// Making a tensor costs more than filling a small one. The small tensors of a batch therefore share one block of memory,
-// which lives as long as any of them. A large tensor has a block of its own, so that keeping the rewards of a batch does
-// not keep its images.
+// Allocating a tensor costs more than filling a small one. The small tensors of a batch therefore share one block, which
+// lives as long as any of them. Each large tensor has its own block: a caller who keeps the rewards of a batch does not
+// keep its images.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +24,8 @@ struct OutOfMemory : std::bad_alloc {
     }
 };
 
-// Throws OutOfMemory if the system says that so many bytes cannot be had. It grants pages that it does not have, and
-// ends a process when they are touched. Only requests for very much are looked at.
+// Throw OutOfMemory if the system has less memory available. Linux overcommits and kills the process when pages are
+// touched. Requests up to 1 GiB are not checked.
 inline void require_memory(int64_t bytes) {
     if (bytes <= int64_t{1} << 30) return;
 #ifdef __linux__
@@ -46,26 +46,26 @@ struct TensorPlan {
     int64_t shape[kMaxDims];
     int64_t bytes;
     bool in_shared_block;
-    char* data;  // null until the tensor is made
+    char* data;  // null until the tensor is allocated
 };
 
 class TensorPlans {
 public:
     static constexpr int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-    // Plan one more tensor and return its number i. Its memory is `data(i)` once the tensors are made.
+    // Plan another tensor and return its index i. Its memory is `data(i)` once the tensors are allocated.
     size_t add(DataType dtype, int ndim, const int64_t* shape) {
         TensorPlan plan{dtype, ndim, {}, dtype.bytes(), false, nullptr};
-        bool is_empty = false;  // then strides are counted all the same
+        bool is_empty = false;  // the strides of an empty tensor must not overflow either
         for (int d = 0; d < ndim; ++d) {
             plan.shape[d] = shape[d];
-            if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMostBytes / shape[d])) throw OutOfMemory();
+            if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMaxBytes / shape[d])) throw OutOfMemory();
             plan.bytes *= shape[d] ? shape[d] : 1;
             is_empty = is_empty || shape[d] == 0;
         }
         if (is_empty) plan.bytes = 0;
         total_ += round_up(plan.bytes);
-        if (total_ > kMostBytes) throw OutOfMemory();
+        if (total_ > kMaxBytes) throw OutOfMemory();
         require_memory(total_);
         plan.in_shared_block = shared_bytes_ + round_up(plan.bytes) <= kSharedBytes;
         if (plan.in_shared_block) {
@@ -76,7 +76,7 @@ public:
         return plans_.size() - 1;
     }
 
-    // Plan a tensor [lead…, shape…]; `what` is named if it has too many axes.
+    // Plan a tensor [lead…, shape…]. `what` names it in the error for too many axes.
     size_t add(DataType dtype, int lead_ndim, const int64_t* lead, int ndim, const int64_t* shape, const char* what) {
         if (lead_ndim + ndim > kMaxDims) throw std::invalid_argument(std::string(what) + ": expected fewer axes");
         int64_t whole[kMaxDims];
@@ -96,18 +96,18 @@ public:
 
 private:
     static constexpr int64_t kSharedBytes = 1 << 17;
-    static constexpr int64_t kMostBytes = int64_t{1} << 48;  // larger than any address space, and sums of it cannot wrap
+    static constexpr int64_t kMaxBytes = int64_t{1} << 48;  // larger than any address space, and sums of it cannot wrap
 
     std::vector<TensorPlan> plans_;
-    size_t shared_ = 0;  // how many tensors share a block
+    size_t shared_ = 0;  // number of tensors in the shared block
     int64_t shared_bytes_ = 0, total_ = 0;
 };
 
-// A block that was just freed is still in the processor's cache, and its pages exist. An allocator would hand out another
-// block first, or give the pages back.
+// Reuses freed blocks, which are still in the processor's cache and have mapped pages. malloc would return another block
+// first, or unmap the pages.
 class BlockCache {
 public:
-    // `bytes` is a multiple of 64. Null if there is no memory.
+    // Allocate `bytes`, a multiple of 64. Returns null if memory is exhausted.
     void* take(size_t bytes) {
         void* memory = is_cached(bytes) ? find(bytes) : nullptr;
         return memory ? memory : std::aligned_alloc(64, bytes);
@@ -118,7 +118,7 @@ public:
         // Never wait for the mutex: in a forked child its holder may not exist.
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
         if (!lock) return std::free(memory);
-        if (count_ == kMostBlocks) {
+        if (count_ == kMaxBlocks) {
             std::free(blocks_[0].memory);
             std::copy(blocks_ + 1, blocks_ + count_--, blocks_);
         }
@@ -126,12 +126,12 @@ public:
     }
 
     static BlockCache& instance() {
-        static BlockCache* instance = new BlockCache;  // never destroyed: tensors may outlive the module
+        static BlockCache* instance = new BlockCache;  // leaked on purpose: tensors may outlive the module
         return *instance;
     }
 
 private:
-    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMostBlocks = 4;
+    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMaxBlocks = 4;
 
     static bool is_cached(size_t bytes) { return bytes >= kSmallest && bytes <= kLargest; }
 
@@ -153,7 +153,7 @@ private:
     };
 
     std::mutex mutex_;
-    Block blocks_[kMostBlocks];
+    Block blocks_[kMaxBlocks];
     size_t count_ = 0;
 };
 

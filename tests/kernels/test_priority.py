@@ -356,7 +356,7 @@ def on_a_device(num_leaves: int) -> Any:
     """The torch tree as it works where looking at a result would hold up the device."""
     with kernels.force_torch():
         tree: Any = priority_tree(num_leaves, CPU)
-    tree._waits = False
+    tree._is_cpu = False
     return tree
 
 

@@ -606,7 +606,7 @@ class TestFailing:
 
     def test_more_leaves_than_the_native_core_writes_are_read(self) -> None:
         native = rl.kernels.native()
-        extra = {f"extra{i}": () for i in range(native.MOST_LEAVES if native is not None else 1)}
+        extra = {f"extra{i}": () for i in range(native.MAX_LEAVES if native is not None else 1)}
         replay = rl.ReplayBuffer(8, obs=1, action=(), extra=extra, seed=0)
         for t in range(20):
             replay.add([t], 0.0, float(t), False, False, [t + 1], **dict.fromkeys(extra, 0.0))

@@ -1,7 +1,7 @@
-"""Check and measure relive on a GPU, and write a page and a JSON file to send back: `python -m relive.gpu_report`.
+"""Check and time relive on a GPU: `python -m relive.gpu_report` writes a Markdown page and a JSON file.
 
-Under ten minutes on a small GPU. Nothing leaves the machine: you send the files, if you like. Without a GPU,
-`--device interpreter` runs what it can at small sizes by Triton's interpreter.
+Takes under ten minutes on a small GPU. Nothing is sent: please attach both files to an issue. Without a GPU,
+`--device interpreter` runs the supported sections at small sizes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-MOST_SECONDS = 540.0
-"""The time after which no further section begins."""
+MAX_SECONDS = 540.0
+"""Time after which no further section starts."""
 
 
 def machine(place: Any) -> Iterator[dict[str, Any]]:
@@ -61,7 +61,7 @@ def _driver() -> str | None:
 
 
 def sections() -> dict[str, Callable[[Any], Iterator[dict[str, Any]]]]:
-    """All sections in their order."""
+    """The sections of the report, in order."""
     from relive.gpu_report import checking, timing  # noqa: PLC0415 (after TRITON_INTERPRET is set)
 
     return {
@@ -84,19 +84,19 @@ def sections() -> dict[str, Callable[[Any], Iterator[dict[str, Any]]]]:
 
 
 def section(title: str, run: Callable[[Any], Iterator[dict[str, Any]]], place: Any) -> dict[str, Any]:
-    """The rows of a section, up to where it failed."""
+    """Run a section. Rows before a failure are kept."""
     from relive.gpu_report.place import NotHere  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {"title": title, "about": (run.__doc__ or "").strip(), "rows": rows, "result": "passed"}
     start = time.perf_counter()
     try:
-        rows.extend(run(place))  # what came before a failure stays
+        rows.extend(run(place))  # keeps the rows yielded before a failure
         if any("WAITS" in str(row.get("result")) for row in rows):
             result["result"] = "FAILED"
     except NotHere as reason:
         result["result"] = f"left out: {reason}"
-    except Exception as error:  # a failure is what a report is for
+    except Exception as error:  # reported, not raised
         result |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     result["seconds"] = round(time.perf_counter() - start, 1)
     return result
@@ -118,13 +118,13 @@ def page(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every section; 1 if one failed, 2 without a device."""
+    """Run every section. Returns 1 if one failed, 2 without a device."""
     parser = argparse.ArgumentParser(prog="python -m relive.gpu_report", description=__doc__)
     parser.add_argument("--device", default="cuda", help='a device such as "cuda:0", or "interpreter"')
     parser.add_argument("--out", type=Path, default=Path("relive-gpu-report"), help="the files, without .md and .json")
@@ -138,26 +138,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from relive.gpu_report.place import SMALL, Place, Sizes  # noqa: PLC0415
 
     if not interpreted and not torch.cuda.is_available():
-        _say(f"gpu_report: expected a GPU that torch {torch.__version__} sees, got none. Pass --device interpreter.")
+        _print(f"gpu_report: expected a GPU that torch {torch.__version__} sees, got none. Pass --device interpreter.")
         return 2
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache  # so that first calls compile
+        os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache: first calls compile
         place = Place(torch.device("cpu" if interpreted else options.device), SMALL if interpreted else Sizes())
         place.fasttd3 = options.fasttd3
         done = []
         for title, run in sections().items():
-            if time.perf_counter() - start > MOST_SECONDS:
+            if time.perf_counter() - start > MAX_SECONDS:
                 done.append({"title": title, "about": "", "rows": [], "result": "left out: no time", "seconds": 0.0})
                 continue
             done.append(section(title, run, place))
-            _say(f"{title}: {done[-1]['result']} ({done[-1]['seconds']} s)")
+            _print(f"{title}: {done[-1]['result']} ({done[-1]['seconds']} s)")
     name = "Triton's interpreter" if interpreted else torch.cuda.get_device_name(place.device)
     report = {"name": name, "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", "sections": done}
     report["seconds"] = time.perf_counter() - start
     options.out.with_suffix(".md").write_text(page(report), encoding="utf-8")
     options.out.with_suffix(".json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
-    _say(f"Written to {options.out}.md and {options.out}.json. Please send both with an issue, good or bad.")
+    _print(f"Written to {options.out}.md and {options.out}.json. Please send both with an issue, good or bad.")
     return int(any(each["result"] == "FAILED" for each in done))
 
 

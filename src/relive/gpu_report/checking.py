@@ -1,4 +1,4 @@
-"""The sections that compare what a device does with what the host does, bit for bit."""
+"""Sections that compare a device with the host, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VIEWS: dict[str, Any] = {
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """The fields of two batches that are not the same, bit for bit."""
+    """Names of the fields in which two batches differ in any bit."""
     a, b = a.cpu(), b.cpu()
     paths = set(a.keys(True, True)) | set(b.keys(True, True))
     return sorted(
@@ -34,7 +34,7 @@ def require(condition: object, what: str) -> None:
 def _twins(
     place: Place, envs: int, rows: int, after: Callable[[Any, Any], None] | None = None, **options: Any
 ) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
-    """A buffer of the host and one of the device with the same steps; `after` is called with both after each step."""
+    """Fill a host buffer and a device buffer with the same steps; call `after(host, device)` after each step."""
     host = place.replay(envs, rows, device="cpu", **options)
     with place.kernels():
         there = place.replay(envs, rows, **options)
@@ -48,7 +48,7 @@ def _twins(
 
 
 def correctness(place: Place) -> Iterator[Row]:
-    """The same steps in a buffer of the device and in one of the host."""
+    """The same steps in a device buffer and in a host buffer."""
     for envs in place.sizes.envs:
         host, there = _twins(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
         with place.kernels():
@@ -92,7 +92,7 @@ def priorities(place: Place) -> Iterator[Row]:
 
 
 def philox(counter: list[int], key: int) -> list[int]:
-    """Philox 4×32 of ten rounds, written out."""
+    """Reference implementation of Philox 4×32 with ten rounds."""
     c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -102,7 +102,7 @@ def philox(counter: list[int], key: int) -> list[int]:
 
 
 def draws(place: Place) -> Iterator[Row]:
-    """Random numbers as the algorithm is written, and rows that are equally likely."""
+    """Random numbers against the reference algorithm, and uniformity of draws."""
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415 (which needs Triton)
 
     with place.kernels():
@@ -127,7 +127,7 @@ def draws(place: Place) -> Iterator[Row]:
 
 
 class _Learner:
-    """A buffer, static tensors of its step, and a round of a training loop."""
+    """A buffer with static step tensors, and one round of a training loop."""
 
     def __init__(self, place: Place, device: torch.device | None = None) -> None:
         self.replay = place.replay(8, 6, sampler=rl.Prioritized(), device=device)
@@ -161,7 +161,7 @@ def _require_same(one: _Learner, other: _Learner, when: str) -> None:
 
 
 def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
-    """Call on another stream, which waits for the current one before, and the current one for it afterwards."""
+    """Call on another stream, synchronised with the current stream before and after."""
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         call()
@@ -169,10 +169,10 @@ def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) ->
 
 
 def graphs(place: Place) -> Iterator[Row]:
-    """A captured round beside the same rounds without a graph: after clear, beside eager calls, on another stream."""
+    """A captured round against eager rounds: after clear, mixed with eager calls, on another stream."""
     place.require_gpu()
     captured, eager = _Learner(place), _Learner(place)
-    for learner in (captured, eager):  # warm, as a capture needs it
+    for learner in (captured, eager):  # warm up, as a capture requires
         learner.round()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(place.device)
     with torch.cuda.graph(graph):
@@ -194,7 +194,7 @@ def graphs(place: Place) -> Iterator[Row]:
 
 
 def streams(place: Place) -> Iterator[Row]:
-    """Writes on one stream and samples on another one, which wait for each other on the device only."""
+    """The same rounds on the current stream and on another one."""
     place.require_gpu()
     one, other = _Learner(place), _Learner(place)
     beside = torch.cuda.Stream(place.device)
@@ -208,7 +208,7 @@ def streams(place: Place) -> Iterator[Row]:
 
 
 def devices(place: Place) -> Iterator[Row]:
-    """A buffer of the second device while the first one is current."""
+    """A buffer on the second device while the first one is current."""
     place.require_gpu()
     if torch.cuda.device_count() < 2:
         raise NotHere("needs two GPUs")
@@ -222,7 +222,7 @@ def devices(place: Place) -> Iterator[Row]:
 
 
 def calls(place: Place) -> dict[str, Callable[[], object]]:
-    """The calls of training loops that must not wait for the device."""
+    """Calls of a training loop that must not synchronise."""
     uniform, prioritized = place.replay(8, 30), place.replay(8, 30, sampler=rl.Prioritized())
     step = constant_step(8, place.device)
     rollout = rl.RolloutBuffer(4, 8, OBS, ACTION, device=place.device, seed=0)
@@ -247,9 +247,9 @@ def calls(place: Place) -> dict[str, Callable[[], object]]:
 
 
 def waits(place: Place) -> Iterator[Row]:
-    """Each call with torch's debug mode, in which a wait for the device is an error."""
+    """Each call in torch's sync debug mode, in which synchronisation raises."""
     place.require_gpu()
-    before = torch.cuda.get_sync_debug_mode()
+    previous = torch.cuda.get_sync_debug_mode()
     for name, call in calls(place).items():
         call()
         call()
@@ -260,12 +260,12 @@ def waits(place: Place) -> Iterator[Row]:
         except RuntimeError as error:
             result = f"WAITS: {str(error).splitlines()[0]}"
         finally:
-            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.set_sync_debug_mode(previous)
         yield {"call": name, "result": result}
 
 
 def compiling(place: Place) -> Iterator[Row]:
-    """The first call, which compiles or loads its kernels, and the third one."""
+    """Time of the first call, which compiles kernels, and of the third."""
     with place.kernels():
         for name, call in calls(place).items():
             first, _, third = (seconds_of(call, place) for _ in range(3))

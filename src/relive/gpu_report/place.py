@@ -1,4 +1,4 @@
-"""The device and the sizes of a report, and the data that its sections share."""
+"""The device and sizes of a report, and test data shared by its sections."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from relive import kernels
 
 OBS, ACTION = 48, 12
 Row = dict[str, Any]
-"""A line of a table."""
+"""One row of a table."""
 
 
 class NotHere(Exception):
-    """A section needs something that this machine lacks."""
+    """Raised by a section that this machine does not support."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of what is checked and measured."""
+    """Sizes of the checks and measurements."""
 
     envs: tuple[int, ...] = (3, 8, 4096, 65_536)
     steps: int = 12
@@ -36,23 +36,23 @@ class Sizes:
 
     @property
     def many_envs(self) -> int:
-        """The most environments, up to 4096."""
+        """Largest number of environments up to 4096."""
         return max(count for count in self.envs if count <= 4096)
 
 
 SMALL = Sizes((3, 8), 7, 16, 40, 5000, 2, 2)
-"""For Triton's interpreter."""
+"""Sizes for Triton's interpreter."""
 
 
 @dataclass
 class Place:
-    """A device, or the host with Triton's interpreter in its place."""
+    """The device under test: a GPU, or the CPU with Triton's interpreter."""
 
     device: torch.device
     sizes: Sizes
     fasttd3: str | None = None
     copy_speed: float = 0.0
-    """Bytes per second that the device copies within its own memory; 0 is unknown."""
+    """Copy bandwidth of the device in bytes per second; 0 if unknown."""
 
     @property
     def is_gpu(self) -> bool:
@@ -64,7 +64,7 @@ class Place:
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
-        """Everything that is made and called inside is served as on a GPU."""
+        """Use the kernels of a GPU inside."""
         if self.is_gpu:
             yield
         else:
@@ -76,13 +76,13 @@ class Place:
             torch.cuda.synchronize(self.device)
 
     def replay(self, envs: int, rows: int, *, device: Any = None, **options: Any) -> rl.ReplayBuffer:
-        """A buffer of `rows` rows per environment on the device."""
+        """Make a buffer with `rows` rows per environment."""
         where = self.device if device is None else device
         return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=where, seed=0, **options)
 
 
 def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[dict[str, torch.Tensor]]:
-    """Steps of environments of which one in five ends, and one in ten is reset without a word."""
+    """Random steps: one in five ends an episode, and one in ten is followed by an unannounced reset."""
     random = torch.Generator().manual_seed(seed)
     now = torch.rand(envs, obs, generator=random)
     for _ in range(steps):
@@ -99,7 +99,7 @@ def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[d
 
 
 def constant_step(envs: int, device: torch.device, obs: int = OBS) -> dict[str, torch.Tensor]:
-    """A step that leads to where it began: it can be added again and again."""
+    """A step whose next observation is its observation: it can be added repeatedly."""
     (step,) = episodes(envs, 1, obs=obs)
     step["next_obs"] = step["obs"].clone()
     flags = {name: torch.zeros(envs, dtype=torch.bool) for name in ("terminated", "truncated")}
@@ -107,7 +107,7 @@ def constant_step(envs: int, device: torch.device, obs: int = OBS) -> dict[str, 
 
 
 def fill(rollout: rl.RolloutBuffer, step: dict[str, torch.Tensor]) -> None:
-    """Fill a rollout with one step again and again."""
+    """Fill a rollout by adding one step repeatedly."""
     rollout.clear()
     rest = {name: value for name, value in step.items() if name != "next_obs"}
     for _ in range(rollout.num_steps):
@@ -115,7 +115,7 @@ def fill(rollout: rl.RolloutBuffer, step: dict[str, torch.Tensor]) -> None:
 
 
 def seconds_of(call: Callable[[], object], place: Place) -> float:
-    """The seconds that a call takes until the device is done."""
+    """Seconds of a call, including the work of the device."""
     place.wait()
     start = time.perf_counter()
     call()

@@ -1,4 +1,4 @@
-"""The sections that measure: host and device time apart, beside others, and as a part of the device's bandwidth."""
+"""Sections that measure host and device time, other libraries, and the fraction of the copy bandwidth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[[], object]
 
 
 def bandwidth(place: Place) -> Iterator[Row]:
-    """How fast the device copies within its own memory: what other times are compared with."""
+    """Copy bandwidth of the device, the reference for other times."""
     source = torch.zeros(1 << (28 if place.is_gpu else 20), dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
     seconds = min(seconds_of(lambda: target.copy_(source), place) for _ in range(20))
@@ -28,7 +28,7 @@ def bandwidth(place: Place) -> Iterator[Row]:
 
 
 def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
-    """The time of a call on the host and on the device; `moved` bytes are the least that it reads and writes."""
+    """Measure host and device time of a call. `moved`: the minimum number of bytes it reads and writes."""
     for _ in range(3):
         call()
     rounds, host = place.sizes.rounds, []
@@ -42,7 +42,7 @@ def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
         return row
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     place.wait()
-    # The device is busy while the calls are queued: what is measured is its own time, without the host's.
+    # Keep the device busy while the calls are queued, to measure its time without the host's.
     busy = torch.empty(1 << 27, dtype=torch.uint8, device=place.device)
     for _ in range(1 + int(2 * rounds * median(host) * place.copy_speed / busy.nbytes)):
         busy.fill_(1)
@@ -59,7 +59,7 @@ def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
 
 
 def replay_calls(place: Place) -> Iterator[Row]:
-    """A simulation of many environments, with Triton's kernels and with torch ops."""
+    """Calls with many environments, with Triton kernels and with torch ops."""
     sizes, step_bytes = place.sizes, 4 * (2 * OBS + ACTION + 1) + 2
     envs = sizes.many_envs
     step = constant_step(envs, place.device)
@@ -87,7 +87,7 @@ def replay_calls(place: Place) -> Iterator[Row]:
 
 
 def images(place: Place) -> Iterator[Row]:
-    """Four stacked frames of 84 × 84 bytes, and images as they are."""
+    """Stacks of four 84 × 84 frames, stored as single frames and whole."""
     envs = place.sizes.image_envs
     flags = {name: torch.zeros(envs, dtype=torch.bool, device=place.device) for name in ("terminated", "truncated")}
     rest = {"action": torch.zeros(envs, dtype=torch.int64, device=place.device), **flags}
@@ -110,7 +110,7 @@ def images(place: Place) -> Iterator[Row]:
 
 
 def trees(place: Place) -> Iterator[Row]:
-    """A tree of priorities over millions of rows."""
+    """A priority tree over millions of rows."""
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (which needs Triton)
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ def rollouts(place: Place) -> Iterator[Row]:
 
 
 def others(place: Place) -> Iterator[Row]:
-    """FastTD3's buffer (--fasttd3 PATH/fast_td3_utils.py) and TorchRL's, where they are here."""
+    """Buffers of FastTD3 (--fasttd3 PATH/fast_td3_utils.py) and TorchRL, if available."""
     envs = place.sizes.many_envs
     step = constant_step(envs, place.device)
     if place.fasttd3 is not None:

@@ -1,9 +1,9 @@
 """The choice of kernels: native C++ on the CPU, Triton on CUDA and ROCm, torch ops everywhere else.
 
-The decision is made here and nowhere else. Estimators have no Triton kernel: once per rollout, torch ops will do.
-`_native` takes only exact fits (plain CPU arrays of the right dtype and shape) and answers "no" otherwise; nothing in
-it converts or explains. Installs without a compiler have no `_native` and use the torch kernels throughout. Under a
-torch without DLPack's C exchange API the classes of `bridge` stand in for those of `_native`.
+The backend is chosen here and nowhere else. Estimators have no Triton kernel: they run once per rollout, and torch ops
+are fast enough. `_native` accepts only plain CPU arrays of the right dtype and shape, and converts nothing. Installs
+without a compiler lack `_native` and always use torch ops. Under a torch without DLPack's C exchange API the classes of
+`bridge` replace those of `_native`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
-    # Arrays of every dtype, and of different axes and strides: read as add reads them, they must be what numpy says.
+    # Arrays of every dtype with different axes and strides: reading them directly must agree with the buffer protocol.
     _probes = [np.zeros((3, i + 2, 2), letter)[:, :, 0] for i, letter in enumerate("?bBhHiIlLqQfd")]
     _native.set_numpy(np.ndarray, [*_probes, np.zeros((), np.float32), *_probes[-1]])
     del _probes
@@ -44,45 +44,45 @@ _active = _native
 _forced: Literal["torch", "triton"] | None = None
 
 crc32: Callable[..., int] = getattr(_native, "crc32", zlib.crc32)
-"""The checksum of bytes, after those whose checksum is the second argument: zlib's, by the fastest code there is."""
+"""`zlib.crc32`, or a faster native equivalent; the second argument is the checksum of the preceding bytes."""
 
 complete: Callable[[Callable[[], object]], None] = getattr(_native, "complete", locking.complete)
-"""Make a change that an exception from a signal handler (Ctrl-C) cannot leave half-done: see `locking.complete`."""
+"""Run a change atomically despite exceptions from signal handlers (Ctrl-C): see `locking.complete`."""
 
 
 def backend() -> Literal["native", "torch", "triton"]:
-    """The kernels that work on CPU tensors at this moment: the C++ core, torch ops, or Triton's interpreter."""
+    """The current backend for CPU tensors: the C++ core, torch ops, or Triton's interpreter."""
     return _forced or ("torch" if _active is None else "native")
 
 
 def native() -> Any:
-    """The native module, or None when it is not installed or another backend is forced."""
+    """The native module; None if it is not installed or another backend is forced."""
     return _active
 
 
 @contextmanager
 def force(name: Literal["torch", "triton"]) -> Iterator[None]:
-    """Run everything that is made and called inside with the kernels of one backend, for tests and comparisons.
+    """Use one backend for all objects made and calls made inside, for tests and comparisons.
 
-    "torch" runs CPU tensors as on a device that has no native kernels. "triton" runs them by Triton's interpreter as on
-    CUDA: nothing waits for a result, and what only the device knows is counted until `check()`. It needs
-    TRITON_INTERPRET=1 in the environment of the process, or an active driver of Triton that takes CPU tensors, such as
-    one that counts launches and runs nothing. A replay buffer keeps the backend that it was made with.
+    "torch" treats CPU tensors like those of a device without native kernels. "triton" runs them in Triton's interpreter
+    as on CUDA: nothing synchronises, and device-side faults are counted until `check()`. It needs TRITON_INTERPRET=1 in
+    the environment of the process, or an active Triton driver that accepts CPU tensors, such as one that only counts
+    launches. A replay buffer keeps the backend of its construction.
     """
     if name not in ("torch", "triton"):
         raise SchemaError(explain("kernels.force", '"torch" or "triton"', repr(name), "Pass one of them."))
     if name == "triton":
-        _require_launches_on_the_host()
+        _require_host_launches()
     global _active, _forced
-    before = _active, _forced
+    previous = _active, _forced
     _active, _forced = None, name
     try:
         yield
     finally:
-        _active, _forced = before
+        _active, _forced = previous
 
 
-def _require_launches_on_the_host() -> None:
+def _require_host_launches() -> None:
     if not _has_triton():
         remedy = "Install it: pip install 'relive[triton]'."
         raise RuntimeError(explain('kernels.force("triton")', "an installed Triton", "no module triton", remedy))
@@ -93,17 +93,17 @@ def _require_launches_on_the_host() -> None:
         remedy = (
             "Set the environment variable TRITON_INTERPRET=1 before Python starts: it is read when Triton is imported."
         )
-        raise RuntimeError(explain('kernels.force("triton")', expected, _failure(error), remedy)) from error
+        raise RuntimeError(explain('kernels.force("triton")', expected, _describe_failure(error), remedy)) from error
 
 
 def _probe(device: torch.device) -> None:
-    from relive.kernels.triton.launching import probe  # noqa: PLC0415 (which needs Triton)
+    from relive.kernels.triton.launching import probe  # noqa: PLC0415 (needs Triton)
 
     probe(device)
 
 
-def _failure(error: Exception) -> str:
-    """The installed version of Triton, and the last line of an error of it."""
+def _describe_failure(error: Exception) -> str:
+    """The installed version of Triton and the last line of the error."""
     version = getattr(sys.modules.get("triton"), "__version__", "that cannot be imported")
     lines = str(error).strip().splitlines() or ["no message"]
     return f"Triton {version} ({type(error).__name__}: {lines[-1]})"
@@ -115,7 +115,7 @@ def _has_triton() -> bool:
 
 
 def runs_triton(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether Triton's kernels work on the memory of all these tensors."""
+    """Whether Triton kernels handle all these tensors."""
     if _forced is not None or not tensors or not tensors[0].is_cuda:
         return _forced == "triton" and all(tensor.is_cpu for tensor in tensors)
     return _serves(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
@@ -123,29 +123,31 @@ def runs_triton(tensors: Sequence[torch.Tensor]) -> bool:
 
 @cache
 def _serves(device: torch.device) -> bool:
-    """Whether Triton serves a GPU: AMD's, and NVIDIA's from Turing on, where a small kernel compiles and is launched.
+    """Whether Triton works on a GPU: AMD, or NVIDIA from Turing on, if a small kernel compiles and launches.
 
-    Asked once for each device. Where Triton is installed and fails, a warning says that torch ops serve instead.
+    Evaluated once per device. Warns about the fallback to torch ops if Triton is installed but fails.
     """
     if not _has_triton() or (torch.version.hip is None and torch.cuda.get_device_capability(device) < (7, 5)):
         return False
     try:
         _probe(device)
-    except Exception as error:  # whatever Triton, its assembler or the compiler of its launcher raises
+    except Exception as error:  # any error of Triton, its assembler or its C compiler
         remedy = "Torch ops serve instead, with more launches per call; install the Triton that comes with your torch."
-        warnings.warn(explain("kernels", "Triton 3.4 or later that compiles", _failure(error), remedy), stacklevel=2)
+        warnings.warn(
+            explain("kernels", "Triton 3.4 or later that compiles", _describe_failure(error), remedy), stacklevel=2
+        )
         return False
     return True
 
 
 def force_torch() -> AbstractContextManager[None]:
-    """`force("torch")`: run everything inside with the torch kernels, as on a device that has no native ones."""
+    """`force("torch")`: use torch ops inside, as on a device without native kernels."""
     return force("torch")
 
 
 @contextmanager
 def without_exchange() -> Iterator[None]:
-    """Run everything inside as with a torch that lacks DLPack's C exchange API (before 2.10)."""
+    """Behave inside as under a torch without DLPack's C exchange API (before 2.10)."""
     if _native is None:
         yield
         return
@@ -157,30 +159,30 @@ def without_exchange() -> Iterator[None]:
 
 
 def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
-    """The kernels that serve rows in these tensors, with stacks of so many frames."""
+    """The backend for a ring in these tensors, with stacks of `frames` frames."""
     if runs_triton(tensors):
         return "triton"
-    if not runs_native(tensors) or frames > native().MOST_FRAMES:
+    if not runs_native(tensors) or frames > native().MAX_FRAMES:
         return "torch"
     return "native" if exchange() else "bridged"
 
 
 def core() -> Any:
-    """The classes of the native core, or those of the bridge to it."""
+    """The module with the classes of the native core: `_native` or `bridge`."""
     if exchange():
         return _active
-    from relive.kernels import bridge  # noqa: PLC0415 (which needs the native core)
+    from relive.kernels import bridge  # noqa: PLC0415 (needs the native core)
 
     return bridge
 
 
 def locks_processes() -> bool:
-    """Whether there is a lock that several processes can take."""
+    """Whether locks shared between processes are supported."""
     return hasattr(_active, "ProcessLock")
 
 
 def lock_bytes() -> int:
-    """How much memory such a lock takes."""
+    """Bytes of a lock shared between processes."""
     return native().LOCK_BYTES
 
 
@@ -190,7 +192,7 @@ def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None]
 
 
 def guarded_lock(guard: Callable[[], object]) -> Any:
-    """A re-entrant lock of threads. Whoever has taken it calls `guard` first, and has not taken it if that raises."""
+    """A re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
     if _native is None:
         return locking.GuardedLock(guard)
     return _native.GuardedLock(threading.RLock(), guard)
@@ -202,35 +204,35 @@ def exchange() -> bool:
 
 
 def buffer_of(tensor: torch.Tensor | None) -> Any:
-    """The object that the native core reads a CPU tensor through: the tensor, or numpy's view under an older torch."""
+    """The form of a CPU tensor that the native core reads: the tensor, or its numpy view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()
 
 
 def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: int) -> Columns | None:
-    """The native writer of rows into these tensors, or None where there is none."""
+    """The native writer of rows into these tensors; None if the native core cannot handle them."""
     if not runs_native(tensors):
         return None
     return native().Columns([buffer_of(t) for t in tensors], list(optional), lead)
 
 
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the native core can work on the memory of all these tensors."""
-    if _active is None or not tensors or len(tensors) > _active.MOST_LEAVES:
+    """Whether the native core can handle all these tensors."""
+    if _active is None or not tensors or len(tensors) > _active.MAX_LEAVES:
         return False
-    # numpy has no bfloat16: without the exchange API such columns go the torch way.
+    # numpy lacks bfloat16: without the exchange API such columns use torch ops.
     exchange = _active.exchange()
-    return all(t.is_cpu and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
+    return all(t.is_cpu and t.ndim <= _active.MAX_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
 
 
 def reads_natively(tensors: list[torch.Tensor]) -> bool:
-    """Whether the native core reads these tensors as they are, and makes others like them."""
+    """Whether the native core reads these tensors without conversion and can return tensors."""
     return exchange() and native().reads(tensors)
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
-    """The estimator `name` on conformed tensors, in the float dtype that holds all of them, at least float32.
+    """Run the estimator `name` on converted tensors, in their promoted float dtype, at least float32.
 
     The last three tensors are the flags: terminated, truncated and the mask.
     """
@@ -257,9 +259,9 @@ def _estimate_natively(
     into = None if out is None else tuple(map(buffer_of, out))
     try:
         result = kernel(*map(buffer_of, tensors), *settings, into)
-    except RuntimeError:  # of numpy(): tensors of torch.func have no memory
+    except RuntimeError:  # raised by numpy() for tensors of torch.func, which have no memory
         return None
-    if result is None:  # axes after time that are not one stride apart
+    if result is None:  # the axes after time do not collapse to one stride
         result = kernel(*(buffer_of(None if t is None else t.contiguous()) for t in tensors), *settings, into)
     if result is None or out is None:
         return result

@@ -90,7 +90,7 @@ class Counters:
 
     def count(self, arrays: tuple, first: int, steps: int, env_ids: object | None, resetting: object | None, then: object | None) -> None: ...
 
-MOST_FRAMES: int = 64
+MAX_FRAMES: int = 64
 
 LOOKS_CUT: int = -9223372036854775808
 
@@ -176,9 +176,9 @@ class WriteBack:
 
     def find_torn(self, arg: object, /) -> None: ...
 
-MOST_LEAVES: int = 128
+MAX_LEAVES: int = 128
 
-MOST_AXES: int = 16
+MAX_AXES: int = 16
 
 class Columns:
     def __init__(self, arg0: list, arg1: list, arg2: int, /) -> None: ...

@@ -1,7 +1,7 @@
 """The native core under a torch without DLPack's C exchange API (before 2.10).
 
-There it reads numpy arrays instead of tensors and makes no tensors of its own. The classes here have the methods of the
-native ones: tensors are handed on as arrays that share their memory, and results are allocated here.
+There the core reads numpy arrays instead of tensors and cannot return tensors. The classes here have the methods of the
+native ones: they pass tensors as numpy views and allocate the results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relive.kernels import _native
 
 
 def as_array(value: Any) -> Any:
-    """The memory of a tensor as an array, also of tensors in a list, tuple or dict; anything else as it is."""
+    """Replace tensors by numpy views, also inside lists, tuples and dicts; return anything else unchanged."""
     if isinstance(value, dict):
         return {name: as_array(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -31,23 +31,23 @@ def _numbers(count: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 
 class _Bridge:
-    """A native object whose methods are given arrays for tensors."""
+    """A native object; tensors passed to its methods become numpy views."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._core, name)
-        return (lambda *arguments: found(*map(as_array, arguments))) if callable(found) else found
+        member = getattr(self._core, name)
+        return (lambda *arguments: member(*map(as_array, arguments))) if callable(member) else member
 
-    def _mapped(self, kernel: str, index: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def _map(self, kernel: str, index: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         out = _numbers(len(index), dtype)
         getattr(self._core, kernel)(index.contiguous().numpy(), out.numpy())
         return out
 
 
 class RingMemory(_Bridge):
-    """The ring of a replay buffer; readers assemble the batches."""
+    """The ring of a replay buffer."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(_native.RingMemory(*map(as_array, arguments)))
@@ -57,29 +57,29 @@ class RingMemory(_Bridge):
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
     def ids(self, slots: torch.Tensor, _: None) -> torch.Tensor:
-        return self._mapped("ids", slots)
+        return self._map("ids", slots)
 
     def ahead(self, slots: torch.Tensor, _: None) -> torch.Tensor:
-        return self._mapped("ahead", slots)
+        return self._map("ahead", slots)
 
     def behind(self, slots: torch.Tensor, _: None) -> torch.Tensor:
-        return self._mapped("behind", slots)
+        return self._map("behind", slots)
 
     def locate(self, ids: torch.Tensor, _: None) -> torch.Tensor | int:
         out = _numbers(len(ids))
-        found = self._core.locate(ids.numpy(), out.numpy())
-        return found if isinstance(found, int) else out
+        result = self._core.locate(ids.numpy(), out.numpy())
+        return result if isinstance(result, int) else out
 
 
 class WriteBack(_Bridge):
-    """The leaves of a ring's rows that may be written again."""
+    """The rewritable leaves of a ring."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(_native.WriteBack(*map(as_array, arguments)))
 
 
 class PriorityTree(_Bridge):
-    """The tree of priorities."""
+    """The priority tree."""
 
     sizes = None if _native is None else _native.PriorityTree.sizes
 
@@ -87,14 +87,14 @@ class PriorityTree(_Bridge):
         super().__init__(_native.PriorityTree(*map(as_array, arguments)))
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
-        return self._mapped("get", leaves, torch.float64)
+        return self._map("get", leaves, torch.float64)
 
     def draw(self, count: int, bits: object) -> torch.Tensor | None:
         out = _numbers(count)
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
     def draw_weighted(self, count: int, bits: object, beta: float, by_smallest: bool) -> Any:
-        from relive.kernels.priority import weights  # noqa: PLC0415 (which is made of this)
+        from relive.kernels.priority import weights  # noqa: PLC0415 (imports this module)
 
         leaves = self.draw(count, bits)
         if leaves is None:
@@ -103,11 +103,11 @@ class PriorityTree(_Bridge):
         return leaves, weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, *_: Any) -> None:
-        """It would need tensors: the caller sets masses one by one."""
+        """Not supported without tensors: the caller then uses `set`."""
 
 
 class Gather(_Bridge):
-    """Items of many columns."""
+    """Reads items of many columns."""
 
     def __init__(self, columns: Sequence[torch.Tensor], item_axes: list[int], items: int) -> None:
         super().__init__(_native.Gather(as_array(list(columns)), item_axes, items))

@@ -1,4 +1,4 @@
-"""From the values of a step to its leaves: one native call for plain dicts, tuples and lists."""
+"""Flattening of a step into its leaves: one native call for plain dicts, tuples and lists."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Flattening:
 
     Args:
         schema: declares the fields.
-        positional: the names of the fields whose values are always passed.
-        named: the names of the fields that come after them, whose values are passed by name or left out.
+        positional: names of the required fields, passed by position.
+        named: names of the optional fields, passed by name.
     """
 
     def __init__(self, schema: Schema, positional: Sequence[str], named: Sequence[str] = ()) -> None:
@@ -27,14 +27,14 @@ class Flattening:
         self._native = None if native is None else native.Flattener(*trees)
 
     def __call__(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
-        """The leaves of all fields; a SchemaError says which key or name is not as declared."""
+        """Return the leaves of all fields. Raises a SchemaError that names an undeclared key or field."""
         leaves = None if self._native is None else self._native.flatten(values, extra)
         return tuple(chain.from_iterable(self.by_field(values, extra).values())) if leaves is None else leaves
 
     def by_field(
         self, values: tuple[Any, ...], extra: dict[str, Any], staged: Container[str] = ()
     ) -> dict[str, tuple[Any, ...]]:
-        """The leaves of each field that is not staged; raises if a staged field has a second value."""
+        """Return the leaves of each field that is not staged. Raises if a staged field is passed again."""
         schema, leaves = self._schema, {}
         for name in extra:
             schema.require(name)
@@ -49,5 +49,5 @@ class Flattening:
 
 
 def _nesting(tree: Tree) -> Any:
-    """The names of a field's parts, nested likewise; None for a leaf."""
+    """The nested names of a field's parts; None for a leaf."""
     return None if isinstance(tree, Field) else {name: _nesting(part) for name, part in tree.items()}

@@ -1,4 +1,4 @@
-"""Drawing leaves in proportion to their priorities."""
+"""Priority trees: sampling of leaves in proportion to their priorities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relive.storage import Allocator, LocalAllocator
 
 
 class RingTensors(NamedTuple):
-    """The tensors of a ring that locate the row of an id: see `replay.ring.Ring`."""
+    """Tensors of a ring that map ids to rows: see `replay.ring.Ring`."""
 
     kind: torch.Tensor
     head: torch.Tensor
@@ -22,85 +22,86 @@ class RingTensors(NamedTuple):
 
 
 class PriorityTree(Protocol):
-    """Leaves with a priority each, at first all zero; a leaf is drawn with the probability priority / total.
+    """Leaves with priorities, initially zero; a leaf is drawn with probability priority / total.
 
-    Leaves are int64 [K]. Priorities are float64, finite and not negative (which the caller has made sure of), and are
-    kept exactly. From 5e-324 to 1.8e308 all of them work: sums are kept in a scale of their own and cannot overflow. A
-    leaf that is less than about 1e-16 of the total may never be drawn.
+    Leaves are int64 [K]. Priorities are float64 and stored exactly; the caller ensures that they are finite and not
+    negative. The whole range from 5e-324 to 1.8e308 is supported: sums are scaled and cannot overflow. A leaf below
+    about 1e-16 of the total may never be drawn.
 
-    A leaf outside the tree is an IndexError and changes nothing. Other devices than the CPU are not waited for: there
-    the caller makes sure of the leaves too.
+    A leaf outside the tree raises an IndexError before any change, but only on the CPU: on other devices the check
+    would synchronise, and the caller ensures valid leaves.
     """
 
     num_leaves: int
     keeps_largest: bool
-    """It accepts priorities itself and remembers the largest: see `triton.priority_tree.TritonTree`."""
+    """Whether the tree checks priorities itself and tracks the largest: see `triton.priority_tree.TritonTree`."""
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
-        """Give each of `leaves` [K] its priority [K], or one number to all. If a leaf comes twice, the last counts."""
+        """Set priorities [K], or one number, for `leaves` [K]. The last value wins if a leaf repeats."""
         ...
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
-        """The priorities of `leaves`: float64 [K]."""
+        """Return the priorities of `leaves`: float64 [K]."""
         ...
 
     def total(self) -> torch.Tensor | float:
-        """The sum of all priorities; infinite if it exceeds float64, which draws do not mind."""
+        """Return the sum of all priorities; infinite if it exceeds float64, which does not affect draws."""
         ...
 
     def smallest(self) -> torch.Tensor | float:
-        """The smallest priority that is not zero, or infinity if there is none."""
+        """Return the smallest positive priority; infinity if all are zero."""
         ...
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
-        """Leaves [count]: the i-th falls into the i-th of `count` equal slices of the total. None has priority 0.
+        """Draw leaves [count] of positive priority, the i-th from the i-th of `count` equal slices of the total.
 
-        Returns None if all priorities are zero. Other devices than the CPU are not asked, and draw leaves of priority
-        zero then: look at `total()` first where that can happen.
+        Returns None if all priorities are zero, but only on the CPU: on other devices the check would synchronise, and
+        arbitrary leaves are drawn. Check `total()` first where that can happen.
         """
         ...
 
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The slots that `draw` returns, with weights (smallest / priority)^beta, float32 [count] in (0, 1].
+        """`draw` with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
-        The smallest is that of these leaves, or of all leaves. Weights are written to `weights` if it is given.
+        The smallest priority is that of all leaves with `by_smallest`, otherwise that of the drawn leaves. Weights are
+        written to `weights` if passed.
         """
         ...
 
     def update(
         self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any
     ) -> tuple[int, int] | None:
-        """`set` to (priority + eps)^alpha, checked: (first bad position or -1, skipped leaves of -1).
+        """Check priorities and set leaves to (priority + eps)^alpha; leaves of -1 are skipped.
 
-        The first of `numbers` becomes the largest priority if that is larger. None: this tree cannot, and nothing has
-        changed. So has nothing after a bad position.
+        Returns (position of the first invalid priority or -1, number of skipped leaves). Nothing changes if a priority
+        is invalid. Raises `numbers[0]` to the largest priority. Returns None, without any change, if unsupported.
         """
         ...
 
     def leaves_view(self) -> torch.Tensor:
-        """The priorities of all leaves [num_leaves], sharing memory. Whoever writes there calls `rebuild()` after."""
+        """Return the priorities of all leaves [num_leaves] as a view. Call `rebuild()` after writing to it."""
         ...
 
     def rebuild(self) -> None:
-        """Add up everything again from the leaves."""
+        """Recompute all sums from the leaves."""
         ...
 
     def check(self) -> float:
-        """The largest relative error of any sum against the leaves that it is of. Infinite if a minimum is wrong."""
+        """Return the largest relative error of a sum; infinity if a stored minimum is wrong."""
         ...
 
 
 def priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
-    """A tree of `num_leaves` (at least one) zero priorities, or the one that was found in `allocator`."""
+    """Make a tree of `num_leaves` zero priorities, or restore the tree stored in `allocator`."""
     if device.type == "cpu" and kernels.native() is not None:
         return NativeTree(num_leaves, LocalAllocator(device) if allocator is None else allocator)
     return _TorchTree(num_leaves, device)
 
 
 class NativeTree:
-    """The tree of the native core, which also does in one call what samplers otherwise do in several."""
+    """The tree of the native core, with fused calls for samplers (`update`, `draw_weighted`, `mark`)."""
 
     keeps_largest = False
 
@@ -134,55 +135,55 @@ class NativeTree:
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _written(self._tree.draw_weighted(count, random.capsule, beta, by_smallest), weights)
+        return _copy_weights(self._tree.draw_weighted(count, random.capsule, beta, by_smallest), weights)
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
 
 
-def _written(
-    drawn: tuple[torch.Tensor, torch.Tensor] | None, weights: torch.Tensor | None
+def _copy_weights(
+    draw: tuple[torch.Tensor, torch.Tensor] | None, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Leaves and weights, these in the tensor of the caller if there is one."""
-    if drawn is None or weights is None:
-        return drawn
-    with torch.inference_mode():  # which takes tensors that were made in it, and others
-        return drawn[0], weights.copy_(drawn[1])
+    """Move the weights of a draw to the caller's tensor `out`, if there is one."""
+    if draw is None or out is None:
+        return draw
+    with torch.inference_mode():  # `out` may be an inference tensor
+        return draw[0], out.copy_(draw[1])
 
 
 def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
-    """(smallest / priority)^beta, float32 [K] in (0, 1]."""
-    # A tensor: torch divides a number by multiplying with a reciprocal, which is infinite for denormal priorities.
+    """Return (smallest / priority)^beta, float32 [K] in (0, 1]."""
+    # A tensor: torch divides a Python number by multiplying with a reciprocal, which is infinite for denormals.
     smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
-    # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
-    found = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
-    return torch.pow(smallest / priorities, beta, out=found).clamp_(min=torch.finfo(torch.float32).tiny)
+    # Underflow becomes the smallest normal float32: a weight of zero would drop the row.
+    out = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
+    return torch.pow(smallest / priorities, beta, out=out).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
-# What leaves are multiplied by before they are summed. The usual scale leaves room for 2^64 leaves of any size. Totals
-# that are faint in it have only leaves that are small enough for the other, in which denormal ones keep their digits.
-_USUAL, _FAINT = 2.0**-64, 2.0**512
-_FAINT_TOTAL = 2.0**-400
+# Factors of leaves in sums. The normal scale leaves room for 2^64 leaves of any size. If a total is below _TINY_TOTAL
+# in it, all leaves fit into the tiny scale, in which denormal leaves keep their digits.
+_NORMAL, _TINY = 2.0**-64, 2.0**512
+_TINY_TOTAL = 2.0**-400
 
 
 class _TorchTree:
-    """Two levels, leaves in blocks and a sum a block, in both scales: which one counts is decided on the device."""
+    """A tree of two levels: leaves, and a sum per block of leaves in both scales. The device chooses the scale."""
 
     keeps_largest = False
 
     def __init__(self, num_leaves: int, device: torch.device) -> None:
-        # A draw goes through the sums of all blocks once, and through one block for each leaf that it draws.
+        # A draw scans the sums of all blocks once, and one block per drawn leaf.
         self._size = 1 << max(6, num_leaves.bit_length() // 2 - 4)
         num_blocks = -(-num_leaves // self._size)
         self.num_leaves = num_leaves
-        self._waits = device.type == "cpu"  # elsewhere a look at a result would hold up the device
+        self._is_cpu = device.type == "cpu"  # other devices are not checked: it would synchronise
         self._blocks = torch.zeros(num_blocks, self._size, dtype=torch.float64, device=device)
         self._leaves = self._blocks.view(-1)
         self._rows = self._blocks.unsqueeze(1)
         self._sums = torch.zeros(num_blocks, 2, dtype=torch.float64, device=device)
-        self._usual, self._faint = self._sums.unbind(1)
-        # A tensor, since a number that an operation takes beside tensors may pass through float32.
-        self._scales = torch.tensor([[_USUAL], [_FAINT]], dtype=torch.float64, device=device)
+        self._normal, self._tiny = self._sums.unbind(1)
+        # A tensor: Python numbers in mixed operations may pass through float32.
+        self._scales = torch.tensor([[_NORMAL], [_TINY]], dtype=torch.float64, device=device)
         self._running = _Running(num_blocks, self._scales)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
@@ -201,19 +202,19 @@ class _TorchTree:
         return self._leaves.index_select(0, leaves)
 
     def total(self) -> torch.Tensor:
-        usual, faint = self._sums.sum(0)
-        return torch.where(usual >= _FAINT_TOTAL, usual / self._scales[0, 0], faint / self._scales[1, 0])
+        normal, tiny = self._sums.sum(0)
+        return torch.where(normal >= _TINY_TOTAL, normal / self._scales[0, 0], tiny / self._scales[1, 0])
 
     def smallest(self) -> torch.Tensor:
-        # One pass over all leaves is two launches; block minima would cost more at every update.
+        # A pass over all leaves takes two launches; block minima would cost more in every update.
         return torch.where(self._leaves > 0, self._leaves, math.inf).amin()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         running = self._running
         running.add_up(self._sums)
-        if self._waits and not running.total.numpy() > 0:
+        if self._is_cpu and not running.total.numpy() > 0:
             return None
-        # In (0, total]: the first block that ends there or later has something in it.
+        # In (0, total]: the first block with a running sum of at least a point is not empty.
         points = random.slices(count, self._leaves.device) * running.total
         block = torch.searchsorted(running.ends, points)
         points -= running.starts.index_select(0, block)
@@ -223,9 +224,9 @@ class _TorchTree:
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _written(self._weighted(count, random, beta, by_smallest), weights)
+        return _copy_weights(self._draw_weighted(count, random, beta, by_smallest), weights)
 
-    def _weighted(
+    def _draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         leaves = self.draw(count, random)
@@ -235,69 +236,69 @@ class _TorchTree:
         return leaves, weights(priorities, self.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
-        """It would look at the priorities, which other devices are not asked for."""
+        """Not supported: checking the priorities would synchronise with the device."""
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
 
     def rebuild(self) -> None:
-        torch.sum(self._blocks * _USUAL, 1, out=self._usual)
-        torch.sum(self._blocks * _FAINT, 1, out=self._faint)
+        torch.sum(self._blocks * _NORMAL, 1, out=self._normal)
+        torch.sum(self._blocks * _TINY, 1, out=self._tiny)
 
     def check(self) -> float:
         worst = 0.0
-        for stored, scale in ((self._usual, _USUAL), (self._faint, _FAINT)):
+        for stored, scale in ((self._normal, _NORMAL), (self._tiny, _TINY)):
             expected = (self._blocks * scale).sum(1)
             error = torch.where(stored == expected, 0.0, (stored - expected).abs() / expected)
             worst = max(worst, error.nan_to_num(math.inf).max().item())
         return worst
 
     def _renew(self, blocks: torch.Tensor) -> None:
-        """The sums of these blocks again. One that comes twice is written twice, with the same number."""
+        """Recompute the sums of these blocks. Duplicates write the same number twice."""
         rows = self._rows.index_select(0, blocks)
         self._sums.index_copy_(0, blocks, (rows * self._scales).sum(2))
 
     def _require_range(self, leaves: torch.Tensor) -> None:
-        if self._waits and len(leaves):
+        if self._is_cpu and len(leaves):
             numbers = leaves.numpy()
             if numbers.min() < 0 or numbers.max() >= self.num_leaves:
                 raise IndexError(f"leaf: expected 0 to {self.num_leaves - 1}, got {numbers.min()} to {numbers.max()}.")
 
 
 def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Each entry's value replaced by that of the last entry with the same leaf: scattering it then has one outcome."""
-    leaves = leaves.contiguous()  # searchsorted warns of anything else
+    """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
+    leaves = leaves.contiguous()  # searchsorted warns about strided input
     ordered, order = leaves.sort(stable=True)
-    last = torch.searchsorted(ordered[1:], leaves, right=True)  # all but one of those up to here
+    last = torch.searchsorted(ordered[1:], leaves, right=True)  # position of the last entry in sorted order
     return values.index_select(0, order.index_select(0, last))
 
 
 class _Running:
-    """Running sums of blocks that never fall and that zeros do not raise, in the scale that suits them.
+    """Non-decreasing running sums of blocks, constant across empty blocks, in the suitable scale.
 
-    Made in parallel, a cumulative sum adds in another order at each place: a rounding may make it fall, or rise at a
-    zero. All memory and all views of it are made once: a draw is so many launches fewer.
+    A parallel cumulative sum adds in a different order at each position: rounding may make it fall, or rise at a zero.
+    All memory and views are allocated once, which saves launches per draw.
     """
 
     def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
-        both = scales.new_zeros(num_blocks + 2, 2)  # a zero, the running sums, and the scale they are in
+        both = scales.new_zeros(num_blocks + 2, 2)  # a zero, the running sums, and their scale
         both[-1] = scales.view(2)
-        self._sums, self._usual_total = both[1:-1], both[-2, 0]
-        self._usual, self._faint = both.unbind(1)
-        self._where = torch.zeros_like(self._sums, dtype=torch.int64)
-        self._chosen = torch.zeros_like(self._usual)
+        self._sums, self._normal_total = both[1:-1], both[-2, 0]
+        self._normal, self._tiny = both.unbind(1)
+        self._positions = torch.zeros_like(self._sums, dtype=torch.int64)
+        self._running = torch.zeros_like(self._normal)
         self.starts, self.ends, self.total, self.scale = (
-            self._chosen[:-2], self._chosen[1:-1], self._chosen[-2], self._chosen[-1],
+            self._running[:-2], self._running[1:-1], self._running[-2], self._running[-1],
         )  # fmt: skip
 
     def add_up(self, sums: torch.Tensor) -> None:
-        """The total of the blocks' sums [blocks, 2] in both scales."""
-        torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._where))
-        torch.where(self._usual_total >= _FAINT_TOTAL, self._usual, self._faint, out=self._chosen)
+        """Compute the running sums from the sums of blocks [blocks, 2] in both scales."""
+        torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._positions))
+        torch.where(self._normal_total >= _TINY_TOTAL, self._normal, self._tiny, out=self._running)
 
 
 def _first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """In each row of [n, m] the first positive entry whose running sum reaches the point [n] > 0; else the last one."""
+    """Per row of [n, m], the first positive entry whose running sum reaches the point [n] > 0; else the last one."""
     ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
     inside = points.minimum(ends.amax(1)).unsqueeze(1)
-    return ends.ge_(inside).argmax(1)  # of ones and zeros: the first one
+    return ends.ge_(inside).argmax(1)  # the first 1 among zeros and ones

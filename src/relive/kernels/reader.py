@@ -38,7 +38,7 @@ def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     if kernels.runs_native(columns):
         return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
     if kernels.runs_triton(columns) and all(column.is_contiguous() for column in columns):
-        from relive.kernels.triton.gather import TritonGather  # noqa: PLC0415 (needs Triton)
+        from relive.kernels.triton.read import TritonGather  # noqa: PLC0415 (needs Triton)
 
         return TritonGather(columns, lead)
     return _TorchReader(columns, lead)

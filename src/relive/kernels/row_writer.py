@@ -1,4 +1,4 @@
-"""Copying one step into one row of many tensors: one native call, or two dispatched copies through torch ops."""
+"""Writers that copy a step into one row of many tensors: one native call, or two dispatched torch copies."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch
 from relive import kernels
 
 Which = tuple[int, ...] | None
-"""The tensors that are written; None is all of them."""
+"""Indices of the tensors to write; None for all."""
 
 
 class RowWriter(Protocol):
-    """Writes row after row of tensors [rows, N, …]; of a tensor with one row it is always that one."""
+    """Writes rows of tensors [rows, N, …]. A tensor with a single row has it overwritten by every step."""
 
     def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> int:
-        """Copy leaves as a caller passed them: -1, or the place of one that must be converted first.
+        """Copy leaves as passed by the caller. Return -1, or the position of a leaf that needs conversion.
 
-        Nothing is written unless all are. None zeroes the row of an optional tensor.
+        Writes all leaves or none. None zeroes the row of an optional tensor.
         """
         ...
 
     def put(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: Which) -> int:
-        """Copy leaves that were converted: -1, or the place of one whose memory cannot be read."""
+        """Copy converted leaves. Return -1, or the position of a leaf whose memory cannot be read."""
         ...
 
     def have_moved(self) -> bool:
-        """Whether a tensor has other memory than when the writer was made, as after `share_memory_`."""
+        """Whether the memory of a tensor has moved since construction, as after `share_memory_`."""
         ...
 
 
 def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
-    """A writer into these tensors; without an environment axis callers pass leaves [...] for N = 1."""
+    """Make a writer into these tensors. Without an environment axis (N = 1) callers pass leaves [...]."""
     native = kernels.columns(tensors, optional, lead=0 if has_env_axis else 1)
     return _TorchRows(tensors, has_env_axis) if native is None else _NativeRows(native, tensors)
 
@@ -48,7 +48,7 @@ class _NativeRows:
 
 
 class _Addresses:
-    """The addresses of tensors when the writer was made."""
+    """Addresses of tensors at construction."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors, self._addresses = tensors, [tensor.data_ptr() for tensor in tensors]
@@ -64,30 +64,30 @@ class _TorchRows:
         self._views: list[tuple[torch.Tensor, ...]] = []
 
     def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> int:
-        """Takes nothing as it is; of no leaves there is none to convert."""
+        """Every leaf needs conversion; -1 if there are none."""
         return 0 if leaves else -1
 
     def put(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: Which) -> int:
         if not self._views:
-            # Made once: a step is then two dispatched copies.
+            # Cached views: a step is then two dispatched copies.
             rows = max(map(len, self._tensors))
-            with torch.inference_mode(False):  # they are written later, in whatever mode
+            with torch.inference_mode(False):  # they are also written outside inference mode
                 views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
             self._views = list(zip(*views, strict=True))
         views = self._views[row]
         pairs = list(zip(views if which is None else [views[i] for i in which], leaves, strict=True))
         missing = [view for view, leaf in pairs if leaf is None]
         for word in (torch.int32, torch.uint8):
-            given = [(view, _words(leaf)) for view, leaf in pairs if leaf is not None and view.dtype == word]
-            if given:
-                torch._foreach_copy_([view for view, _ in given], [leaf for _, leaf in given])
+            copies = [(view, _words(leaf)) for view, leaf in pairs if leaf is not None and view.dtype == word]
+            if copies:
+                torch._foreach_copy_([view for view, _ in copies], [leaf for _, leaf in copies])
         if missing:
             torch._foreach_zero_(missing)
         return -1
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as words of four bytes, or as bytes.
+    """View a contiguous tensor as flat int32, or as bytes if its items are not a multiple of four bytes.
 
     Devices copy many tensors in one launch only if all have the same dtype.
     """

@@ -1,9 +1,8 @@
-"""The estimators in torch ops: for every device, inside `torch.compile`, and where no native core is installed.
+"""The estimators in torch ops: for every device, inside `torch.compile`, and without a native core.
 
 Every estimator is a first-order recurrence backwards in time, `x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)`. It is
-solved by doubling: once every row knows its next k rows, one shifted addition makes that 2k, so T steps take log2(T)
-rounds of a few launches and nothing waits for the device. What lies after an end is selected away, never multiplied by
-zero.
+solved by doubling: each round extends the sums from k to 2k rows by one shifted addition. T steps take log2(T) rounds
+of a few launches, without synchronisation. Values after an end are masked, not multiplied by zero: they may be NaN.
 
 Arguments are checked by the callers: one shape and dtype, bool flags of that shape, `mask` or None.
 """
@@ -34,7 +33,7 @@ def lambda_return(
 ) -> Tensor:  # fmt: skip
     open_ = _open(terminated, truncated, mask)
     bootstrap = next_value.masked_fill(terminated, 0)
-    # With λ = 1 the next value of a step that goes on counts nothing, be it NaN.
+    # With λ = 1 the next value of an open step has no weight, even if it is NaN.
     held = torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
     return_ = _scan(torch.add(reward, held, alpha=gamma), gamma * lam, open_)
     return _filled(return_, _invalid(mask))
@@ -46,8 +45,8 @@ def n_step_return(
 ) -> Tensor:  # fmt: skip
     linked = _open(terminated, truncated, mask)
     return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # of one step
-    piece = torch.where(linked, reward, return_)  # of k steps, to be continued where still linked
-    # The other n - 1 steps are put in front in pieces of 1, 2, 4, …: the binary digits of n - 1.
+    piece = torch.where(linked, reward, return_)  # reward sum of k steps, to be extended where still linked
+    # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
     k, left = 1, min(n, max(len(reward), 1)) - 1
     while left:
         if left & 1:
@@ -73,14 +72,14 @@ def vtrace(
 
 
 def wide(flags: Tensor, like: Tensor) -> Tensor:
-    """Flags [B] with an axis for each one of `like` [B, …], to be broadcast."""
+    """View flags [B] with trailing axes of length one, to broadcast against `like` [B, …]."""
     return flags.view(-1, *(1,) * (like.ndim - 1))
 
 
 def n_step_sums(
     rewards: Sequence[Tensor], is_over: Tensor, missing: Tensor, gamma: float
 ) -> tuple[list[Tensor], Tensor]:
-    """Σ_{i<k} γ^i r[i] of rewards [n, B, …] in their own dtype and order, and γ^k as float32 [B].
+    """Return Σ_{i<k} γ^i r[i] of rewards [n, B, …], in their dtype and order, and γ^k as float32 [B].
 
     `is_over` [n, B] is False for the first k steps of each row, at least one, and `missing` [B] = n − k.
     """
@@ -90,7 +89,7 @@ def n_step_sums(
 
 
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
-    # -0.0 changes no sum, not even one of -0.0.
+    # Fill with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
     reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
     if reward.dtype.is_floating_point:  # rounded once, and in one launch
         terms = torch.mul(reward, factors, out=torch.empty_like(reward))
@@ -103,7 +102,7 @@ def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
 
 
 def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
-    """Mask of steps whose chain goes on from t to t + 1: no end at t, and the row after it is there."""
+    """Mask of steps t whose recurrence continues at t + 1: no end at t, and row t + 1 is valid."""
     open_ = torch.logical_or(terminated, truncated).logical_not_()
     if mask is not None:
         open_ = open_.logical_and_(mask.roll(-1, 0))
@@ -116,7 +115,7 @@ def _td_error(reward: Tensor, value: Tensor, next_value: Tensor, terminated: Ten
 
 
 def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
-    """x[t] + decay[t] · (linked[t] ? the same of t + 1 : 0), with the last row not linked."""
+    """Solve y[t] = x[t] + decay[t] · (linked[t] ? y[t + 1] : 0). The last row must not be linked."""
     k = 1
     while k < len(x):
         x = _continue(x, decay, x, linked, k)
@@ -135,7 +134,7 @@ def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k
 
 
 def _link(linked: Tensor, k: int) -> Tensor:
-    """From links over k rows to links over 2k rows. The last row is linked to nothing, so `roll` wraps nothing in."""
+    """Extend links over k rows to 2k rows. The last row is never linked: rows wrapped around by `roll` do not count."""
     return torch.logical_and(linked, linked.roll(-k, 0))
 
 

@@ -13,9 +13,10 @@ from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import RowDrawer, group_totals
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
+from relive.kernels.triton.rings import Rings
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
-from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings
+from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf
 from relive.kernels.triton.write import GROUPS, StepWriter
 from relive.replay.backend import ChangedSlots
 from relive.replay.read_plan import (

@@ -140,7 +140,7 @@ def counters(
     if native is None or not all(each.device.type == "cpu" for each in accumulators):
         return None
     num_leaves = len(dtypes) + (0 if episodes is None else len(episodes[2]) + len(episodes[3]))
-    if num_leaves > native.MOST_LEAVES or (torch.bfloat16 in dtypes and not native.exchange()):
+    if num_leaves > native.MAX_LEAVES or (torch.bfloat16 in dtypes and not native.exchange()):
         return None
     buffers = [tuple(map(kernels.buffer_of, each._tensors.values())) for each in accumulators]
     episode_counters = None if episodes is None else (*buffers.pop(0), *map(list, episodes[1:]))

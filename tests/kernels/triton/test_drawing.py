@@ -15,8 +15,7 @@ from tests.kernels.triton.interpreter import in_every_order, interpreted, progra
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
 from relive.kernels.triton import words
-from relive.kernels.triton.philox import CELLS, MOST_DRAWS
-from relive.kernels.triton.stream import DeviceStream
+from relive.kernels.triton.stream import CELLS, MOST_DRAWS, DeviceStream
 
 CPU = torch.device("cpu")
 

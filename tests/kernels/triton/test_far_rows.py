@@ -14,10 +14,11 @@ from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
 from relive.kernels.triton.draw import RowDrawer, group_totals
-from relive.kernels.triton.philox import CELLS
 from relive.kernels.triton.read import NEXT, OWN, RowReader, Source
+from relive.kernels.triton.rings import Rings
+from relive.kernels.triton.stream import CELLS
 from relive.kernels.triton.windows import Windows, find_windows
-from relive.kernels.triton.words import Frames, Leaf, Rings, as_words
+from relive.kernels.triton.words import Frames, Leaf, as_words
 from relive.kernels.triton.write import StepWriter
 
 SLOTS, WIDTH = 3_000_000_000, 3

@@ -1,12 +1,12 @@
-"""Drawing transitions uniformly in one launch, without a look at every slot or at every environment.
+"""Uniform sampling of transitions in one launch, without scanning all slots or environments.
 
-A row first draws its environment in proportion to how many transitions that has: by the totals of groups of
-environments, which writes keep up to date, then by the counts in one group. Then it draws rows of that environment
-until one is a transition. At least about one row in three is (between two transitions lie at most a reset and a cut),
-so few turns are needed however rows lie, and every transition is exactly as likely as any other.
+Each draw first selects an environment in proportion to its number of transitions: by totals of groups of environments,
+which writes maintain, then by the counts within a group. Then it tries random rows of that environment until one is a
+transition. At least about one row in three is (at most a reset and a cut separate two transitions), so few turns are
+needed, and all transitions are equally likely.
 """
 
-# What is jitted is Triton's language, which pyright takes for Python.
+# Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
@@ -19,21 +19,19 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch
-from relive.kernels.triton.philox import CELL, MOST_DRAWS, count_calls, draw_blocks, load_calls, random_pair
-from relive.kernels.triton.slots import TRANSITION, slot_of
-from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import Rings
+from relive.kernels.triton.launching import SIZES, Launch, Variant
+from relive.kernels.triton.rings import TRANSITION, Rings, slot_of
+from relive.kernels.triton.stream import CELL, MOST_DRAWS, count_calls, draw_blocks, load_calls, random_pair
 
 BLOCK = CELL.value
-"""Rows that a program draws on a GPU: each looks at a group of counts."""
+"""Draws per program on a GPU. Each draw reads a group of counts."""
 MOST_TURNS = tl.constexpr(4096)
-"""A ring whose counts are wrong must not hold up the device for ever."""
+"""Limit that keeps corrupt counts from blocking the device."""
 
 
 @triton.jit
 def _environment(count, totals, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexpr):
-    """An environment for each of the random numbers [B], in proportion to its count."""
+    """Select an environment for each random number [B], in proportion to its count."""
     group = tl.arange(0, GROUPS)
     ends = tl.cumsum(tl.load(totals + group), axis=0)
     point = bits % tl.maximum(tl.max(ends, axis=0), 1)
@@ -52,7 +50,7 @@ def draw_rows_kernel(
     slots: tl.int64, num_envs: tl.int64, alive: tl.int64,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Flat slots of transitions, uniformly and with replacement [rows]."""
+    """Draw flat slots of transitions [rows], uniformly with replacement."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = place < rows
     key, call = tl.load(stream), load_calls(stream, place, valid)
@@ -80,12 +78,12 @@ def draw_rows_kernel(
 
 
 def group_size(num_envs: int) -> int:
-    """How many environments a group has: about as many as there are groups."""
+    """Environments per group: about as many as there are groups."""
     return triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
 
 
 def group_totals(count: torch.Tensor) -> torch.Tensor:
-    """The counts of all environments, added up by groups."""
+    """Sum the counts of all environments by groups."""
     size = group_size(len(count))
     groups = triton.next_power_of_2(triton.cdiv(len(count), size))
     return torch.nn.functional.pad(count, (0, groups * size - len(count))).view(groups, size).sum(1)
@@ -96,7 +94,7 @@ def _options(num_envs: int) -> dict[str, Any]:
 
 
 class RowDrawer:
-    """Draws from rings, by a stream and the totals of their counts."""
+    """Draws slots of transitions from rings, by the totals of their counts."""
 
     def __init__(self, rings: Rings, totals: torch.Tensor) -> None:
         self._rings, self._totals = rings, totals
@@ -104,7 +102,7 @@ class RowDrawer:
         self._launches: dict[tuple[int, int], Launch] = {}
 
     def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
-        """Flat slots of transitions, uniformly and with replacement [rows]; some slot where there is no transition."""
+        """Draw flat slots of transitions [rows], uniformly with replacement; arbitrary slots of an empty ring."""
         out = torch.empty(rows, dtype=torch.int64, device=stream.device)
         for start in range(0, rows, MOST_DRAWS):
             part = out if rows <= MOST_DRAWS else out[start : start + MOST_DRAWS]

@@ -1,19 +1,19 @@
-"""The tree of priorities on a device: setting, marking and drawing, each by many programs.
+"""Kernels of the priority tree on a device: setting, marking and drawing.
 
-Leaves are float64. Above them every node has the running sums of its 16 children, added from left to right: one line of
-memory that a draw compares its point with. Levels follow each other from the lowest one on; a node of level l is over
-16^(l + 1) leaves, and the top level is one node. Sums are never corrected by differences and never added by atomics:
-every node above a changed leaf is computed again from its children, so the same updates give the same bits.
+Leaves are float64. Every node stores the running sums of its 16 children, added from left to right: one cache line,
+with which a draw compares its point. Levels are stored from the lowest one up; a node of level l covers 16^(l + 1)
+leaves, and the top level is one node. Nodes above a changed leaf are recomputed from their children, without
+differences or atomics: the same updates give the same bits.
 
-Leaves are multiplied by a power of two before they are summed, as in the native core: in the usual scale sums cannot
-overflow, in the faint one denormal leaves keep their digits. All sums are kept in both, and a draw takes those that
-suit the total.
+Leaves are multiplied by a power of two before they are summed, as in the native core: in the normal scale sums cannot
+overflow, in the tiny scale denormal leaves keep their digits. Sums are stored in both scales, and a draw uses the one
+that suits the total.
 
-A change is a few launches, since each needs all of the one before: ids become leaves, leaves become masses, then a
-program for each subtree of 16³ leaves adds it up again if it is dirty, and one program does what is above.
+A change takes a few dependent launches: ids to leaves, leaves to masses, then one program per dirty subtree of 16³
+leaves, and one program for the levels above.
 """
 
-# What is jitted is Triton's language, which pyright takes for Python.
+# Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
@@ -22,21 +22,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES
-from relive.kernels.triton.philox import CELL, count_calls, load_calls, random_pair
-from relive.kernels.triton.slots import FINAL, TRANSITION
-from relive.kernels.triton.variants import Variant
+from relive.kernels.triton.launching import SIZES, Variant
+from relive.kernels.triton.rings import FINAL, TRANSITION
+from relive.kernels.triton.stream import CELL, count_calls, load_calls, random_pair
 
-USUAL = tl.constexpr(2.0**-64)
-FAINT = tl.constexpr(2.0**512)
-FAINT_TOTAL = tl.constexpr(2.0**-400)
-"""Under a usual total below this all leaves are small enough for the faint scale."""
+NORMAL = tl.constexpr(2.0**-64)
+TINY = tl.constexpr(2.0**512)
+TINY_TOTAL = tl.constexpr(2.0**-400)
+"""If the normal total is below this, all leaves are small enough for the tiny scale."""
 LEAST_WEIGHT = tl.constexpr(2.0**-126)
-"""The smallest normal float32: a weight of zero would hide the row."""
+"""The smallest normal float32: a weight of zero would drop the row."""
 LOWER = 3
-"""Levels of a subtree."""
+"""Levels per subtree."""
 SUBTREE = tl.constexpr(16**LOWER)
-"""Its leaves."""
+"""Leaves per subtree."""
 BLOCK = 256
 DRAW_BLOCK = 2 * CELL.value
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -48,7 +47,7 @@ TOP_OPTIONS = {**OPTIONS, "num_warps": 8}
 
 @triton.jit
 def _renew_nodes(children, step, factor, least_children, entries, nodes, least, group, where, LEAST: tl.constexpr):
-    """The running sums of these nodes again, and the smallest positive leaf under each."""
+    """Recompute the running sums of these nodes and the smallest positive leaf below each."""
     values = ()
     for j in tl.static_range(16):
         child = group * 16 + j
@@ -61,14 +60,14 @@ def _renew_nodes(children, step, factor, least_children, entries, nodes, least, 
         smallest = tl.full(group.shape, float("inf"), tl.float64)
         for j in tl.static_range(16):
             child = group * 16 + j
-            found = tl.load(least_children + child, where & (child < entries), other=0.0)
-            smallest = tl.where((found > 0) & (found < smallest), found, smallest)
+            value = tl.load(least_children + child, where & (child < entries), other=0.0)
+            smallest = tl.where((value > 0) & (value < smallest), value, smallest)
         tl.store(least + group, smallest, where)
 
 
 @triton.jit
 def _renew_above(sums, least, below, here, entries, size, group, LEAST: tl.constexpr):
-    """These nodes again, in both scales, from those of the level that begins with node `below`."""
+    """Recompute these nodes in both scales from the level that starts at node `below`."""
     inside = group * 16 < entries
     for scale in tl.static_range(2):
         own = sums + scale * size
@@ -81,16 +80,16 @@ def _renew_above(sums, least, below, here, entries, size, group, LEAST: tl.const
 def renew_kernel(
     leaves, sums, least, dirty, num_leaves: tl.int64, size: tl.int64, LEVELS: tl.constexpr, LEAST: tl.constexpr
 ):
-    """Add up the subtree of each program again, if it is dirty. `size` is how many sums there are in a scale."""
+    """Recompute dirty subtrees, one per program. `size` is the number of sums per scale."""
     subtree = tl.program_id(0).to(tl.int64)
     is_dirty = tl.load(dirty + subtree) != 0
-    tl.debug_barrier()  # each warp has read it
+    tl.debug_barrier()  # all warps must have read it
     if is_dirty:
         tl.store(dirty + subtree, (subtree * 0).to(tl.uint8))
         group = subtree * 256 + tl.arange(0, 256)
         inside = group * 16 < num_leaves
-        _renew_nodes(leaves, 1, USUAL, leaves, num_leaves, sums, least, group, inside, LEAST)
-        _renew_nodes(leaves, 1, FAINT, leaves, num_leaves, sums + size, least, group, inside, False)
+        _renew_nodes(leaves, 1, NORMAL, leaves, num_leaves, sums, least, group, inside, LEAST)
+        _renew_nodes(leaves, 1, TINY, leaves, num_leaves, sums + size, least, group, inside, False)
         below = num_leaves * 0
         entries = (num_leaves + 15) // 16
         if LEVELS > 1:
@@ -107,7 +106,7 @@ def renew_kernel(
 def renew_top_kernel(
     sums, least, num_leaves: tl.int64, size: tl.int64, levels: tl.int64, LEAST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Add up everything above the subtrees again: one program."""
+    """Recompute the levels above the subtrees in one program."""
     nodes = (num_leaves + 15) // 16
     more = (nodes + 15) // 16
     below = nodes + more
@@ -126,14 +125,14 @@ def renew_top_kernel(
 
 @triton.jit
 def _power(x, exponent):
-    """x^exponent of float64 above zero, exactly x for an exponent of 1."""
-    # libdevice's pow is unknown to the interpreter.
+    """x^exponent of positive float64; exactly x for an exponent of 1."""
+    # The interpreter lacks libdevice's pow.
     return tl.where(exponent == 1.0, x, tl.exp2(exponent * tl.log2(x)))
 
 
 @triton.jit
-def mass_of(priority, alpha, eps):
-    """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn. Of no priority it is NaN."""
+def get_mass(priority, alpha, eps):
+    """(priority + eps)^alpha, positive for a positive base: such a leaf can be drawn. NaN for an invalid priority."""
     base = priority + eps
     mass = _power(tl.where(base > 0, base, 1.0), alpha)
     smallest = (base * 0 + 1).to(tl.int64).to(tl.float64, bitcast=True)
@@ -142,8 +141,8 @@ def mass_of(priority, alpha, eps):
 
 
 @triton.jit
-def _located(ids, kind, head, is_open, slots, num_envs, alive, inside):
-    """The flat slots of row ids, -1 for rows that can no longer be drawn, and which ids were never given."""
+def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
+    """Flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
     known = inside & (ids >= 0)
     positive = tl.where(known, ids, 0)
     env, row = positive % num_envs, positive // num_envs
@@ -169,44 +168,43 @@ def accept_kernel(
     num_leaves: tl.int64, slots: tl.int64, num_envs: tl.int64, alive: tl.int64, alpha: tl.float64, eps: tl.float64,
     BY_ID: tl.constexpr, IS_MASS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Check what is given, note leaves and masses, and let each leaf remember the last place that it comes at.
+    """Check the inputs, compute leaves and masses, and stamp each leaf with its last position in the input.
 
-    Leaves, or rows by their ids, get the mass (priority + eps)^alpha; with IS_MASS priorities are masses already.
-    Leaves and ids of -1, which name nothing, and rows that are gone are counted in `stale`. Priorities that are none,
-    and ids that were never given, are skipped and added to `faults`. `largest` is the bits of a float64, which sort
-    like the float.
+    Leaves, or rows by id with BY_ID, get the mass (priority + eps)^alpha; with IS_MASS priorities are masses already.
+    Leaves and ids of -1 and overwritten rows are counted in `stale`. Invalid priorities and ids never issued are
+    skipped and counted in `faults`. `largest` holds the bits of a float64, which sort like the float.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     leaf = tl.load(index + place, inside, other=-1)
     never = inside & (leaf >= num_leaves)
     if BY_ID:
-        leaf, never = _located(leaf, kind, head, is_open, slots, num_envs, alive, inside)
+        leaf, never = _locate(leaf, kind, head, is_open, slots, num_envs, alive, inside)
     value = tl.load(priority + place, inside, other=0).to(tl.float64)
     mass = value
     if not IS_MASS:
-        mass = mass_of(value, alpha, eps)
+        mass = get_mass(value, alpha, eps)
     infinite = float("inf")
-    is_one = (value >= 0) & (value < infinite) & (mass < infinite)
-    found = inside & (leaf >= 0) & ~never
-    accepted = found & is_one
+    is_valid = (value >= 0) & (value < infinite) & (mass < infinite)
+    is_stored = inside & (leaf >= 0) & ~never
+    accepted = is_stored & is_valid
     tl.store(touched + place, tl.where(accepted, leaf, -1), inside)
     tl.store(masses + place, mass, inside)
     tl.atomic_max(stamps + leaf, (place + 1).to(tl.int32), accepted)
-    _add_if_any(stale, inside & ~found)
+    _add_if_any(stale, inside & ~is_stored)
     _add_if_any(faults + 1, never)
     if not IS_MASS:
-        _add_if_any(faults, inside & ~is_one)
-        most = tl.max(tl.where(accepted, value, 0.0), axis=0)
-        tl.atomic_max(largest, most.to(tl.int64, bitcast=True))
+        _add_if_any(faults, inside & ~is_valid)
+        largest_here = tl.max(tl.where(accepted, value, 0.0), axis=0)
+        tl.atomic_max(largest, largest_here.to(tl.int64, bitcast=True))
 
 
 @triton.jit(do_not_specialize=SIZES)
 def set_kernel(touched, masses, count: tl.int64, leaves, stamps, dirty, BLOCK: tl.constexpr):
-    """Give leaves their masses; of a leaf that comes twice the last one counts."""
+    """Set the masses of leaves. The last mass wins if a leaf repeats."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     leaf = tl.load(touched + place, place < count, other=-1)
-    # Of all places with this leaf one finds its own stamp. Once it has taken that away, the others find theirs no more.
+    # Among all positions of a leaf only the last one matches the stamp, and it then clears the stamp.
     wins = (leaf >= 0) & (tl.load(stamps + leaf, leaf >= 0, other=0) == (place + 1).to(tl.int32))
     tl.store(leaves + leaf, tl.load(masses + place, wins, other=0.0), wins)
     tl.store(stamps + leaf, tl.zeros((BLOCK,), tl.int32), wins)
@@ -218,14 +216,14 @@ def mark_kernel(
     touched, changed, count: tl.int64, kind, leaves, dirty, largest, alpha: tl.float64, eps: tl.float64,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give the slots that a write has changed the mass of the largest priority, or zero where no transition is left."""
+    """Set slots changed by a write: the mass of the largest priority for transitions, otherwise zero."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     where = tl.load(changed + place, inside, other=0) != 0
     slot = tl.load(touched + place, where, other=0)
     held = tl.load(kind + slot, where, other=0)
-    # A slot that comes twice is given the same number twice.
-    tl.store(leaves + slot, tl.where(held == TRANSITION, mass_of(tl.load(largest), alpha, eps), 0.0), where)
+    # A repeated slot is set to the same number twice.
+    tl.store(leaves + slot, tl.where(held == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), where)
     tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), where)
 
 
@@ -234,17 +232,17 @@ def mark_kernel(
 
 @triton.jit
 def _just_below(x):
-    """The next smaller float64 of a positive one; zero of zero."""
+    """The next smaller float64 of a positive x; 0 for 0."""
     bits = x.to(tl.int64, bitcast=True)
     return tl.where(x > 0, bits - 1, 0).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
-    """The leaves that points [BLOCK] of the total fall into: at each level the first child that ends after the point.
+    """Leaves that contain points [BLOCK] of the total: at each level the first child whose sum exceeds the point.
 
-    A child of zero does not end later than the one before it, so it is never the first. Rounding may put a point at
-    the end of a node or past it: it is then moved to just before the end.
+    A child of zero is never the first. Rounding may put a point at or past the end of a node: it is then moved to just
+    before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
     first = (root + 1) // 16  # one past the last node
@@ -252,7 +250,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
         first -= nodes
-        node = tl.minimum(node, nodes - 1)  # only if sums are wrong, or all zero
+        node = tl.minimum(node, nodes - 1)  # has an effect only if sums are wrong or all zero
         at = (first + node) * 16
         ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
         inside = tl.minimum(point, _just_below(tl.max(ends, axis=1)))
@@ -267,7 +265,7 @@ def _weight(smallest, priority, beta):
     """(smallest / priority)^beta, in (0, 1]."""
     ratio = smallest / priority
     weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
-    # A ratio may be too small for a float64, as its power may be for a float32.
+    # The ratio may underflow in float64, and its power in float32.
     weight = tl.where(ratio > 0, weight, tl.where(beta > 0, ratio, 1.0))
     return tl.where(weight < LEAST_WEIGHT, LEAST_WEIGHT, weight).to(tl.float32)
 
@@ -278,17 +276,17 @@ def prioritized_draw_kernel(
     stream, leaves, sums, least, faults, num_leaves: tl.int64, levels: tl.int64, root: tl.int64, size: tl.int64,
     IS_WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Leaves [rows], of `count` equal slices of the total one from each, from slice `start` on, and their priorities.
+    """Draw leaves [rows] with their priorities, one from each of `count` equal slices of the total, from `start` on.
 
-    IS_WEIGHED gives weights by the smallest of all priorities, too.
+    IS_WEIGHED also computes weights relative to the smallest of all priorities.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < rows
     call = load_calls(stream, place, inside)
     bits, _ = random_pair(tl.load(stream), call, place, 0)
     share = (start + place).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16  # 53 bits: in [0, 1)
-    is_faint = tl.load(sums + root) < FAINT_TOTAL
-    own = sums + tl.where(is_faint, size, 0)
+    is_tiny = tl.load(sums + root) < TINY_TOTAL
+    own = sums + tl.where(is_tiny, size, 0)
     total = tl.load(own + root)
     leaf = _descend(own, share * (total / count), num_leaves, levels, root, BLOCK)
     priority = tl.load(leaves + leaf, inside, other=float("inf"))
@@ -303,7 +301,7 @@ def prioritized_draw_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: tl.constexpr):
-    """The weights of drawn priorities by the smallest of them, which every program looks for."""
+    """Compute weights relative to the smallest drawn priority, which every program searches."""
     smallest = tl.full((BLOCK,), float("inf"), tl.float64)
     for start in range(0, count, BLOCK):
         place = start + tl.arange(0, BLOCK).to(tl.int64)

@@ -1,6 +1,6 @@
-"""The tree of priorities on a device: its memory and its launches. The kernels are in `priorities`."""
+"""The priority tree on a device: its memory and launches. The kernels are in `priorities`."""
 
-# At a launch the constants of kernels are plain values.
+# Constants of kernels are passed as plain values.
 # pyright: reportArgumentType=false
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from relive.kernels.priority import RingTensors
 from relive.kernels.triton import priorities as kernels
 from relive.kernels.triton.launching import Launch
-from relive.kernels.triton.philox import MOST_DRAWS, draw_blocks
+from relive.kernels.triton.stream import MOST_DRAWS, draw_blocks
 from relive.kernels.triton.words import blocks
 
 
 class TritonTree:
-    """A `PriorityTree` whose changes and draws are a few launches each, and never wait.
+    """A `PriorityTree` whose changes and draws take a few launches and never synchronise.
 
-    Draws come from a `DeviceStream`. Beside the leaves it keeps what only the device knows: the largest priority that
-    was accepted, and faults.
+    Draws use a `DeviceStream`. The tree also keeps device-side state: the largest accepted priority, and counters of
+    faults.
     """
 
     keeps_largest = True
@@ -34,26 +34,26 @@ class TritonTree:
             entries = -(-entries // 16)
             nodes, self._levels = nodes + entries, self._levels + 1
         self._size = nodes * 16
-        """How many sums there are in each scale; the last one is the total."""
+        """Number of sums per scale; the last sum is the total."""
         self._leaves = torch.zeros(num_leaves, dtype=torch.float64, device=device)
         self._sums = torch.zeros(2, self._size, dtype=torch.float64, device=device)
-        """In the usual scale and in the faint one."""
+        """Sums in the normal and in the tiny scale."""
         self._least = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
         self._subtrees = -(-num_leaves // kernels.SUBTREE.value)
         self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
-        """Flags of the subtrees whose leaves changed."""
+        """Flags of subtrees with changed leaves."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
-        """The last place of each leaf in a running update; 0 if it is not in it."""
+        """Last position of each leaf in the current update, from 1 on; otherwise 0."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
-        """The largest priority that `accept` was given."""
+        """Largest priority passed to `accept`."""
         self.faults = torch.zeros(3, dtype=torch.int64, device=device)
-        """How many priorities were none, how many ids or leaves were never given, how many draws found only zeros."""
+        """Numbers of invalid priorities, of ids or leaves never issued, and of draws from an empty tree."""
         self._keeps_least = False
-        """The minima are up to date: from the first time on that somebody asks for them, since they cost time."""
+        """Whether minima are maintained: from their first use on, because they cost time."""
         self._launches: dict[Any, Launch] = {}
 
     def _bind(self, key: Any, kernel: Any, own: tuple[Any, ...], **constants: Any) -> Launch:
-        """Bind a kernel to its fixed arguments; the launch is kept under `key`."""
+        """Bind a kernel to its fixed arguments and cache the launch under `key`."""
         self._launches[key] = launch = Launch(kernel, own, {**kernels.OPTIONS, **constants})
         return launch
 
@@ -65,20 +65,20 @@ class TritonTree:
         self._update(leaves, priorities, None, 1.0, 0.0, is_mass=True)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
-        """`accept` does this, and waits for nothing."""
+        """Not supported: use `accept`, which does not synchronise."""
 
     def accept(
         self, index: torch.Tensor, priority: torch.Tensor, alpha: float, eps: float, ring: RingTensors | None = None
     ) -> torch.Tensor:
-        """Give leaves [K], or with a ring the rows of ids, the mass (priority + eps)^alpha.
+        """Set leaves [K], or with a ring rows by id, to the mass (priority + eps)^alpha.
 
-        Returns how many leaves were -1 or rows were gone (int64 []), and skipped. Priorities that are none and ids that
-        were never given are skipped too, and counted in `faults`. Of a leaf that comes twice the last one counts.
+        Returns the number of skipped leaves of -1 and overwritten rows (int64 []). Invalid priorities and ids never
+        issued are skipped too, and counted in `faults`. The last priority wins if a leaf repeats.
         """
         return self._update(index, priority, ring, alpha, eps, is_mass=False)
 
     def mark(self, touched: torch.Tensor, changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float) -> None:
-        """Give changed leaves the mass of the largest priority, or zero where by its `kind` a slot is no transition."""
+        """Set changed leaves to the mass of the largest priority for transitions (by `kind`), otherwise to zero."""
         count = len(touched)
         if not count:
             return
@@ -121,7 +121,7 @@ class TritonTree:
         return self._bind(key, kernels.accept_kernel, own, BY_ID=ring is not None, IS_MASS=is_mass, BLOCK=block)
 
     def _renew(self) -> None:
-        """Add up the dirty subtrees again, and what is above them."""
+        """Recompute dirty subtrees and the levels above them."""
         sums, least, sizes = self._sums, self._least, (self.num_leaves, self._size)
         by_least = self._keeps_least
         renew = self._launches.get(("renew", by_least)) or self._bind(
@@ -142,9 +142,9 @@ class TritonTree:
         return self._leaves.index_select(0, leaves)
 
     def total(self) -> torch.Tensor:
-        usual, faint = self._sums[:, -1]
-        is_faint = usual < kernels.FAINT_TOTAL.value
-        return torch.where(is_faint, faint / kernels.FAINT.value, usual / kernels.USUAL.value)
+        normal, tiny = self._sums[:, -1]
+        is_tiny = normal < kernels.TINY_TOTAL.value
+        return torch.where(is_tiny, tiny / kernels.TINY.value, normal / kernels.NORMAL.value)
 
     def smallest(self) -> torch.Tensor:
         self._keep_least()
@@ -207,7 +207,7 @@ class TritonTree:
 
     def check(self) -> float:
         worst = 0.0
-        for scale, sums in zip((kernels.USUAL.value, kernels.FAINT.value), self._sums, strict=True):
+        for scale, sums in zip((kernels.NORMAL.value, kernels.TINY.value), self._sums, strict=True):
             values, least, first = self._leaves * scale, self._leaves, 0
             while first < self._size // 16:
                 groups = -(-len(values) // 16)

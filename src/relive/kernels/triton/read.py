@@ -1,9 +1,9 @@
-"""Reading batches: every leaf of rows, the observations that they led to, sums of rewards and ids, in one launch.
+"""Reading of batches in one launch: leaves of rows, next observations, n-step reward sums and ids.
 
-Rows are given as flat slots, -1 for none: zeros are read there. A leaf has a form as in `write.py`, and a place:
+Rows are flat slots; -1 reads zeros. A leaf has a form (see `words.Form`) and a place: OWN, LAST, NEXT or START.
 """
 
-# What is jitted is Triton's language, which pyright takes for Python.
+# Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
@@ -16,28 +16,27 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch
-from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
-from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
+from relive.kernels.triton.launching import SIZES, Launch, Variant
+from relive.kernels.triton.rings import TRANSITION, Rings, earlier, later, row_of
+from relive.kernels.triton.words import INTERPRETED, MOST_COLUMNS, Form, Frames, Leaf, blocks
 
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 OWN = tl.constexpr(0)
-"""At the row itself."""
+"""Read at the row itself."""
 LAST = tl.constexpr(1)
-"""At the last of its n steps."""
+"""Read at the last of the n steps."""
 NEXT = tl.constexpr(2)
-"""At the row after the last one."""
+"""Read at the row after the last step."""
 CHUNK = 1 << 20 if INTERPRETED else 2048
-"""Words of a wide leaf that one program copies of its rows."""
+"""Words of a wide leaf that a program copies per row."""
 START = tl.constexpr(3)
-"""At the first row of every sequence, in one item per sequence."""
+"""Read at the first row of a sequence, one item per sequence."""
 
 
 @triton.jit
 def _copy(stored, out, first, slot, item, where, start, stop, num_envs, size, FORM: tl.constexpr):
-    """Copy words `start` to `stop` of the rows at slots [B] to the items of `out`, stacks rebuilt from frames."""
+    """Copy words `start` to `stop` of the rows at slots [B] to items of `out`, rebuilding stacks from frames."""
     some = where & (slot >= 0)
     for begin in range(start, stop, FORM[1]):
         column = begin + tl.arange(0, FORM[1])
@@ -59,19 +58,19 @@ def _copy(stored, out, first, slot, item, where, start, stop, num_envs, size, FO
 
 @triton.jit
 def _steps_taken(kind, slot, some, num_envs, size, n, N: tl.constexpr):
-    """How many steps each window has: up to n, until its episode ends or the newest row comes."""
+    """Number of steps per row: up to n, until the end of the episode or the newest row."""
     step = tl.arange(0, N)
     at = later(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
     inside = some[:, None] & (step < n)[None, :]
-    goes_on = tl.load(kind + at, inside, other=0) == TRANSITION
-    # The row itself is a step whatever has become of it.
-    ends = tl.where(goes_on | (step == 0)[None, :], n, step[None, :])
+    is_step = tl.load(kind + at, inside, other=0) == TRANSITION
+    # The row itself is always a step.
+    ends = tl.where(is_step | (step == 0)[None, :], n, step[None, :])
     return tl.min(ends, axis=1).to(tl.int64)
 
 
 @triton.jit
 def _to_bfloat16(x):
-    """float32 rounded to the nearest bfloat16, as float32: the interpreter's own cast rounds some numbers wrongly."""
+    """Round float32 to the nearest bfloat16, as float32: the cast of the interpreter rounds some numbers wrongly."""
     bits = x.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)  # noqa: PLR0124 (NaN)
@@ -79,7 +78,7 @@ def _to_bfloat16(x):
 
 @triton.jit
 def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma, FORM: tl.constexpr):
-    """Σ γ^i r of the steps taken, in the order and the dtype of the native core."""
+    """Sum γ^i r over the steps, in the order and dtype of the native core."""
     number = reward.dtype.element_ty
     some = where & (slot >= 0)
     for start in range(0, FORM[0], FORM[1]):
@@ -98,7 +97,7 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
             if number == tl.bfloat16:
                 more = more.to(tl.float32)
             more = more.to(tl.float64) * factor
-            # As torch rounds: to float32, then to half; the sum of two halves is exact enough in float32.
+            # Round like torch: to float32, then to half. The sum of two halves is exact enough in float32.
             if number == tl.bfloat16:
                 more = _to_bfloat16(total + _to_bfloat16(more.to(tl.float32)))
             elif number == tl.float16:
@@ -111,7 +110,7 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
 
 @triton.jit
 def _discount(taken, n, gamma):
-    """γ^k of the steps taken, as float32."""
+    """γ^k for k steps, as float32."""
     power = tl.full((), 1.0, tl.float64)
     factor = taken.to(tl.float64) * 0.0
     for step in range(1, n + 1):
@@ -127,7 +126,7 @@ def read_kernel(
     FORMS: tl.constexpr, PLACES: tl.constexpr, PIECES: tl.constexpr, REWARDS: tl.constexpr,
     HAS_IDS: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Read all leaves of `rows` rows. The second axis of the grid has a piece of a wide leaf each, from 1 on."""
+    """Read all leaves of `rows` rows. From 1 on, the second grid axis enumerates pieces of wide leaves."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     piece = tl.program_id(1)
     valid = place < rows
@@ -167,24 +166,24 @@ def read_kernel(
 
 
 def _rows(pieces: int) -> int:
-    """How many rows a program reads: fewer where leaves are so wide that they are read in pieces."""
+    """Rows per program: fewer if wide leaves are read in pieces."""
     return 16 if pieces == 1 else 8
 
 
 class Source(NamedTuple):
-    """A leaf that is read, and at which row: OWN, LAST, NEXT or START."""
+    """A leaf to read and its place: OWN, LAST, NEXT or START."""
 
     leaf: Leaf
     place: int
 
 
 class RowReader:
-    """Reads the same leaves of many batches."""
+    """Reads fixed leaves of many batches."""
 
     def __init__(
         self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = ()
     ) -> None:
-        """`rewards` are tensors of floats, each as one list, and their forms: they are summed over n steps."""
+        """`rewards` are flat float tensors with their forms, summed over n steps."""
         self._rings, self._launches = rings, dict[tuple[bool, int, int], Launch]()
         self._words = tuple(source.leaf.words for source in sources)
         self._forms = tuple(source.leaf.form for source in sources)
@@ -201,7 +200,7 @@ class RowReader:
         self, slots: torch.Tensor, outs: Sequence[torch.Tensor], ids: torch.Tensor | None = None, *, length: int = 1,
         n: int = 0, gamma: float = 0.0, sums: Sequence[torch.Tensor] = (), discount: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Fill `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
+        """Fill `outs` in the order of the sources. `length`: steps per sequence in `slots`."""
         rings, rows = self._rings, slots.numel()
         block, programs = blocks(rows, _rows(self._pieces))
         key = ids is not None, _power_of_two(n), block
@@ -225,8 +224,46 @@ class RowReader:
 
 
 def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n; 0 of 0."""
+    """The smallest power of two of at least n; 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
+
+
+class TritonGather:
+    """A `Reader` of contiguous columns whose first `lead` axes count items."""
+
+    def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
+        items = [column.flatten(0, lead - 1) for column in columns]
+        self._forms = [(item.shape[1:], item.dtype, item.device) for item in items]
+        self._some = [i for i, item in enumerate(items) if item.numel()]
+        """Indices of the columns that are not empty."""
+        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MOST_COLUMNS) for i in self._some]
+        self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, OWN.value) for leaf in leaves])
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        count = stop - start
+        out = [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype, device in self._forms]
+        self._read(index, start, stop, out)
+        return out
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        whole = [target if target.is_contiguous() else torch.empty_like(target).contiguous() for target in out]
+        self._read(index, start, stop, whole)
+        for target, values in zip(out, whole, strict=True):
+            if values is not target:
+                target.copy_(values)
+
+    def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
+        if stop > start and self._some:
+            rows = index[start:stop].contiguous()
+            self._reader.read(rows, [out[i] for i in self._some])  # an index of -1 gives zeros
+
+
+def _placeholder_rings(column: torch.Tensor) -> Rings:
+    """Placeholder state of rings for plain items, which `read_kernel` does not access."""
+    numbers, flags = (torch.empty(1, dtype=dtype, device=column.device) for dtype in (torch.int64, torch.uint8))
+    return Rings(flags, flags, numbers, flags, flags, numbers, numbers, len(column), 1, len(column))
 
 
 _RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}

@@ -1,34 +1,106 @@
-"""The random stream of a buffer whose draws are made by Triton's kernels."""
+"""Counter-based random numbers (Philox): a function of the key, a position, and the number of draws at that position.
+
+A stream is int64 [1 + CELLS] on the device: the key, and a counter per `CELL` adjacent positions. A program owns whole
+cells: it reads their counters and increments them at the end. Programs are independent, and a captured graph draws new
+numbers at every replay. Only integers are computed: the interpreter and GPUs give the same numbers.
+"""
+
+# Jitted functions are Triton's language, which pyright takes for Python.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
+import triton.language as tl
 
 from relive.errors import require
-from relive.kernels.triton.philox import CELLS, uniform_numbers
+from relive.kernels.triton.launching import OPTIONS, SIZES, Variant, launch
+from relive.kernels.triton.words import blocks
 from relive.rng import Randomness
 
 if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
 
+CELL = tl.constexpr(16)
+"""Positions that share a counter. A program draws for a multiple of them."""
+CELLS = 2048
+MOST_DRAWS = CELLS * CELL.value
+"""Largest number of positions per launch."""
+
+
+@triton.jit
+def random_pair(key, call, place, turn):
+    """Two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
+    low = (call & 0xFFFFFFFF).to(tl.uint32)
+    high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    a, b, c, d = tl.philox(key, place.to(tl.uint32), low, high, (place * 0 + turn).to(tl.uint32))
+    return _join(a, b), _join(c, d)
+
+
+@triton.jit
+def _join(a, b):
+    return ((a.to(tl.uint64) << 31) ^ b.to(tl.uint64)).to(tl.int64) & 0x7FFFFFFFFFFFFFFF
+
+
+@triton.jit
+def load_calls(stream, place, inside):
+    """Load the number of previous draws at these positions [B]."""
+    return tl.load(stream + 1 + place // CELL, inside, other=0)
+
+
+@triton.jit
+def count_calls(stream, place, call, inside):
+    """Increment the counters of these positions, at the end of a program."""
+    tl.debug_barrier()  # all warps must have read the counters
+    tl.store(stream + 1 + place // CELL, call + 1, inside & (place % CELL == 0))
+
+
+@triton.jit(do_not_specialize=SIZES)
+def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
+    """Uniform float64 in [0, 1)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    call = load_calls(stream, place, inside)
+    bits, _ = random_pair(tl.load(stream), call, place, 0)
+    # 53 bits times a power of two: exact.
+    tl.store(out + place, (bits >> 10).to(tl.float64) * 1.1102230246251565e-16, inside)
+    count_calls(stream, place, call, inside)
+
+
+def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
+    """Draw uniform float64 in [0, 1)."""
+    out = torch.empty(count, dtype=torch.float64, device=stream.device)
+    for part in out.split(MOST_DRAWS):
+        block, programs = draw_blocks(len(part), 256)
+        launch(uniform_kernel, stream, programs)(stream, part, len(part), BLOCK=block, **OPTIONS)
+    return out
+
+
+def draw_blocks(count: int, most: int) -> tuple[int, int]:
+    """Positions per program, in whole cells, and number of programs."""
+    block = max(blocks(count, most)[0], CELL.value)
+    return block, -(-count // block)
+
 
 class DeviceStream(Randomness):
-    """Draws by a counter on the device (Philox), keyed by the seed.
+    """The random stream of a buffer on a device: Philox counters, keyed by the seed.
 
-    The same seed gives the same draws on every device, and under Triton's interpreter. Shuffling, which is torch's, is
-    the device's own.
+    The same seed gives the same draws on every device and under Triton's interpreter, except for shuffling, which uses
+    torch's generator of the device.
     """
 
     def __init__(self, seed: int | None, device: torch.device) -> None:
         super().__init__(seed)
         self.device = device
         self.numbers = torch.zeros(1 + CELLS, dtype=torch.int64, device=device)
-        """The key, and how often numbers were drawn at each cell of places; see `philox`."""
-        self._begin()
+        """The key, and the number of draws per cell of positions."""
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.numbers.zero_()
         self.numbers[0] = self.seed()
 
@@ -42,18 +114,18 @@ class DeviceStream(Randomness):
         return values, {**arrays, "philox": self.numbers}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Continue where a stream was, also on another device; a stream of another kind begins anew."""
+        """Restore a saved stream, also of another device. The state of another kind of stream resets this one."""
         super().load_state(saved)
         if saved.form("philox") is None:
-            self._begin()
+            self._reset()
             return
-        # In an earlier form there was one counter for all places.
+        # An earlier format had one counter for all positions.
         is_old = saved.form("philox") == (torch.int64, (2,))
-        found = saved.shaped("philox", (2 if is_old else 1 + CELLS,), torch.int64)
-        if bool((found < 0).any()):
-            raise saved.at("philox", found.tolist()).error("a key and numbers of draws, all at least 0")
-        self.numbers[0].copy_(found[0])
-        self.numbers[1:].copy_(found[1:])
+        numbers = saved.shaped("philox", (2 if is_old else 1 + CELLS,), torch.int64)
+        if bool((numbers < 0).any()):
+            raise saved.at("philox", numbers.tolist()).error("a key and numbers of draws, all at least 0")
+        self.numbers[0].copy_(numbers[0])
+        self.numbers[1:].copy_(numbers[1:])
 
     def snapshot(self) -> Any:
         return super().snapshot(), self.numbers.clone()
@@ -65,5 +137,9 @@ class DeviceStream(Randomness):
 
     def check(self) -> None:
         super().check()
-        least = int(self.numbers.min())
-        require(least >= 0, "generator", "a key and numbers of draws, all at least 0", least)
+        smallest = int(self.numbers.min())
+        require(smallest >= 0, "generator", "a key and numbers of draws, all at least 0", smallest)
+
+
+_TYPES = {"stream": "*i64", "out": "*fp64", "count": "i64"}
+VARIANTS = (Variant(uniform_kernel, "256 numbers", _TYPES, {"BLOCK": 256}, OPTIONS, ("stream", "out")),)

@@ -1,6 +1,6 @@
-"""The steps around rows, for sequences: the windows [B, L] of flat slots and their marks, in one launch."""
+"""Windows of steps around rows, for sequences: flat slots [B, L] and their masks, in one launch."""
 
-# What is jitted is Triton's language, which pyright takes for Python.
+# Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
@@ -12,21 +12,20 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, launch
-from relive.kernels.triton.slots import FINAL, TRANSITION
-from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import Rings, blocks
+from relive.kernels.triton.launching import SIZES, Variant, launch
+from relive.kernels.triton.rings import FINAL, TRANSITION, Rings
+from relive.kernels.triton.words import blocks
 
 MOST_STEPS = 1024
-"""The longest window: its rows are looked at all at once."""
+"""Longest window: a program loads all its rows at once."""
 
 
 @triton.jit
 def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
            SPAN: tl.constexpr):  # fmt: skip
-    """The rows from each one on [B, SPAN], or with BACK before it: slots, which are steps, how many steps up to each.
+    """The rows after (with BACK: before) each row [B, SPAN]: their slots, mask of steps, and running number of steps.
 
-    Steps end where an episode does; with CROSS they go on after its final rows.
+    Steps stop at the end of an episode; with CROSS they continue after its final rows.
     """
     away = tl.arange(0, SPAN).to(tl.int64)[None, :]
     if BACK:
@@ -40,7 +39,7 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
     held = tl.load(kind + slot, inside, other=0)
     is_step = inside & (held == TRANSITION)
     if not BACK:
-        is_step = is_step | (inside & (away == 0))  # the row itself, whatever has become of it
+        is_step = is_step | (inside & (away == 0))  # the row itself is always a step
     stops = ~is_step
     if CROSS:
         stops = stops & (held != FINAL)
@@ -58,14 +57,14 @@ def windows_kernel(
     slots: tl.int64, num_envs: tl.int64, rows: tl.int64, before: tl.int32, after: tl.int32,
     CROSS: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Up to `before` steps before each row, the row, the steps after it, then -1."""
+    """Write up to `before` preceding steps, the row, the following steps, then -1."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = place < rows
     flat = tl.load(drawn + place, valid, other=0)
     env = flat % num_envs
     newest = tl.load(head + env, valid, other=0) - 1 + tl.load(is_open + env, valid, other=0).to(tl.int64)
-    behind = (newest - flat // num_envs) % slots
-    row = newest - tl.where(behind < 0, behind + slots, behind)
+    age = (newest - flat // num_envs) % slots
+    row = newest - tl.where(age < 0, age + slots, age)
     oldest = newest - slots + 1
     length = before + after
     out = place * length
@@ -81,14 +80,14 @@ def windows_kernel(
         tl.store(is_first + to, tl.load(first + slot, is_step, other=0), is_step)
     slot, is_step, nth = _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, False, CROSS, AHEAD)
     is_step = is_step & (nth <= after)
-    found = burn_in + tl.sum(is_step.to(tl.int32), axis=1)
+    num_steps = burn_in + tl.sum(is_step.to(tl.int32), axis=1)
     to = out[:, None] + burn_in[:, None] + nth - 1
     tl.store(windows + to, slot, is_step)
     tl.store(is_first + to, tl.load(first + slot, is_step, other=0), is_step)
     step = tl.arange(0, LENGTH)[None, :]
     to = out[:, None] + step
     inside = valid[:, None] & (step < length)
-    real = step < found[:, None]
+    real = step < num_steps[:, None]
     tl.store(mask + to, real.to(tl.uint8), inside)
     tl.store(train + to, (real & (step >= burn_in[:, None])).to(tl.uint8), inside)
     tl.store(windows + to, tl.full((BLOCK, LENGTH), -1, tl.int64), inside & ~real)
@@ -97,28 +96,28 @@ def windows_kernel(
 
 
 class Windows(NamedTuple):
-    """The steps around rows, and their marks."""
+    """Windows of steps around rows, with their masks."""
 
     slots: torch.Tensor
     """Flat slots [B, L], -1 after the last step."""
     mask: torch.Tensor
     """Mask of real steps, as bytes."""
     train: torch.Tensor
-    """Mask of the drawn row and of the steps after it, as bytes."""
+    """Mask of the sampled row and the following steps, as bytes."""
     is_first: torch.Tensor
     """Mask of steps that start an episode, as bytes."""
     ids: torch.Tensor
-    """The ids of the drawn rows [B]."""
+    """Ids of the sampled rows [B]."""
 
 
 def _tiles(before: int, after: int, cross: bool) -> dict[str, int]:
-    """How many rows are looked at before and from each drawn one on: between two steps lie at most two final rows."""
+    """Numbers of rows to load before and after each row: at most two final rows separate two steps."""
     back, ahead = (triton.next_power_of_2(steps * (3 if cross else 1)) if steps else 0 for steps in (before, after))
     return {"BACK": back, "AHEAD": ahead, "LENGTH": triton.next_power_of_2(before + after)}
 
 
 def _rows(tiles: dict[str, int]) -> int:
-    """How many windows a program looks for."""
+    """Windows per program."""
     return max(512 // max(tiles.values()), 1)
 
 
@@ -127,7 +126,7 @@ def _options(tiles: dict[str, int]) -> dict[str, Any]:
 
 
 def find_windows(rings: Rings, drawn: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
-    """The windows of the drawn slots [B], at most `MOST_STEPS` steps each."""
+    """Find the windows of slots [B], at most `MOST_STEPS` steps each."""
     rows, tiles = len(drawn), _tiles(before, after, cross)
     block, programs = blocks(rows, _rows(tiles))
     launch(windows_kernel, drawn, programs)(

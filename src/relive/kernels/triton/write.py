@@ -1,13 +1,13 @@
-"""Writing steps into the rings of environments: one launch for a step or a block of steps, whatever the rows hold.
+"""Writing of steps into the rings of environments: one launch per step or block of steps.
 
-A program has a few environments to itself, so no two programs write the same row, and a block is a loop inside. In each
-step a program first reads what its decisions need (heads, kinds, the pending observations), then passes a barrier, then
-writes: all warps read the same, and one of them stores it.
+Each program owns a few environments: no two programs write the same row, and a block of steps is a loop. In each step a
+program first reads the state (heads, kinds, pending observations), then passes a barrier, then writes: all warps read
+the same state.
 
-A leaf has a form (words of a row, columns of a tile, frames k, inner, pads by zeros); see `words.Frames`.
+The form of a leaf is described at `words.Form`.
 """
 
-# What is jitted is Triton's language, which pyright takes for Python.
+# Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
@@ -22,20 +22,19 @@ import triton.language as tl
 
 from relive.kernels.triton import words
 from relive.kernels.triton.draw import group_size
-from relive.kernels.triton.launching import SIZES, Launch
-from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, earlier, later, slot_of
-from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, as_words, blocks
+from relive.kernels.triton.launching import SIZES, Launch, Variant
+from relive.kernels.triton.rings import FINAL, HISTORY, PENDING, TRANSITION, Rings, earlier, later, slot_of
+from relive.kernels.triton.words import INTERPRETED, Form, Leaf, as_words, blocks
 
 GROUPS = tl.constexpr(3)
-"""How many slots a step of an environment may touch."""
+"""Number of slots that a step of an environment may change."""
 NARROW = 256
-"""Words of a row up to which a program takes several environments."""
+"""Largest number of words per row for which a program takes several environments."""
 
 
 @triton.jit
 def given_words(base, item, column, frame, where, FORM: tl.constexpr):
-    """The words [E, C] of one frame of the items [E] that a caller gave."""
+    """Load the words [E, C] of one frame of the caller's items [E]."""
     word = column
     if FORM[2] > 1:
         word = column // FORM[3] * (FORM[2] * FORM[3]) + frame * FORM[3] + column % FORM[3]
@@ -45,13 +44,13 @@ def given_words(base, item, column, frame, where, FORM: tl.constexpr):
 
 @triton.jit
 def _no_tile(item, FORM: tl.constexpr):
-    """Zeros, int32 [E, C]; Triton 3.4 makes none of a constant's parts by itself."""
+    """Zeros, int32 [E, C]; tl.zeros of Triton 3.4 does not accept elements of a constexpr tuple."""
     return (item[:, None] * 0 + tl.arange(0, FORM[1])[None, :] * 0).to(tl.int32)
 
 
 @triton.jit
 def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: tl.constexpr):
-    """Whether the given observations are, in any bit, not the ones that the pending rows hold: int32 [E]."""
+    """Whether the passed observations differ in any bit from those of the pending rows: int32 [E]."""
     differs = _no_tile(pending, FORM)
     for start in range(0, FORM[0], FORM[1]):
         column = start + tl.arange(0, FORM[1])
@@ -71,7 +70,7 @@ def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: t
 
 @triton.jit
 def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr):
-    """How many of the steps have stacks that single frames cannot rebuild."""
+    """Number of steps whose stacks cannot be rebuilt from single frames."""
     unpadded = _no_tile(item, FORM)
     unfollowed = unpadded
     for start in range(0, FORM[0], FORM[1]):
@@ -93,7 +92,7 @@ def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr)
 
 @triton.jit
 def _store(stored, slot, given, item, where, FORM: tl.constexpr):
-    """Copy items to slots; of a stack the newest frame."""
+    """Copy items to slots; the newest frame of a stack."""
     for start in range(0, FORM[0], FORM[1]):
         column = start + tl.arange(0, FORM[1])
         words = given_words(given, item, column, FORM[2] - 1, where, FORM)
@@ -104,7 +103,7 @@ def _store(stored, slot, given, item, where, FORM: tl.constexpr):
 
 @triton.jit
 def _leaves_window(kind, row, slot, where, slots, num_envs, size, alive):
-    """The slots that are no longer drawn when the rows at `slot` are the newest, and which of them hold transitions."""
+    """Slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
     leaving = later(slot, slots - alive, num_envs, size)
     held = tl.load(kind + leaving, where, other=0)
     return leaving, where & (row >= alive) & (held == TRANSITION)
@@ -121,7 +120,7 @@ def _store_leaves(leaves, slot, given, item, where, FORMS: tl.constexpr):
 def _continues(
     obs, given, following, first, pending, item, valid, opened, resets, broken, num_envs, size, OBS: tl.constexpr
 ):
-    """Mask of steps that start with the pending observation. Stacks that cannot be rebuilt are counted."""
+    """Mask of steps that start with the pending observation. Counts stacks that cannot be rebuilt."""
     differs = valid.to(tl.int32) * 0
     for i in tl.static_range(len(OBS)):
         differs |= _differs(obs[i], given[i], first, pending, item, valid, num_envs, size, tl.constexpr(OBS[i]))
@@ -143,19 +142,21 @@ def _byte(like, number):
 
 
 @triton.jit
-def _tell(touched, changed, item, steps, writers, inside, leaving, dies, slot, is_new, next_leaving, next_dies):
-    """Say which slots became transitions, or no longer are."""
+def _store_touched(
+    touched, changed, item, steps, writers, inside, leaving, dies, slot, is_new, next_leaving, next_dies
+):
+    """Record the slots that became transitions or ceased to be."""
     for i in tl.static_range(GROUPS):
         at = item + (item * 0 + i) * steps * writers
-        told = leaving if i == 0 else slot if i == 1 else next_leaving
+        slots = leaving if i == 0 else slot if i == 1 else next_leaving
         which = dies if i == 0 else is_new if i == 1 else next_dies
-        tl.store(touched + at, told, inside)
+        tl.store(touched + at, slots, inside)
         tl.store(changed + at, which.to(tl.uint8), inside)
 
 
 @triton.jit
-def _keep(head, is_open, count, totals, env, row, opened, before, stored, valid, GROUP: tl.constexpr):
-    """Note where the rings are now, and add what came to the totals of groups."""
+def _store_state(head, is_open, count, totals, env, row, opened, before, stored, valid, GROUP: tl.constexpr):
+    """Store the state of the rings, and update the totals of groups."""
     tl.store(head + env, row, valid)
     tl.store(is_open + env, opened.to(tl.uint8), valid)
     tl.store(count + env, stored, valid)
@@ -163,13 +164,13 @@ def _keep(head, is_open, count, totals, env, row, opened, before, stored, valid,
 
 
 @triton.jit
-def _known(envs, place, valid, num_envs, unknown_envs):
-    """The environments that are given, and which of them there are; the others are counted."""
+def _load_envs(envs, place, valid, num_envs, unknown_envs):
+    """Load environment indices and the mask of valid ones. Counts the invalid ones."""
     env = tl.load(envs + place, valid, other=0)
     unknown = valid & ((env < 0) | (env >= num_envs))
-    strangers = tl.sum(unknown.to(tl.int64), axis=0)
-    if strangers > 0:
-        tl.atomic_add(unknown_envs, strangers)
+    num_unknown = tl.sum(unknown.to(tl.int64), axis=0)
+    if num_unknown > 0:
+        tl.atomic_add(unknown_envs, num_unknown)
     return tl.where(unknown, 0, env), valid & ~unknown
 
 
@@ -182,12 +183,12 @@ def write_kernel(
     NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr, HAS_ENVS: tl.constexpr, KEEPS_TOUCHED: tl.constexpr,
     HAS_HISTORY: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store `steps` steps [steps, writers] of all environments or of `envs`; of those that there are not, none."""
+    """Store steps [steps, writers] of all environments or of `envs`; invalid environments are skipped."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = place < writers
     env = place
     if HAS_ENVS:
-        env, valid = _known(envs, place, valid, num_envs, unknown_envs)
+        env, valid = _load_envs(envs, place, valid, num_envs, unknown_envs)
     row = tl.load(head + env, valid, other=0)
     opened = tl.load(is_open + env, valid, other=0) != 0
     resets = (tl.load(resetting + env, valid, other=0) != 0) if NEXT_STEP else place < 0
@@ -205,7 +206,7 @@ def write_kernel(
         slot = tl.where(cut, later(pending, 1, num_envs, size), pending)
         next_slot = later(slot, 1, num_envs, size)
         leaving, dies = _leaves_window(kind, row, slot, fresh, slots, num_envs, size, alive)
-        # Rows whose next observation is stored beside them have no row after them to make room for.
+        # With stored next observations there is no following row to make room for.
         moves = valid & (place < 0) if KEEPS_NEXT else valid
         next_leaving, next_dies = _leaves_window(kind, row + 1, next_slot, moves, slots, num_envs, size, alive)
         ends = _ended(others_given[TERMINATED], others_given[TRUNCATED], item, valid) & ~resets
@@ -214,7 +215,7 @@ def write_kernel(
         if HAS_HISTORY:
             tl.store(kind + leaving, _byte(env, HISTORY), dies)
             tl.store(kind + next_leaving, _byte(env, HISTORY), next_dies)
-            tl.debug_barrier()  # with one row of history, a slot that leaves is the one that the next row takes
+            tl.debug_barrier()  # with one row of history, the leaving slot is that of the next row
         tl.store(kind + pending, _byte(env, FINAL), cut)
         tl.store(kind + slot, tl.where(resets, FINAL, TRANSITION).to(tl.uint8), valid)
         tl.store(first + slot, _byte(env, 1), fresh)
@@ -228,7 +229,7 @@ def write_kernel(
         else:
             _store_leaves(next_stored, slot, next_given, item, valid, OBS)
         if KEEPS_TOUCHED:
-            _tell(
+            _store_touched(
                 touched, changed, item, steps, writers, place < writers,
                 leaving, dies, slot, valid & ~resets, next_leaving, next_dies,
             )  # fmt: skip
@@ -236,16 +237,16 @@ def write_kernel(
         row += 1 + closes.to(tl.int64)
         resets = ends if NEXT_STEP else resets
         tl.debug_barrier()
-    _keep(head, is_open, count, totals, env, row, opened, before, stored, valid, GROUP)
+    _store_state(head, is_open, count, totals, env, row, opened, before, stored, valid, GROUP)
     tl.store(resetting + env, resets.to(tl.uint8), valid & NEXT_STEP)
 
 
 Given = tuple[torch.Tensor, ...]
-"""Leaves of steps, contiguous."""
+"""Contiguous leaves of steps."""
 
 
 def _environments(*forms: Sequence[Form]) -> int:
-    """How many environments a program takes."""
+    """Environments per program."""
     return 1 if any(form[0] * form[2] > NARROW for group in forms for form in group) else 8
 
 
@@ -253,8 +254,8 @@ def _options(environments: int) -> dict[str, Any]:
     return {"num_warps": 8 if environments == 1 else 4, "enable_fp_fusion": False}
 
 
-def _tiled(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
-    """Forms whose tiles are as wide as so many environments allow."""
+def _set_tiles(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
+    """Forms with the widest tiles that this number of environments allows."""
     most = words.MOST_COLUMNS if INTERPRETED else min(1024 // environments, 512)
     interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # stacks along the last axis
     limits = [most // 2 if each else most for each in interleaved]
@@ -262,8 +263,8 @@ def _tiled(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
     return tuple((form[0], wide, *form[2:]) for form, wide in zip(forms, columns, strict=True))
 
 
-def _widened(leaf: Leaf) -> Leaf:
-    """A leaf of wide rows in words of eight bytes, where its rows and their pieces can be divided so."""
+def _widen(leaf: Leaf) -> Leaf:
+    """View a leaf of wide rows as words of eight bytes, if its rows and their pieces are divisible by eight."""
     width, _, k, inner, zero = leaf.form
     size = leaf.words.element_size()
     if width * k <= NARROW or width * size % 8 or (k > 1 and inner * size % 8):
@@ -274,18 +275,18 @@ def _widened(leaf: Leaf) -> Leaf:
 
 
 class StepWriter:
-    """Writes steps into rings; all memory is known from the beginning."""
+    """Writes steps into rings at fixed addresses."""
 
     def __init__(
         self, rings: Rings, obs: Sequence[Leaf], nexts: Sequence[Leaf], others: Sequence[Leaf], totals: torch.Tensor,
         faults: tuple[torch.Tensor, torch.Tensor], *, flags: tuple[int, int], next_step: bool,
     ) -> None:  # fmt: skip
-        """`totals`: counts by groups of environments, see `draw`. `faults`: broken stacks and unknown environments.
+        """`totals`: counts by groups of environments, see `draw`. `faults`: counters of bad stacks and environments.
 
-        `flags`: which of the other leaves are `terminated` and `truncated`.
+        `flags`: indices of `terminated` and `truncated` in `others`.
         """
         self._rings = rings
-        leaves = [[_widened(leaf) for leaf in group] for group in (obs, others, nexts)]
+        leaves = [[_widen(leaf) for leaf in group] for group in (obs, others, nexts)]
         own_obs, own_others, own_nexts = (tuple(leaf.words for leaf in group) for group in leaves)
         self._words = own_obs, own_obs, own_others
         self._is_widened = any(
@@ -298,7 +299,7 @@ class StepWriter:
             own_obs, own_nexts or own_obs, own_others, rings.kind, rings.first, rings.head, rings.open,
             rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size, rings.alive,
         )  # fmt: skip
-        tiles = dict(zip(("OBS", "OTHERS"), (_tiled(group, self._most) for group in forms), strict=True))
+        tiles = dict(zip(("OBS", "OTHERS"), (_set_tiles(group, self._most) for group in forms), strict=True))
         self._constants = {
             **tiles, "TERMINATED": flags[0], "TRUNCATED": flags[1], "NEXT_STEP": next_step, "KEEPS_NEXT": bool(nexts),
             "HAS_HISTORY": rings.slots > rings.alive, "GROUP": group_size(rings.num_envs), **_options(self._most),
@@ -311,7 +312,7 @@ class StepWriter:
     ) -> None:  # fmt: skip
         """Store steps [steps, writers, …] of all environments or of `envs`, in the order of the leaves.
 
-        `touched` [GROUPS, steps, writers] is filled where wanted.
+        `touched` (slots, changed), each [GROUPS, steps, writers], is filled unless None.
         """
         rings = self._rings
         block, programs = blocks(writers, self._most)
@@ -321,7 +322,7 @@ class StepWriter:
             constants = dict(zip(("HAS_ENVS", "KEEPS_TOUCHED", "BLOCK"), key, strict=True))
             launch = self._launches[key] = Launch(write_kernel, self._own, self._constants | constants, self._words)
         if self._is_widened:
-            obs, nexts, others = (tuple(map(_at_words, given)) for given in (obs, nexts, others))
+            obs, nexts, others = (tuple(map(_align, given)) for given in (obs, nexts, others))
         slots, changed = (rings.head, rings.kind) if touched is None else touched
         launch(
             rings.kind, (programs, 1, 1), obs, nexts, others, rings.head if envs is None else envs, slots, changed,
@@ -329,8 +330,8 @@ class StepWriter:
         )  # fmt: skip
 
 
-def _at_words(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor at an address that words of eight bytes may be read at."""
+def _align(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy if its address is not divisible by eight."""
     return tensor.clone() if tensor.data_ptr() % 8 else tensor
 
 
@@ -348,7 +349,7 @@ def _variant(name: str, obs: Sequence[tuple[str, Form]], **constants: Any) -> Va
     flags = dict.fromkeys(("NEXT_STEP", "KEEPS_NEXT", "HAS_ENVS", "KEEPS_TOUCHED", "HAS_HISTORY"), False)
     forms = {"OBS": [form for _, form in obs], "OTHERS": [form for _, form in _REST]}
     block = _environments(*forms.values())
-    forms = {group: _tiled(leaves, block) for group, leaves in forms.items()}
+    forms = {group: _set_tiles(leaves, block) for group, leaves in forms.items()}
     constants = {**flags, **constants, **forms, **_FLAGS, "GROUP": 64, "BLOCK": block}
     return Variant(write_kernel, name, types, constants, _options(block), aligned)
 
