@@ -229,11 +229,12 @@ class ColumnPlan:
                 numbers = self._encode[column](text)
                 try:
                     encoded[text] = np.asarray(numbers)
-                except ValueError as error:  # lists of several lengths
+                except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths, a tensor elsewhere
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encoded[text] for text in texts]
-        if rows[0].dtype.kind not in "biuf" or any(row.shape != rows[0].shape for row in rows):
-            got = f"{rows[0].dtype} of shapes {sorted({row.shape for row in rows})}"
+        dtypes, shapes = {row.dtype for row in rows}, {row.shape for row in rows}
+        if len(shapes) > 1 or any(dtype.kind not in "biuf" or dtype not in FROM_NUMPY for dtype in dtypes):
+            got = f"{', '.join(sorted(map(str, dtypes)))} of shapes {sorted(shapes)}"
             raise self._error(column, expected, got, remedy)
         return np.stack(rows)
 

@@ -81,11 +81,14 @@ def from_hdf5(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    h5py, arrays = import_extra("h5py", "hdf5"), require_self_contained(Path(path))
+    h5py = import_extra("h5py", "hdf5")
+    if time_limit is not None:
+        positive("time_limit", time_limit)
+    arrays = require_self_contained(Path(path))
     # HDF5 caches decoded chunks of every open array, so the size of a cache depends on the number of arrays.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
-            source = _d4rl_source(file, None if time_limit is None else positive("time_limit", time_limit))
+            source = _d4rl_source(file, time_limit)
         elif "data" in file and hasattr(file["data"], "items"):
             source = _robomimic_source(file)
         else:
@@ -298,7 +301,10 @@ def _flags(array: Any, rows: int) -> np.ndarray:
 
 
 def _is_text(array: Any) -> bool:
-    return import_extra("h5py", "hdf5").check_string_dtype(array.dtype) is not None and len(array.shape) == 1
+    dtype = array.dtype
+    if dtype.kind not in "OS" or array.ndim != 1:
+        return False
+    return import_extra("h5py", "hdf5").check_string_dtype(dtype) is not None
 
 
 def _read(where: str, array: Any, start: int, stop: int) -> Any:
@@ -371,7 +377,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
         group_bytes: Counter[str] = Counter()
         for name, item in _objects(h5py, file, path):
             where = f"{path.name}: {name}"
-            _require_small_attributes(where, item)
+            _require_small_attributes(h5py, where, item)
             if isinstance(item, h5py.Dataset):
                 _require_bytes(where, item, nbytes)
                 if item.dtype.hasobject:
@@ -400,14 +406,15 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
         for key in group:
             name = f"{prefix}/{key}"
             where = f"{path.name}: {name}"
-            link = group.get(key, getlink=True)
-            if not isinstance(link, h5py.HardLink):
+            if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
+                link = group.get(key, getlink=True)
                 target = f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
                 raise damage(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
-            if address(item) in seen or depth == _DEEPEST:
+            place = address(item)
+            if place in seen or depth == _DEEPEST:
                 raise damage(where, "a tree of objects", "an object met twice, or groups nested too deeply")
-            seen.add(address(item))
+            seen.add(place)
             yield name, item
             if isinstance(item, h5py.Group):
                 groups.append((name, item, depth + 1))
@@ -458,9 +465,9 @@ def _require_small_chunks(where: str, dataset: Any, most: int) -> None:
             raise damage(f"{where}: chunk {offset}", f"at most {nbytes:,} bytes", "a chunk that may inflate to more")
 
 
-def _require_small_attributes(where: str, item: Any) -> None:
+def _require_small_attributes(h5py: Any, where: str, item: Any) -> None:
     """Raise if an attribute is a list of texts: each could be the same long one."""
-    for name in item.attrs:
+    for name in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
         attribute = item.attrs.get_id(name)
         if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
             raise damage(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -223,6 +223,7 @@ class Video:
 _NUMBERS = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
+_MAX_FPS = 1e6
 _ROWS_AT_ONCE = 1 << 12
 _ROW_BYTES = 500
 """The memory that a row of a small table takes in Python."""
@@ -285,7 +286,7 @@ class _DatasetSource(RowSource):
         if not isinstance(features, dict) or "episode_index" not in features:
             raise damage(where, "features with 'episode_index'", reprlib.repr(features))
         self._features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e6:
+        if not _is_rate(fps):
             raise damage(where, "fps, a positive number", reprlib.repr(fps))
         self._fps = float(fps)
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
@@ -612,8 +613,19 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
     """
     import_extra("pyarrow", "lerobot")
     require_steps("to_lerobot", replay)
+    if not _is_rate(fps):
+        raise SchemaError(explain("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number."))
+    texts = [tasks] if isinstance(tasks, str) else tasks
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        remedy = "Pass a str per number of the extra field 'task_index'."
+        raise SchemaError(explain("tasks", "a text, or a list of texts", repr(tasks), remedy))
     with write_atomically("to_lerobot", path) as unfinished:
-        _DatasetWriter(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
+        _DatasetWriter(unfinished, fps, list(texts)).write(replay)
+
+
+def _is_rate(fps: Any) -> TypeGuard[float]:
+    """Whether a value is a number of frames per second."""
+    return isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < _MAX_FPS
 
 
 class _DatasetWriter:
