@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from relive import lazy
+from relive.errors import CallSite, find_call_site, worker_call_site
 from relive.replay.views import Transition, View
 from relive.schema.assembly import check_batch_size, check_destination
 from relive.schema.checks import positive
@@ -84,7 +85,7 @@ class _BatchQueue:
         with self._lock:
             is_idle = self._worker is None or not self._worker.is_alive()
             if is_idle and self._ready.empty() and not self.is_closed:
-                work = partial(self._make, _current_stream())
+                work = partial(self._make, _current_stream(), find_call_site())
                 self._worker = threading.Thread(target=work, name="relive.prefetch", daemon=True)
                 self._worker.start()
         self._permits.put(None)
@@ -100,7 +101,8 @@ class _BatchQueue:
         state = "closed" if self.is_closed else f"{self._ready.qsize()} of {self._depth} batches ready"
         return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
 
-    def _make(self, stream: AbstractContextManager[Any]) -> None:
+    def _make(self, stream: AbstractContextManager[Any], call_site: CallSite) -> None:
+        worker_call_site.set(call_site)
         while True:
             self._permits.get()
             if self.is_closed:
