@@ -16,6 +16,8 @@ from relive.schema.checks import finite, positive
 from relive.schema.conversion import env_numbers
 from relive.schema.vocabulary import suggests_keywords
 
+_MAX_RATIO = 1e9
+"""The largest samples per insert: float64 counts samples of 9 million inserts exactly."""
 _PAUSES = (0.0002, 0.005)
 """Seconds between two looks at the counts: the first pause, and the longest."""
 
@@ -60,6 +62,9 @@ class RateLimit:
     ) -> None:
         self.replay = replay
         self.samples_per_insert = finite("samples_per_insert", samples_per_insert, may_be_zero=False)
+        if self.samples_per_insert > _MAX_RATIO:
+            remedy = "Sample the buffer without a RateLimit."
+            raise SchemaError(explain("samples_per_insert", f"at most {_MAX_RATIO:g}", samples_per_insert, remedy))
         self.min_size = positive("min_size", min_size)
         self._counts = replay._traffic.numpy()
         self._closed = replay._limit_closed.numpy()
