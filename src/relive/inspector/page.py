@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.inspector.measures import Measurements, finite, percent, place
+from relive.inspector.measures import Measurements, finite, place
 from relive.inspector.source import ENDS, ReportSource
-from relive.inspector.text import end_texts, fact_texts, reuse_texts, share_text
+from relive.inspector.text import end_texts, fact_texts, percent, reuse_texts, share_text
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path as FieldPath
 

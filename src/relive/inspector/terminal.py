@@ -11,8 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from relive.errors import escaped
-from relive.inspector.measures import number, percent
-from relive.inspector.text import ends_text, episode_texts, fact_texts, form_text, reuse_texts, share_text, spread_text
+from relive.inspector.text import (
+    ends_text,
+    episode_texts,
+    fact_texts,
+    form_text,
+    number,
+    percent,
+    reuse_texts,
+    share_text,
+    spread_text,
+)
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PARTS = 16
