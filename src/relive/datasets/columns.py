@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from relive.datasets.filling import STEP, EpisodeBlock, declared_fields, extra_fields, split_episodes
+from relive.datasets.filling import STEP, FinalObs, declared_fields, extra_fields, fill, split_episodes
 from relive.datasets.untrusted import damage, decode_budget, require_similar_size
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -76,10 +76,16 @@ class RowSource(Protocol):
         return None
 
 
-def buffer_and_blocks(
-    name: str, source: RowSource, buffer: Any, columns: Columns | None, encode: Encoders | None, **settings: Any
-) -> tuple[Any, Iterator[EpisodeBlock], int]:
-    """The buffer to fill with the rows of a source, their blocks, and their number.
+def fill_from_rows(
+    name: str,
+    source: RowSource,
+    buffer: Any,
+    columns: Columns | None,
+    encode: Encoders | None,
+    final_obs: FinalObs,
+    **settings: Any,
+) -> Any:
+    """Read the rows of a source into a buffer; returns the buffer.
 
     Args:
         name: the function that the caller called, for messages.
@@ -87,6 +93,7 @@ def buffer_and_blocks(
         buffer: the buffer to fill; None makes a replay buffer with space for all rows.
         columns: the caller's `columns=`.
         encode: the caller's `encode=`.
+        final_obs: the caller's `final_obs=`.
         settings: settings of the replay buffer to make.
     """
     chosen = _check_dict("columns", columns, "a field or None", lambda field: field is None or isinstance(field, str))
@@ -95,9 +102,9 @@ def buffer_and_blocks(
     steps, ends = plan.count()
     if buffer is None:
         buffer = plan.make_buffer(steps + ends, **settings)
-    final_obs = source.final_obs(plan.columns_of("obs"))
-    read_final = None if final_obs is None else lambda number: plan.to_fields(final_obs(number))["obs"]
-    return buffer, split_episodes(source.name, plan.read(), read_final), steps
+    read_columns = source.final_obs(plan.columns_of("obs"))
+    read_final_obs = None if read_columns is None else lambda episode: plan.to_fields(read_columns(episode))["obs"]
+    return fill(name, buffer, split_episodes(source.name, plan.read(), read_final_obs), steps, final_obs)
 
 
 def _check_dict(argument: str, value: Any, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import torch
 
 from relive.checkpoint.progress import show_progress
 from relive.distillation import DistillationBuffer
-from relive.errors import BufferFullError, DataWarning, SchemaError, explain
+from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import nonempty, one_of
@@ -168,11 +167,11 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     if left_out and final_obs is None:
         lost = f"{len(left_out)} last step{'s' if len(left_out) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
-        warnings.warn(explain(name, "a next observation of every step", lost, remedy), DataWarning, stacklevel=3)
+        warn_user(explain(name, "a next observation of every step", lost, remedy))
     steps -= len(left_out)
     if stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
-        warnings.warn(_too_small(name, steps, stored, remedy), DataWarning, stacklevel=3)
+        warn_user(_too_small(name, steps, stored, remedy))
     return buffer
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, buffer_and_blocks
-from relive.datasets.filling import FinalObs, episode_arrays, fill, require_ordered, write_atomically
+from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
+from relive.datasets.filling import FinalObs, episode_arrays, require_ordered, write_atomically
 from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_errors
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -94,10 +94,9 @@ def from_hdf5(
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."
             raise SchemaError(explain(Path(path).name, expected, ", ".join(file) or "an empty file", remedy))
-        steps = buffer_and_blocks(
-            "from_hdf5", source, buffer, columns, encode, sampler=sampler, device=device, seed=seed
+        return fill_from_rows(
+            "from_hdf5", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
         )
-        return fill("from_hdf5", *steps, final_obs)
 
 
 def to_hdf5(

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, buffer_and_blocks
-from relive.datasets.filling import FinalObs, episode_arrays, fill, require_steps, slice_leaves, write_atomically
+from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
+from relive.datasets.filling import FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
     damage,
@@ -506,10 +506,9 @@ def from_lerobot(
     """
     import_extra("pyarrow", "lerobot")
     source = _DatasetSource(Path(path))
-    steps = buffer_and_blocks(
-        "from_lerobot", source, buffer, columns, encode, sampler=sampler, device=device, seed=seed
+    return fill_from_rows(
+        "from_lerobot", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
     )
-    return fill("from_lerobot", *steps, final_obs)
 
 
 def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:

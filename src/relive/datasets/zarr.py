@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, RowSource, buffer_and_blocks
-from relive.datasets.filling import STEP, FinalObs, episode_arrays, fill, require_steps, slice_leaves, write_atomically
+from relive.datasets.columns import Columns, ColumnSpec, RowSource, fill_from_rows
+from relive.datasets.filling import STEP, FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
     damage,
@@ -471,10 +471,10 @@ def from_zarr(
         seed: the seed of the new buffer.
     """
     with open_store(Path(path)) as store:
-        steps = buffer_and_blocks(
-            "from_zarr", _StoreSource(store), buffer, columns, None, sampler=sampler, device=device, seed=seed
+        source = _StoreSource(store)
+        return fill_from_rows(
+            "from_zarr", source, buffer, columns, None, final_obs, sampler=sampler, device=device, seed=seed
         )
-        return fill("from_zarr", *steps, final_obs)
 
 
 class _StoreSource(RowSource):
