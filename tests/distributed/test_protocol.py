@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive.distributed import Checkpoint, ReplayService
-from relive.distributed.shard import Ack, Push, Shard
+from relive.distributed.protocol import Ack, Push
+from relive.distributed.shard import Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
 from relive.storage.files import Files
 from tests.distributed.local import (

@@ -22,8 +22,8 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 import relive
 from relive.concurrent.processes import connect
-from relive.distributed.protocol import ServicePlan, StepBlock, difference, pack, to_plain
-from relive.distributed.shard import Ack, MemoryLocation, Push, Shard, ShardReader
+from relive.distributed.protocol import Ack, MemoryLocation, Push, ServicePlan, StepBlock, difference, pack, to_plain
+from relive.distributed.shard import Shard, ShardReader
 from relive.errors import IncompatibleService, SchemaError, ShardUnavailable, explain, warn_user
 
 NAMESPACE = "relive"

@@ -1,4 +1,4 @@
-"""The terms that clients and shards share: the plan of a service, the ids of its rows, and blocks of steps."""
+"""The definitions that clients and shards share: the plan of a service, ids of rows, blocks of steps, and messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import relive
+from relive.concurrent.processes import Handle
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
@@ -23,6 +24,7 @@ from relive.schema.buffer_schemas import replay_schema
 from relive.schema.checks import above_zero, positive
 from relive.schema.conversion import convert, path_name
 from relive.schema.fields import Field, Schema, caller_shape, config_of, declare
+from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.shared import shares_memory
 
@@ -318,3 +320,77 @@ def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x).reshape(-1).view(f"u{width}").reshape(*x.shape[:2], size // width)
 
     return (words(a) != words(b)).any(-1)
+
+
+# Messages between clients and shards
+
+
+class ShardTotals(NamedTuple):
+    """The figures of a shard that sampling from all shards needs."""
+
+    rows: int
+    """The number of stored transitions."""
+    mass: tuple[float, int]
+    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
+    smallest: float
+    """The smallest priority."""
+    drawn: int
+    """The number of rows drawn so far."""
+
+
+class Draw(NamedTuple):
+    """The rows of a batch that come from one shard."""
+
+    totals: ShardTotals
+    """The shard's figures before the draw."""
+    leaves: dict[FieldPath, Any]
+    """Tensors [B, …]; arrays if they come from another process."""
+    masses: np.ndarray | None
+    """The priority of each row, float64 [B]; None for uniform draws."""
+
+
+class Push(NamedTuple):
+    """A block of a client, and its place in the client's stream."""
+
+    position: int
+    """The number of rows that the client has sent before."""
+    envs: np.ndarray
+    """The environments of the block [k], numbered within the shard."""
+    block: StepBlock
+    cut: np.ndarray
+    """The environments whose rows begin a new episode, numbered within the shard."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the block."""
+        return (len(self.block.leaves[0]) - 1) * len(self.envs)
+
+    @property
+    def end(self) -> int:
+        """The position after the block."""
+        return self.position + self.rows
+
+
+class Ack(NamedTuple):
+    """A shard's answer to a client: how many rows of its stream the shard has."""
+
+    applied: int
+    """Rows that the shard has."""
+    durable: int
+    """Rows that a restart of the shard would keep: those in a checkpoint, or all without checkpoints."""
+    lost: int = 0
+    """Rows that a restart has lost and that the client cannot send again."""
+    refused: Exception | None = None
+    """The error of a block that the buffer refused."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about stored data that looks like a mistake."""
+    trouble: str | None = None
+    """Why the shard cannot write checkpoints, told once to each client."""
+
+
+class MemoryLocation(NamedTuple):
+    """The process of a shard and the handle by which other processes of its machine open its memory."""
+
+    process: int
+    handle: Handle
+    ids: ShardIds

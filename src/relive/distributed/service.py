@@ -15,8 +15,7 @@ import torch
 
 from relive import lazy
 from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
-from relive.distributed.protocol import Checkpoint, ServicePlan, concatenate_parts, to_array
-from relive.distributed.shard import Draw, ShardTotals
+from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.priority import weights
 from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves

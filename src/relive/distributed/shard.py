@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,40 +13,27 @@ import torch
 from relive.checkpoint.loading import load_below
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
-from relive.concurrent.processes import Handle
-from relive.distributed.protocol import ROWS, ServicePlan, ShardIds, StepBlock, difference, to_array, to_tensor, unpack
+from relive.distributed.protocol import (
+    ROWS,
+    Ack,
+    Draw,
+    MemoryLocation,
+    Push,
+    ServicePlan,
+    ShardIds,
+    ShardTotals,
+    difference,
+    to_array,
+    to_tensor,
+    unpack,
+)
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import flat_ids, write_back
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
-from relive.schema.fields import Path
 from relive.storage.codec import Node
 from relive.storage.shared import shares_memory
-
-
-class ShardTotals(NamedTuple):
-    """The figures of a shard that sampling from all shards needs."""
-
-    rows: int
-    """The number of stored transitions."""
-    mass: tuple[float, int]
-    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
-    smallest: float
-    """The smallest priority."""
-    drawn: int
-    """The number of rows drawn so far."""
-
-
-class Draw(NamedTuple):
-    """The rows of a batch that come from one shard."""
-
-    totals: ShardTotals
-    """The shard's figures before the draw."""
-    leaves: dict[Path, Any]
-    """Tensors [B, …]; arrays if they come from another process."""
-    masses: np.ndarray | None
-    """The priority of each row, float64 [B]; None for uniform draws."""
 
 
 class ShardReader:
@@ -125,53 +112,6 @@ class ShardReader:
 
 MOST_CLIENTS = 4096
 """The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""
-
-
-class Push(NamedTuple):
-    """A block of a client, and its place in the client's stream."""
-
-    position: int
-    """The number of rows that the client has sent before."""
-    envs: np.ndarray
-    """The environments of the block [k], numbered within the shard."""
-    block: StepBlock
-    cut: np.ndarray
-    """The environments whose rows begin a new episode, numbered within the shard."""
-
-    @property
-    def rows(self) -> int:
-        """The number of rows in the block."""
-        return (len(self.block.leaves[0]) - 1) * len(self.envs)
-
-    @property
-    def end(self) -> int:
-        """The position after the block."""
-        return self.position + self.rows
-
-
-class Ack(NamedTuple):
-    """A shard's answer to a client: how many rows of its stream the shard has."""
-
-    applied: int
-    """Rows that the shard has."""
-    durable: int
-    """Rows that a restart of the shard would keep: those in a checkpoint, or all without checkpoints."""
-    lost: int = 0
-    """Rows that a restart has lost and that the client cannot send again."""
-    refused: Exception | None = None
-    """The error of a block that the buffer refused."""
-    warnings: tuple[str, ...] = ()
-    """Sentences about stored data that looks like a mistake."""
-    trouble: str | None = None
-    """Why the shard cannot write checkpoints, told once to each client."""
-
-
-class MemoryLocation(NamedTuple):
-    """The process of a shard and the handle by which other processes of its machine open its memory."""
-
-    process: int
-    handle: Handle
-    ids: ShardIds
 
 
 class Shard(ShardReader):
