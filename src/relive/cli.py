@@ -21,7 +21,7 @@ import torch
 from relive import __version__
 from relive.errors import CheckpointError, escaped
 from relive.inspector import inspect
-from relive.inspector.saved import examine
+from relive.inspector.saved import verify
 from relive.kernels import backend
 
 INTERRUPTED = 130
@@ -137,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> int:
     """Verify every byte of checkpoints or disk memory, and print one line for each."""
     results: list[dict[str, Any]] = []
     try:
-        for number, error in examine(arguments.path):
+        for number, error in verify(arguments.path):
             results.append({"checkpoint": number, "whole": error is None, "wrong": error and str(error)})
             if not arguments.json:
                 print(f"{number}: {escaped(str(error)) if error else 'whole'}", flush=True)

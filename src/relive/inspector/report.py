@@ -1,4 +1,4 @@
-"""A report on a buffer: measured once, shown in the terminal, as JSON or as a page."""
+"""Reports on buffers and datasets: shown as text, HTML card, JSON or page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from relive.datasets.minari import dataset_folder, open_dataset
 from relive.errors import escaped
 from relive.inspector.measures import measure
-from relive.inspector.saved import look
+from relive.inspector.saved import load_read_only
 from relive.inspector.source import buffer_source, dataset_source
 from relive.inspector.text import episode_texts, fact_texts, find_warnings, form_text, number
 from relive.statistics.episodes import EpisodeStats
@@ -23,7 +23,7 @@ from relive.statistics.episodes import EpisodeStats
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# rich is imported only to show a report: its import draws from Python's global generator.
+# rich is imported only to show a report, because its import uses Python's global random generator.
 
 
 class Report:
@@ -34,15 +34,15 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for each thing that looks odd."""
+        """Sentences about data that looks like a mistake."""
         return list(self._contents["warnings"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data: dicts, lists, strings, finite numbers and None."""
+        """Return the report as plain data: dicts, lists, strings, finite numbers and None."""
         return json.loads(self.to_json())
 
     def to_json(self, indent: int | None = None) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self._contents, indent=indent, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
@@ -120,25 +120,25 @@ def inspect(
 
 
 def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
-    """The buffer or dataset at a path, and facts about the path; other objects unchanged."""
+    """Return the buffer or dataset at a path, and facts about the path; other objects unchanged."""
     if not isinstance(thing, str | PathLike):
-        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of relive.compat have one
+        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # buffers of relive.compat wrap a core
     path = Path(thing)
     folder = dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
     saved = datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None
-    return look(path), {"path": str(path), "saved": saved}
+    return load_read_only(path), {"path": str(path), "saved": saved}
 
 
-# Text inherits the notebook's colour, and labels are fainter, so that tables suit light and dark notebooks.
+# Text inherits the notebook's colour and labels are fainter, which suits light and dark notebooks.
 _BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
 _TABLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
 _CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
 _FAINT = f"{_CELL};opacity:.65;font-weight:400"
 _MAX_ROWS = 40
-"""Longer tables are cut and end with the number of hidden rows."""
+"""The maximum rows of a table in a card; the last line has the number of hidden rows."""
 
 
 class Card(NamedTuple):

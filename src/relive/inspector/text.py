@@ -1,4 +1,4 @@
-"""The words of a report: texts of its figures, and its warnings."""
+"""The texts of a report: figures as text, and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relive.replay.chains import Chains
 
 
 def number(value: float | None) -> str:
-    """A number with few digits, and a dash for None."""
+    """Format a number with few digits; None as a dash."""
     if value is None:
         return "–"
     if value == int(value) and abs(value) < 1e15:
@@ -19,7 +19,7 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent; only 0 and 1 are shown as 0 % and 100 %."""
+    """Format a share in percent; only exactly 0 and 1 become 0 % and 100 %."""
     text = f"{share:.0%}" if 0.01 <= share <= 0.99 or share in (0, 1) else f"{share:.1%}"
     if text == "100.0%" and share < 1:
         return "more than 99.9 %"
@@ -52,7 +52,7 @@ FACTS = {
 
 
 def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for each fact that needs no reading of rows."""
+    """Yield (title, text) for each fact about the source."""
     several = (source.get("num_envs") or 1) > 1
     for name, title in FACTS.items():
         value = source.get(name)
@@ -72,7 +72,7 @@ def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def size_text(nbytes: float) -> str:
-    """A number of bytes with a unit that leaves few digits: `7.1 KiB`."""
+    """Format a number of bytes with a suitable unit: `7.1 KiB`."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
@@ -81,25 +81,25 @@ def size_text(nbytes: float) -> str:
 
 
 def spread_text(moments: dict[str, Any]) -> str:
-    """The range, mean and median of a quantity."""
+    """Return the range, mean and median of a quantity."""
     words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}"
     return f"{words}, median {number(moments['median'])}"
 
 
 def share_text(count: int, of: int) -> str:
-    """A count and its share: `3 (12 %)`."""
+    """Format a count and its share: `3 (12 %)`."""
     return f"{count:,} ({percent(count / (of or 1))})"
 
 
 def end_texts(ends: dict[str, int], stopped: int) -> dict[str, str]:
-    """The number of episodes that stopped in each way, and their share of all stopped episodes."""
+    """Return the number of episodes that stopped in each way, and their share of all stopped episodes."""
     return {
         name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in ends.items() if count
     }
 
 
 def ends_text(ends: dict[str, int], stopped: int) -> str:
-    """The text of `end_texts` in one line."""
+    """Return the text of `end_texts` in one line."""
     return ", ".join(f"{name} {text}" for name, text in end_texts(ends, stopped).items())
 
 
@@ -113,12 +113,12 @@ def episode_texts(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def form_text(field: dict[str, Any]) -> str:
-    """The dtype and shape of a field: `float32[3]`."""
+    """Return the dtype and shape of a field: `float32[3]`."""
     return f"{field['dtype']}{field['shape'] or ''}"
 
 
 def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for how often rows were drawn, or that it was not counted."""
+    """Yield (title, text) for the number of draws per row, if it was counted."""
     if "draws" in reuse:
         each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
         yield "drawn in total", f"{reuse['draws']:,} rows{each}"
@@ -137,12 +137,12 @@ def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 # Warnings
 
-_FEW_EPISODES = 5
-"""With fewer episodes, warnings about shares of episodes are left out."""
+_MIN_EPISODES = 5
+"""The minimum number of episodes for warnings about shares of episodes."""
 
 
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
-    """The warnings for a report, the gravest first."""
+    """Yield the warnings for a report, most serious first."""
     fields, reward, fit = report["fields"], report["reward"], report["fit"]
     counted = (report["reuse"] or {}).get("counted")
     if not report["source"]["rows"]:
@@ -171,7 +171,7 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_part(field: dict[str, Any], *names: str) -> bool:
-    """Whether a field is one of these, or a part of one."""
+    """Whether a field has one of these names, or is a part of such a field."""
     return field["name"].partition(".")[0] in names
 
 
@@ -190,18 +190,18 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
         if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
-            continue  # has a warning of its own, or needs none
+            continue  # the reward has its own warning; constant flags and rounds are normal
         name, size = field["name"], math.prod(field["shape"])
-        still = [part for part in field["dimensions"] if part["constant"]]
+        constant_parts = [part for part in field["dimensions"] if part["constant"]]
         if field["constant"] == size:
             value = f": it is {number(field['min'])}" if field["min"] == field["max"] else ""
             yield f"{name} never changes{value} in {rows}."
-        elif not still:
+        elif not constant_parts:
             yield f"{field['constant']:,} of the {size:,} numbers of {name} never change in {rows}."
-        elif len(still) == 1:
-            yield f"{still[0]['name']} never changes: it is {number(still[0]['min'])} in {rows}."
+        elif len(constant_parts) == 1:
+            yield f"{constant_parts[0]['name']} never changes: it is {number(constant_parts[0]['min'])} in {rows}."
         else:
-            yield f"{_join_names([part['name'] for part in still])} never change in {rows}."
+            yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
 def _chains(chains: Chains) -> Iterator[str]:
@@ -220,11 +220,11 @@ def _chains(chains: Chains) -> Iterator[str]:
 
 def _endings(episodes: dict[str, Any]) -> Iterator[str]:
     ends, stopped = episodes["ends"], episodes["stopped"]
-    if stopped >= _FEW_EPISODES and ends["truncated"] >= 0.9 * stopped:
+    if stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * stopped:
         yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
     if not ends["terminated"] + ends["truncated"] and episodes["count"]:
         yield "No episode ends: neither terminated nor truncated is ever set."
-    if stopped >= _FEW_EPISODES and ends["cut"] >= 0.1 * stopped:
+    if stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * stopped:
         yield (
             f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
             "where the last one led. Are observations changed between steps?"
@@ -234,7 +234,7 @@ def _endings(episodes: dict[str, Any]) -> Iterator[str]:
         yield f"{rows} both terminated and truncated; they count as terminated."
     lengths = (episodes["lengths"] or {}).get("histogram") or {}
     single = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
-    if episodes["whole"] >= _FEW_EPISODES and single >= 0.1 * episodes["whole"]:
+    if episodes["whole"] >= _MIN_EPISODES and single >= 0.1 * episodes["whole"]:
         yield f"{percent(single / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
 
 
