@@ -50,7 +50,7 @@ def _escape(part: Any) -> Any:
 
 def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     if report["warnings"]:
-        yield "Look at this", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
+        yield "Warnings", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
     episodes = report["episodes"] or {}
     if episodes.get("count"):
         yield "Episodes", _pairs(_episodes(episodes))
