@@ -32,7 +32,7 @@ def test_ctrl_c_ends_with_a_sentence(capsys: pytest.CaptureFixture[str], monkeyp
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("relive.cli.examine", interrupted)
+    monkeypatch.setattr("relive.cli.verify", interrupted)
     assert main(["check", "anywhere"]) == 130
     assert capsys.readouterr().err == "\nrelive check: stopped by Ctrl-C.\n"
 

@@ -21,7 +21,7 @@ import torch
 from relive import __version__
 from relive.errors import CheckpointError, escaped
 from relive.inspector import inspect
-from relive.inspector.saved import examine
+from relive.inspector.saved import verify
 from relive.kernels import backend
 
 INTERRUPTED = 130
@@ -55,17 +55,17 @@ def _parser() -> argparse.ArgumentParser:
     """The parser of all commands; each sets the default `run`, its function of the parsed arguments."""
     parser = argparse.ArgumentParser(
         prog="relive",
-        description="Experience memory for reinforcement learning in PyTorch.",
+        description="Experience buffers for reinforcement learning in PyTorch.",
         epilog=f"`relive <command> --help` describes a command. {EXIT_CODES}",
     )
     parser.add_argument("--version", action="version", version=f"relive {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="<command>", required=True)
     command = commands.add_parser(
         "inspect",
-        help="show the contents of a checkpoint, a disk memory or a dataset, and what looks odd",
+        help="show the contents of a checkpoint, a disk memory or a dataset, with warnings",
         description=(
             "Show the contents of a checkpoint, a disk memory or a Minari dataset: episodes, returns, ends, every "
-            "field, priorities and reuse, and say what looks odd. No file is changed."
+            "field, priorities and reuse, with warnings about likely mistakes. No file is changed."
         ),
         epilog="For example: relive inspect runs/replay --html report.html. "
         "Exit code: 0 PATH was read (whatever it holds), 1 it cannot be read, 2 wrong usage, 130 stopped by Ctrl-C.",
@@ -137,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> int:
     """Verify every byte of checkpoints or disk memory, and print one line for each."""
     results: list[dict[str, Any]] = []
     try:
-        for number, error in examine(arguments.path):
+        for number, error in verify(arguments.path):
             results.append({"checkpoint": number, "whole": error is None, "wrong": error and str(error)})
             if not arguments.json:
                 print(f"{number}: {escaped(str(error)) if error else 'whole'}", flush=True)

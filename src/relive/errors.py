@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters except tab and newline, and characters that change the direction of writing."""
@@ -69,12 +71,31 @@ class DataWarning(UserWarning):
     """Data is legal but looks like a mistake."""
 
 
+class CallSite(NamedTuple):
+    """A line of the caller's code, for warnings: the last arguments of `warnings.warn_explicit`."""
+
+    filename: str
+    lineno: int
+    module: str
+    registry: dict[Any, Any]
+
+
+worker_call_site: ContextVar[CallSite | None] = ContextVar("worker_call_site", default=None)
+"""The line for which a thread of this library works; None in threads of the caller."""
+
+
+def find_call_site() -> CallSite:
+    """Return the line that called this library."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relive":
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""), registry)
+
+
 def warn_user(message: str) -> None:
     """Issue a `DataWarning` at the line that called this library."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relive":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, DataWarning, stacklevel=level)
+    warnings.warn_explicit(message, DataWarning, *(worker_call_site.get() or find_call_site()))
 
 
 _TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."

@@ -139,3 +139,12 @@ def test_an_interrupted_call_leaves_batches_to_come_and_a_thread_that_ends() -> 
             assert stopped > 5
     gc.collect()
     assert not workers()
+
+
+def test_a_warning_names_the_line_that_asks_for_a_batch() -> None:
+    replay = rl.ReplayBuffer(100, obs=1, action=(), seed=3)
+    for t in range(65):
+        replay.add([float(t)], 0.0, 0.0, False, False, [-1.0])  # no step starts where the one before led
+    with rl.prefetch(replay, 4) as batches, pytest.warns(rl.DataWarning) as warned:
+        next(batches)
+    assert [warning.filename for warning in warned] == [__file__]

@@ -231,3 +231,9 @@ class TestRefusals:
         with pytest.raises(rl.SchemaError, match="tolerance: expected at least 129 for 1 inserts and 256 samples at"):
             limit.sample(256)
         assert limit.sampled == 0
+
+
+@pytest.mark.parametrize("ratio", [1e308, 1e300, 2e9])
+def test_a_ratio_too_large_to_limit_anything_is_refused(ratio: float) -> None:
+    with pytest.raises(rl.SchemaError, match="samples_per_insert: expected at most 1e"):
+        rl.RateLimit(buffer(), samples_per_insert=ratio)

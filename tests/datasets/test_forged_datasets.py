@@ -160,9 +160,9 @@ def _no_growing_ends(path: Path) -> None:
 
 
 FORGED_STORES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a link as a chunk": (_chunk_link, "data/state/0.0: expected a file of the store itself, got a link"),
-    "a link as a folder": (_folder_link, "data: expected a file of the store itself, got a link"),
-    "a pipe": (_pipe, "expected a file of the store itself, got a device or pipe"),
+    "a link as a chunk": (_chunk_link, "data/state/0.0: expected a regular file, got a link"),
+    "a link as a folder": (_folder_link, "data: expected a regular file, got a link"),
+    "a pipe": (_pipe, "expected a regular file, got a device or pipe"),
     "pickled objects": (_pickled_objects, "data/state: expected a dtype of numbers, got '|O'"),
     "pickle as a compressor": (_pickle_codec, "data/state: expected one of the compressors blosc, .* got 'pickle'"),
     "a bomb of zlib": (_zlib_bomb, "data/state/0.0: expected 96 bytes, got 97"),
@@ -296,9 +296,9 @@ FORGED_DATASETS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another size": (lambda d: images(d, [png((9, 10, 3))] * 12), "expected an image of .8, 10, 3. .* got .9, 10"),
     "a huge image": (lambda d: images(d, [png((2000, 2000, 3))] * 12), "expected an image of .8, 10, 3."),
     "no image": (lambda d: images(d, [b"GIF89a"] * 12), "observation.images.wrist: expected a PNG or JPEG"),
-    "a link to a video": (_video_elsewhere, "file-000.mp4: expected a file of the dataset itself, got a link out"),
-    "a link to data": (_data_elsewhere, "file-000.parquet: expected a file of the dataset itself, got a link out"),
-    "a path in a name": (_path_in_a_name, "expected (a file of the dataset itself|names like)"),
+    "a link to a video": (_video_elsewhere, "file-000.mp4: expected a file inside the dataset, got a link to"),
+    "a link to data": (_data_elsewhere, "file-000.parquet: expected a file inside the dataset, got a link to"),
+    "a path in a name": (_path_in_a_name, "expected (a file inside the dataset|names like)"),
     "texts for numbers": (
         lambda d: rewritten(d, "next.reward", pyarrow.array(["a"] * 12)), "next.reward: expected float32"
     ),
@@ -350,7 +350,7 @@ def test_a_forged_lerobot_dataset_is_refused(name: str, dataset: Path) -> None:
 
 def test_no_path_leads_out_of_a_dataset(dataset: Path) -> None:
     for name in ("../secret", "videos/../../secret", str(dataset.parent / "secret")):
-        with pytest.raises(rl.SchemaError, match="expected a file of the dataset itself, got a link out of it"):
+        with pytest.raises(rl.SchemaError, match="expected a file inside the dataset, got a link to a file outside"):
             file_inside(dataset, name)
     assert file_inside(dataset, "meta/info.json").exists()
 

@@ -107,7 +107,7 @@ class TestD4RL:
 
     def test_a_next_observation_across_a_timeout_is_unknown(self, tmp_path: Path) -> None:
         path = self.write(tmp_path)
-        words = "expected a next observation of every step, got 2 last steps without. They were left out"
+        words = "expected a next observation for every step, got 2 last steps without. They were left out"
         with pytest.warns(rl.DataWarning, match=words):
             replay = from_hdf5(path)
         assert flags(replay) == ["---c", "--t", "---c"]
@@ -187,7 +187,7 @@ class TestColumns:
 
     def test_two_columns_cannot_be_one_field(self) -> None:
         for field in ("action", "obs.x", "reward"):
-            with pytest.raises(rl.SchemaError, match="d4rl.hdf5: .*: expected a field of its own, got .* twice"):
+            with pytest.raises(rl.SchemaError, match="d4rl.hdf5: .*: expected one column per field, got .* twice"):
                 from_hdf5(SAMPLES / "d4rl.hdf5", columns={"infos/qpos": field})
 
     def test_nothing_is_dropped_silently_into_a_buffer_of_the_callers(self) -> None:

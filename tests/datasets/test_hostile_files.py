@@ -77,9 +77,9 @@ def _deep(episode: Any, outside: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Any, Path], None], str]] = {
-    "external data": (_external, "expected data of its own, got external data in"),
+    "external data": (_external, "expected data in this file, got external data in"),
     "an external link": (_external_link, "expected an object of this file, got a link to"),
-    "a virtual dataset": (_virtual, "expected data of its own, got a virtual dataset"),
+    "a virtual dataset": (_virtual, "expected data in this file, got a virtual dataset"),
     "a soft link": (_soft_link, "expected an object of this file, got a link to"),
     "a cycle": (_cycle, "expected a tree of objects, got an object met twice"),
     "a shape without bytes": (_no_bytes, "with fewer stored bytes"),

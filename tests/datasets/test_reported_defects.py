@@ -123,3 +123,36 @@ def test_hdf5_keeps_the_parts_of_a_field_or_refuses_them(name: str, tmp_path: Pa
         assert [demo.attrs["num_samples"] for demo in file["data"].values()] == [4, 4]
     again = datasets.from_hdf5(tmp_path / "robomimic.hdf5")
     torch.testing.assert_close(again[again.ids()][name].to_dict(), replay[replay.ids()][name].to_dict())
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [lambda text: np.longdouble(1), lambda text: torch.zeros(3, requires_grad=True)],
+    ids=["float128", "a tensor with a gradient"],
+)
+def test_encode_with_numbers_that_no_field_can_store_is_a_schema_error(tmp_path: Path, encode: Any) -> None:
+    read = written(tmp_path)["next.reward"]
+    with pytest.raises(rl.SchemaError, match=r"lerobot: task: expected numbers .* from encode="):
+        read(encode={"task": encode})
+
+
+@pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), 1e7, "10", True, None])
+def test_to_lerobot_refuses_a_rate_that_from_lerobot_cannot_read(tmp_path: Path, fps: Any) -> None:
+    replay = rl.ReplayBuffer(4, 1, 1)
+    replay.add([0], [0], 0, True, False, [1])
+    with pytest.raises(rl.SchemaError, match="fps: expected a number above 0"):
+        datasets.to_lerobot(replay, tmp_path / "dataset", fps=fps)
+
+
+@pytest.mark.parametrize("tasks", [3, [3], None, ["pick", None]])
+def test_to_lerobot_refuses_tasks_that_are_not_texts(tmp_path: Path, tasks: Any) -> None:
+    replay = rl.ReplayBuffer(4, 1, 1)
+    replay.add([0], [0], 0, True, False, [1])
+    with pytest.raises(rl.SchemaError, match="tasks: expected a text, or a list of texts"):
+        datasets.to_lerobot(replay, tmp_path / "dataset", fps=10, tasks=tasks)
+
+
+@pytest.mark.parametrize("file", ["actions", "observations"])
+def test_from_hdf5_checks_time_limit_in_every_layout(tmp_path: Path, file: str) -> None:
+    with pytest.raises(rl.SchemaError, match="time_limit: expected a positive int"):
+        written(tmp_path)[file](time_limit=2.5)

@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(rl.SchemaError, match=f"{name}: expected a replay buffer in time order"):
             write(stored, tmp_path / "x")
         (tmp_path / name).mkdir()
-        with pytest.raises(FileExistsError, match=f"{name}: expected a path where nothing is"):
+        with pytest.raises(FileExistsError, match=f"{name}: expected a path that does not exist"):
             write(rich(), tmp_path / name)
     for write in (to_zarr, FORMATS["lerobot"][0]):
         with pytest.raises(rl.NotReadyError, match="expected at least 1 stored step, got 0"):

@@ -41,7 +41,7 @@ def test_a_last_step_can_be_left_out() -> None:
     assert [len(one) for one in dropped.episodes()] == [3, 2, 4]
     assert [one["truncated"].tolist()[-2:] for one in dropped.episodes()] == [[False, True]] * 3
     assert next(dropped.episodes())["next_obs", "state"][-1].tolist() == [3, -3]
-    with pytest.warns(rl.DataWarning, match="from_zarr: expected a next observation of every step, got 3 last steps"):
+    with pytest.warns(rl.DataWarning, match="from_zarr: expected a next observation for every step, got 3 last steps"):
         from_zarr(path, final_obs=None)
 
 

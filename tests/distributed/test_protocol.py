@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive.distributed import Checkpoint, ReplayService
-from relive.distributed.shard import Ack, Push, Shard
+from relive.distributed.protocol import Ack, Push
+from relive.distributed.shard import Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
 from relive.storage.files import Files
 from tests.distributed.local import (
@@ -130,14 +131,14 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
     assert stored(calls) == {0: list(range(10))}
     # The same block again, as a network may deliver it.
     stream = service._sender.streams[0]
-    ack = calls.shards[0].push(stream._client, list(stream._unsaved))
+    ack = calls.shards[0].push(stream._client, list(stream._unsaved_pushes))
     assert ack.applied == 10
     assert stored(calls) == {0: list(range(10))}
     assert service.stats()["shards"][0]["duplicate"] == 5
 
 
 def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relive.distributed.client.KEPT_BYTES", 1)
+    monkeypatch.setattr("relive.distributed.client.MAX_RESEND_BYTES", 1)
     service, calls = local_service(plan_of(100, 1, checkpoint=str(tmp_path)), max_pending=1)
     service.extend(steps_of([0], 0, 5))
     service.save()
@@ -170,7 +171,7 @@ def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
     service.extend(steps_of([0], 20, 1))
     assert len(sizes) == waits + 1  # an answer that is there is taken in
     service.save()
-    assert (len(stream._unsaved), stream.pending) == (0, 0)
+    assert (len(stream._unsaved_pushes), stream.pending) == (0, 0)
     assert stored(calls) == {0: list(range(21))}
 
 
@@ -249,7 +250,7 @@ def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
 
 
 def test_only_so_many_clients_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relive.distributed.shard.MOST_CLIENTS", 3)
+    monkeypatch.setattr("relive.distributed.shard.MAX_CLIENTS", 3)
     plan = plan_of(100, 1, checkpoint=str(tmp_path))
     _, calls = local_service(plan)
     for first in range(5):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive.distributed.protocol import ROWS, ShardIds
+from relive.distributed.protocol import ROWS_PER_LIFE, ShardIds
 
 
 def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:
@@ -44,10 +44,10 @@ def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int
 
 def test_an_id_that_was_never_given_is_refused() -> None:
     shard_ids = ShardIds(range(1), 1, np.zeros((1, 1), np.int64), 0).after_restart(np.array([5]), np.array([0]))
-    for never in (-1, ROWS + 4, ROWS + 9, 2 * ROWS):
+    for never in (-1, ROWS_PER_LIFE + 4, ROWS_PER_LIFE + 9, 2 * ROWS_PER_LIFE):
         with pytest.raises(IndexError, match="the id of a stored transition"):
             shard_ids.to_shard(np.array([never]), np.array([9]))
-    assert shard_ids.to_shard(np.array([4, 5, ROWS + 5]), np.array([9]))[1].tolist() == [True, False, True]
+    assert shard_ids.to_shard(np.array([4, 5, ROWS_PER_LIFE + 5]), np.array([9]))[1].tolist() == [True, False, True]
     with pytest.raises(OverflowError, match="ids below 2\\^63"):
         ShardIds(range(1 << 20), 1 << 20, np.zeros((1, 1), np.int64), 1 << 11)
 
@@ -57,4 +57,4 @@ def test_lives_whose_rows_are_gone_are_forgotten() -> None:
     for life in range(1, 100):
         shard_ids = shard_ids.after_restart(np.array([10 * life]), np.array([10 * life - 15]))
         assert len(shard_ids.starts) <= 4
-    assert shard_ids.to_service(np.array([985, 990])).tolist() == [98 * ROWS + 985, 99 * ROWS + 990]
+    assert shard_ids.to_service(np.array([985, 990])).tolist() == [98 * ROWS_PER_LIFE + 985, 99 * ROWS_PER_LIFE + 990]

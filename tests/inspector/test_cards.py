@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.inspector import text as words
+from relive.inspector import report as reports
 from relive.inspector.report import Report
 from relive.inspector.text import size_text
 
@@ -72,7 +72,7 @@ def test_it_is_small_self_contained_and_fits_light_and_dark(report: Report) -> N
 
 
 def test_every_part_of_a_card_is_only_text() -> None:
-    found = Texts(words.html_card(HOSTILE, [(HOSTILE, HOSTILE)], [HOSTILE], [[HOSTILE]], [HOSTILE]))
+    found = Texts(reports.html_card(reports.Card(HOSTILE, [(HOSTILE, HOSTILE)], [HOSTILE], [[HOSTILE]], [HOSTILE])))
     assert sum(HOSTILE in cell for cell in found.cells) == 6
     assert found.attributes == {"style"}
 
@@ -105,4 +105,4 @@ def test_sizes_are_told_in_a_fitting_unit(size: int, text: str) -> None:
 
 
 def test_the_examples_in_the_words_are_right() -> None:
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(reports).failed == 0

@@ -18,7 +18,8 @@ from rich.console import Console
 import relive as rl
 from relive.compat import apexrl
 from relive.inspector import measures, report
-from relive.inspector.measures import histogram, number, percent
+from relive.inspector.measures import histogram
+from relive.inspector.text import number, percent
 from relive.schema import fields
 
 NAN = float("nan")

@@ -13,22 +13,23 @@ from typing import Any, Protocol
 import torch
 
 from relive import lazy
+from relive.errors import CallSite, find_call_site, worker_call_site
 from relive.replay.views import Transition, View
 from relive.schema.assembly import check_batch_size, check_destination
 from relive.schema.checks import positive
 
-_MOST_BATCHES = 1 << 16
-"""The largest depth: more is a mistake that would only end with the memory."""
+_MAX_DEPTH = 1 << 16
+"""The largest allowed depth; a larger one is a mistake that would fill the memory."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """An object with `sample`: a replay buffer, or a wrapper around one."""
 
     def sample(self, batch_size: int, view: View | None = None, *, device: Any = None) -> lazy.TensorDict: ...
 
 
 def prefetch(
-    replay: Source,
+    replay: BatchSource,
     batch_size: int,
     view: View | None = None,
     depth: int = 2,
@@ -55,7 +56,7 @@ def prefetch(
     ...         assert batch["obs"].shape == (4, 2)
     """
     check_batch_size("prefetch", batch_size)
-    positive("depth", depth, _MOST_BATCHES)
+    positive("depth", depth, _MAX_DEPTH)
     check_destination(device)
     return Prefetch(_BatchQueue(replay, batch_size, Transition() if view is None else view, device, int(depth)))
 
@@ -63,17 +64,17 @@ def prefetch(
 class _BatchQueue:
     """The queue of batches between the thread that samples them and the threads that take them.
 
-    An exception from a signal handler may end any call here. So threads wait in native queues only, which hold no lock
-    of Python then, and each take allows one more batch before it waits: a batch that an exception loses is replaced.
+    A signal handler may raise inside any call here. Threads therefore wait only in native queues, which then hold no
+    Python lock, and each `take` permits one more batch before it waits, to replace a batch lost to an exception.
     """
 
-    def __init__(self, source: Source, batch_size: int, view: View, device: Any, depth: int) -> None:
+    def __init__(self, source: BatchSource, batch_size: int, view: View, device: Any, depth: int) -> None:
         self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
         self._depth = depth
         self._ready: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
         """Batches, or the error that ended the worker; None wakes a thread that waits, after `close`."""
         self._permits: SimpleQueue[None] = SimpleQueue()
-        """One for each batch that the worker may make: those made ahead, and those that were asked for."""
+        """One entry per batch that the worker may still sample, ahead of requests or on request."""
         for _ in range(depth):
             self._permits.put(None)
         self._lock = threading.RLock()
@@ -84,13 +85,13 @@ class _BatchQueue:
         with self._lock:
             is_idle = self._worker is None or not self._worker.is_alive()
             if is_idle and self._ready.empty() and not self.is_closed:
-                work = partial(self._make, _current_stream())
+                work = partial(self._sample_ahead, _current_stream(), find_call_site())
                 self._worker = threading.Thread(target=work, name="relive.prefetch", daemon=True)
                 self._worker.start()
         self._permits.put(None)
         batch = None if self.is_closed else self._ready.get()
         if batch is None:
-            self._ready.put(None)  # for the next thread that waits
+            self._ready.put(None)  # wakes the next waiting thread
             raise StopIteration
         if isinstance(batch, BaseException):
             raise batch
@@ -100,7 +101,8 @@ class _BatchQueue:
         state = "closed" if self.is_closed else f"{self._ready.qsize()} of {self._depth} batches ready"
         return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
 
-    def _make(self, stream: AbstractContextManager[Any]) -> None:
+    def _sample_ahead(self, stream: AbstractContextManager[Any], call_site: CallSite) -> None:
+        worker_call_site.set(call_site)
         while True:
             self._permits.get()
             if self.is_closed:
@@ -128,7 +130,7 @@ class _BatchQueue:
 
 
 def _current_stream() -> AbstractContextManager[Any]:
-    """The stream of the thread that takes batches: its launches are done before the learner's next launch."""
+    """Return the stream of the thread that takes batches: its launches are done before the learner's next launch."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""Handles, by which several processes of one machine use one replay buffer."""
+"""Handles: addresses through which several processes of one machine use one replay buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sample
 
 @dataclass(frozen=True)
 class Handle:
-    """The address and settings of a replay buffer: small, to be sent to another process of this machine."""
+    """The address and settings of a shared replay buffer; small, and can be sent to another process of this machine."""
 
     address: SharedAddress
     settings: Mapping[str, Any] = field(repr=False)
@@ -35,7 +35,7 @@ class Handle:
 
 
 def handle_of(replay: ReplayBuffer) -> Handle:
-    """See `ReplayBuffer.handle`."""
+    """Return the handle of a buffer in shared memory; `ReplayBuffer.handle` calls this."""
     allocator = replay.storage.allocator
     if not isinstance(allocator, SharedAllocator):
         remedy = "Make the buffer with device=rl.Memory.shared()."

@@ -16,8 +16,10 @@ from relive.schema.checks import finite, positive
 from relive.schema.conversion import env_numbers
 from relive.schema.suggestions import suggests_keywords
 
+_MAX_RATIO = 1e9
+"""The largest ratio: with it, float64 is still exact for 9 million inserts."""
 _PAUSES = (0.0002, 0.005)
-"""Seconds between two looks at the counts: the first pause, and the longest."""
+"""Seconds between two checks of the counts: the first pause, and the longest."""
 
 
 class RateLimit:
@@ -29,8 +31,8 @@ class RateLimit:
     Threads share one RateLimit. Each process makes its own, with the same settings, around the same buffer in shared
     memory. The counts include everything that went through a RateLimit since the buffer was made, also reset rows.
 
-    A learner that stops calls `close()`: whoever waits, in any process, and every later call get a ClosedError. One
-    that is killed closes nothing: pass `timeout` where that may happen.
+    A learner calls `close()` when it stops: every waiting and later call, in any process, raises a ClosedError. A
+    learner that is killed closes nothing: pass `timeout` if that may happen.
 
     Args:
         replay: the buffer.
@@ -38,7 +40,7 @@ class RateLimit:
         min_size: the number of stored transitions with which sampling begins.
         tolerance: the number of samples by which either side may be ahead; by default the samples of `min_size`
             transitions or of one step of all environments, whichever is more.
-        timeout: seconds that a call waits before it raises a TimeoutError with the reason; None waits for ever.
+        timeout: seconds that a call waits before it raises a TimeoutError with the reason; None waits without limit.
 
     >>> replay = ReplayBuffer(100, obs=1, action=(), seed=0)
     >>> limit = RateLimit(replay, samples_per_insert=4, min_size=2, tolerance=16, timeout=0.01)
@@ -60,10 +62,13 @@ class RateLimit:
     ) -> None:
         self.replay = replay
         self.samples_per_insert = finite("samples_per_insert", samples_per_insert, may_be_zero=False)
+        if self.samples_per_insert > _MAX_RATIO:
+            remedy = "Sample the buffer without a RateLimit."
+            raise SchemaError(explain("samples_per_insert", f"at most {_MAX_RATIO:g}", samples_per_insert, remedy))
         self.min_size = positive("min_size", min_size)
         self._counts = replay._traffic.numpy()
         self._closed = replay._limit_closed.numpy()
-        self._largest = {"insert": replay.num_envs or 1, "sample": 1}
+        self._max_rows = {"insert": replay.num_envs or 1, "sample": 1}
         """The largest number of rows in one call of each kind."""
         default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
         self.tolerance = default if tolerance is None else finite("tolerance", tolerance)
@@ -71,7 +76,7 @@ class RateLimit:
         if self.min_size > replay.capacity:
             remedy = "Lower min_size; otherwise sampling would never begin."
             raise SchemaError(explain("min_size", f"at most the capacity {replay.capacity}", self.min_size, remedy))
-        self._refuse_deadlock("insert", self._largest["insert"])
+        self._refuse_deadlock("insert", self._max_rows["insert"])
 
     @property
     def inserted(self) -> int:
@@ -103,7 +108,7 @@ class RateLimit:
         check_batch_size("sample", batch_size)
         check_destination(device, out)
         take: Callable[[], lazy.TensorDict] = lambda: self.replay.sample(batch_size, view, device=device, out=out)  # noqa: E731
-        return self._in_turn("sample", batch_size, take)
+        return self._wait_and_call("sample", batch_size, take)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """`replay.update_priority`; never waits."""
@@ -118,13 +123,13 @@ class RateLimit:
     def close(self) -> None:
         """End all waiting: every call through a RateLimit of this buffer, in any process, raises a ClosedError now.
 
-        The buffer stays open, and a copy of it that is loaded from a checkpoint has an open limit.
+        The buffer stays open. A buffer loaded from a checkpoint has an open limit.
         """
         self._closed[0] = True
 
     def _require_open(self, where: str) -> None:
         if self._closed[0]:
-            remedy = "End this actor or learner, or go on with the buffer itself."
+            remedy = "End this actor or learner, or use the buffer itself."
             raise ClosedError(explain(where, "a RateLimit that is open", "one after close()", remedy))
 
     def __len__(self) -> int:
@@ -139,40 +144,42 @@ class RateLimit:
     def _insert(self, write: Callable[[], None], env_ids: Any, steps: int = 1) -> None:
         replay = self.replay
         envs = None if env_ids is None else env_numbers(env_ids, replay.num_envs, replay.device)
-        self._in_turn("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
+        self._wait_and_call("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
 
-    def _in_turn(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+    def _wait_and_call(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
         self._require_open(kind)
-        if rows > self._largest[kind]:
+        if rows > self._max_rows[kind]:
             self._refuse_deadlock(kind, rows)
-            self._largest[kind] = rows
+            self._max_rows[kind] = rows
         start, pause = time.monotonic(), _PAUSES[0]
         while True:
             with self.replay._lock:
                 self._require_open(kind)
                 reason = self.waits_for(kind, rows)
                 if reason is None:
-                    return self._counted(kind, rows, call)
+                    return self._call_and_count(kind, rows, call)
             waited = time.monotonic() - start
             if self.timeout is not None and waited >= self.timeout:
                 raise TimeoutError(f"{kind}: waited {waited:.3g} s. {reason}")
             time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited))
             pause = min(2 * pause, _PAUSES[1])
 
-    def _counted(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+    def _call_and_count(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
         """Make a call and count its rows; the caller holds the lock."""
         if kind == "sample":
             result = call()
             self._counts[1] += rows
             return result
         try:
-            self.replay._inserted = self.inserted + rows  # counted with the write: a signal may come right after it
+            self.replay._inserted = (
+                self.inserted + rows
+            )  # counted with the write, because a signal may interrupt right after it
             return call()
         finally:
             self.replay._inserted = None
 
     def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
-        """A sentence that says why an insert or a sample of `rows` rows would wait now; None if it would not wait."""
+        """Return the reason, a sentence, for which a call of `rows` rows would wait now; None if it would not wait."""
         stored = len(self.replay)
         if kind == "sample" and stored < self.min_size:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {stored}: add more."
@@ -189,10 +196,12 @@ class RateLimit:
 
     def _refuse_deadlock(self, kind: Literal["insert", "sample"], rows: int) -> None:
         """Raise if the tolerance is so small that an insert and a sample could wait for each other."""
-        largest = self._largest | {kind: rows}
-        least = (self.samples_per_insert * largest["insert"] + largest["sample"]) / 2
-        if self.tolerance < least:
-            expected = f"at least {least:g} for {largest['insert']} inserts and {largest['sample']} samples at once"
+        max_rows = self._max_rows | {kind: rows}
+        min_tolerance = (self.samples_per_insert * max_rows["insert"] + max_rows["sample"]) / 2
+        if self.tolerance < min_tolerance:
+            expected = (
+                f"at least {min_tolerance:g} for {max_rows['insert']} inserts and {max_rows['sample']} samples at once"
+            )
             remedy = (
                 "Raise the tolerance or use smaller batches; otherwise both sides could wait for each other forever."
             )

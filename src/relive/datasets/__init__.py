@@ -1,4 +1,4 @@
-"""Datasets of other libraries: reading them into buffers, and writing them from buffers."""
+"""Readers and writers for the datasets of other libraries."""
 
 from relive.datasets.hdf5 import from_hdf5, to_hdf5
 from relive.datasets.lerobot import from_lerobot, to_lerobot

@@ -1,4 +1,4 @@
-"""Datasets whose rows are steps: their columns, and the fields of a buffer that columns become."""
+"""Datasets with one row per step: reading their columns into the fields of a buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from relive.datasets.filling import STEP, EpisodeBlock, declared_fields, extra_fields, split_episodes
+from relive.datasets.filling import STEP_FIELDS, FinalObs, declared_fields, extra_fields, fill, split_episodes
 from relive.datasets.untrusted import damage, decode_budget, require_similar_size
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -19,17 +19,17 @@ from relive.storage.allocator import available_bytes
 Columns: TypeAlias = Mapping[str, str | None]
 """The field of each column ("obs.camera", "action", "stage"); None leaves the column out."""
 Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
-"""A function that turns a text into numbers, for each column of texts."""
+"""For each column of texts, a function that converts a text to numbers."""
 
 _FLAGS = ("terminated", "truncated")
 _NUMBERS = ("reward", *_FLAGS)
-_MOST_COLUMNS = 1 << 10
+_MAX_COLUMNS = 1 << 10
 BLOCK_BYTES = 1 << 21
-"""The approximate number of bytes of a file that a reader holds at once."""
-_ROWS_OF_FLAGS = 1 << 16
-"""Rows whose flags are read at once to count the ends of episodes."""
-_COPIES = 8
-"""Copies of a step that a reader holds at least: two rows, two held before them, all of these joined, and fields."""
+"""The approximate number of bytes that a reader reads at once."""
+_FLAG_ROWS_PER_READ = 1 << 16
+"""The number of rows per read when only flags are read, to count ends of episodes."""
+_COPIES_PER_STEP = 8
+"""Copies of a step in memory: two new rows, two rows of overlap, the four joined, and fields."""
 
 
 class ColumnSpec(NamedTuple):
@@ -39,65 +39,74 @@ class ColumnSpec(NamedTuple):
     dtype: np.dtype
     is_text: bool = False
     has_loose_axis: bool = False
-    """Whether shape (1,) may mean a single number: writers of this format add an axis."""
+    """Whether shape (1,) may stand for a single number, because some writers of the format add an axis."""
 
 
 class RowSource(Protocol):
     """A dataset whose rows are steps, one episode after the other."""
 
     name: str
-    """The file, for messages."""
+    """The name of the file, for error messages."""
     nbytes: int
     """The number of bytes of the dataset on the disk."""
     separator: str = "/"
-    """The text between the name of a group of columns and the names of its columns."""
+    """The separator between the names of a group and its columns."""
 
-    def columns(self, chosen: Columns) -> Mapping[str, ColumnSpec]:
-        """The columns that can be fields; `chosen` is the caller's `columns=`."""
+    def columns(self, user_columns: Columns) -> Mapping[str, ColumnSpec]:
+        """Return the columns that may become fields; `user_columns` is the `columns=` argument."""
         ...
 
-    def usual_path(self, column: str) -> Path | None:
-        """The path of the field that a column becomes unless the caller says otherwise; None leaves it out."""
+    def default_path(self, column: str) -> Path | None:
+        """Return the field path of a column that `columns=` does not mention; None skips the column."""
         ...
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, Mapping[str, Any]]]:
-        """Yield up to `count` rows at a time: their episodes [K], and by column numbers [K, …] or K texts."""
+        """Yield (episodes [K], columns) for up to `count` rows at a time; a column is numbers [K, …] or K texts."""
         ...
 
     def next_columns(self, obs: list[str]) -> Mapping[str, str]:
-        """The column of next observations for each column of the observation; empty if the file has none."""
+        """Return the column of next observations for each column of the observation; empty if the file has none."""
         return {}
 
     def final_obs(self, obs: list[str]) -> Callable[[int], Mapping[str, Any]] | None:
-        """A function that reads an episode's final observation [1, …] by column; None if the file has none.
+        """Return a function that reads an episode's final observation [1, …] by column; None if the file has none.
 
-        Episodes are asked for in order.
+        It is called with ascending episode numbers.
         """
         return None
 
 
-def buffer_and_blocks(
-    name: str, source: RowSource, buffer: Any, columns: Columns | None, encode: Encoders | None, **settings: Any
-) -> tuple[Any, Iterator[EpisodeBlock], int]:
-    """The buffer to fill with the rows of a source, their blocks, and their number.
+def fill_from_rows(
+    name: str,
+    source: RowSource,
+    buffer: Any,
+    columns: Columns | None,
+    encode: Encoders | None,
+    final_obs: FinalObs,
+    **settings: Any,
+) -> Any:
+    """Read the rows of a source into a buffer; returns the buffer.
 
     Args:
-        name: the function that the caller called, for messages.
+        name: the public function, for error messages.
         source: the rows.
         buffer: the buffer to fill; None makes a replay buffer with space for all rows.
         columns: the caller's `columns=`.
         encode: the caller's `encode=`.
+        final_obs: the caller's `final_obs=`.
         settings: settings of the replay buffer to make.
     """
-    chosen = _check_dict("columns", columns, "a field or None", lambda field: field is None or isinstance(field, str))
+    user_columns = _check_dict(
+        "columns", columns, "a field or None", lambda field: field is None or isinstance(field, str)
+    )
     encoders = _check_dict("encode", encode, "a function of a text", callable)
-    plan = ColumnPlan(name, source, chosen, encoders, buffer)
+    plan = ColumnPlan(name, source, user_columns, encoders, buffer)
     steps, ends = plan.count()
     if buffer is None:
         buffer = plan.make_buffer(steps + ends, **settings)
-    final_obs = source.final_obs(plan.columns_of("obs"))
-    read_final = None if final_obs is None else lambda number: plan.to_fields(final_obs(number))["obs"]
-    return buffer, split_episodes(source.name, plan.read(), read_final), steps
+    read_columns = source.final_obs(plan.columns_of("obs"))
+    read_final_obs = None if read_columns is None else lambda episode: plan.to_fields(read_columns(episode))["obs"]
+    return fill(name, buffer, split_episodes(source.name, plan.read(), read_final_obs), steps, final_obs)
 
 
 def _check_dict(argument: str, value: Any, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
@@ -109,54 +118,54 @@ def _check_dict(argument: str, value: Any, what: str, fits: Callable[[Any], bool
 
 
 class ColumnPlan:
-    """The columns of a source that are read, each with the path of its field.
+    """The columns to read from a source, and the field of each.
 
     Args:
-        name: the function that the caller called, for messages.
+        name: the public function, for error messages.
         source: the rows.
         chosen: the caller's `columns=`.
         encode: the caller's `encode=`.
         buffer: the buffer to fill, or None for a new one.
     """
 
-    def __init__(self, name: str, source: RowSource, chosen: Columns, encode: Encoders, buffer: Any) -> None:
+    def __init__(self, name: str, source: RowSource, user_columns: Columns, encode: Encoders, buffer: Any) -> None:
         self._source, self._encode = source, encode
-        self._columns = dict(source.columns(chosen))
-        self._encoded: dict[str, dict[str, np.ndarray]] = {column: {} for column in self._encode}
-        if len(self._columns) > _MOST_COLUMNS:
-            raise self._error("", f"at most {_MOST_COLUMNS} columns", len(self._columns), "Split the file.")
-        self._require_columns("columns", chosen)
+        self._columns = dict(source.columns(user_columns))
+        self._encodings: dict[str, dict[str, np.ndarray]] = {column: {} for column in self._encode}
+        if len(self._columns) > _MAX_COLUMNS:
+            raise self._error("", f"at most {_MAX_COLUMNS} columns", len(self._columns), "Split the file.")
+        self._require_columns("columns", user_columns)
         self._require_columns("encode", encode)
         declared = None if buffer is None else extra_fields(name, buffer)
         self.paths: dict[str, Path] = {}
-        """The path of the field that each column becomes."""
+        """The field path of each column."""
         for column, spec in self._columns.items():
-            path = self._path(column, chosen, declared or {})
+            path = self._path(column, user_columns, declared or {})
             if path is not None:
                 if spec.has_loose_axis and path[0] in _NUMBERS and not _declares_vector(buffer, path):
                     self._columns[column] = spec._replace(shape=())
                 self._require_field(column, path)
                 self.paths[column] = path
-        of_obs = self.columns_of("obs")
-        if len(of_obs) == 1 and declared is not None and isinstance(declared_fields(buffer)["obs"], Field):
-            self.paths[of_obs[0]] = ("obs",)
+        obs_columns = self.columns_of("obs")
+        if len(obs_columns) == 1 and declared is not None and isinstance(declared_fields(buffer)["obs"], Field):
+            self.paths[obs_columns[0]] = ("obs",)
         self._require_tree()
         self._require_memory()
         if declared is not None:
             self._require_declared(declared)
 
     def columns_of(self, *fields: str) -> list[str]:
-        """The columns that become these fields, or parts of them."""
+        """Return the columns of these fields and of their parts."""
         return [column for column, path in self.paths.items() if path[0] in fields]
 
     def count(self) -> tuple[int, int]:
-        """The number of steps, and of steps that end an episode."""
+        """Return the number of steps and the number of episode ends."""
         steps, ends, last, was_end = 0, 0, None, True
-        for episode, flags in self._source.rows(self.columns_of(*_FLAGS), _ROWS_OF_FLAGS):
+        for episode, flags in self._source.rows(self.columns_of(*_FLAGS), _FLAG_ROWS_PER_READ):
             is_end = np.zeros(len(episode), bool)
             for _, flag in leaves_of((), self.to_fields(flags)):
                 is_end |= flag
-            # An episode ends where its number changes, or where a flag says so; both together are one end.
+            # An episode ends where its number changes or a flag is set; both at one step are one end.
             changes = np.diff(episode, prepend=episode[0] if last is None else last) != 0
             before = np.concatenate([[was_end], is_end[:-1]])
             ends += int(is_end.sum()) + int((changes & ~before).sum())
@@ -166,7 +175,7 @@ class ColumnPlan:
         return steps, ends + (not was_end)
 
     def read(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Yield the episodes [K] and the fields [K, …] of consecutive rows, which take about `BLOCK_BYTES`."""
+        """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time."""
         nexts = self._source.next_columns(self.columns_of("obs"))
         count = max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self.paths))))
         for episode, values in self._source.rows([*self.paths, *nexts.values()], count):
@@ -184,33 +193,33 @@ class ColumnPlan:
         nbytes = self._source.nbytes
         free, most = available_bytes() or 1 << 62, decode_budget(nbytes)
         largest = max(self.paths, key=self._row_bytes)
-        needed = _COPIES * sum(map(self._row_bytes, self.paths))
+        needed = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
         if needed > min(free, most):
             limit = f"{most:,} bytes for a file of {nbytes:,}" if most < free else f"{free:,} bytes, the free memory"
             where = f"{self._source.name}: {largest}"
-            raise damage(where, f"steps that fit into {limit}, {_COPIES} times", f"{needed:,} bytes")
+            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed:,} bytes")
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Values [K, …] by column as nested dicts of fields."""
+        """Convert values [K, …] by column to nested dicts of fields."""
         fields: dict[str, Any] = {}
         for column, values in columns.items():
             numbers = self._numbers(column, values) if column in self._encode else values
             path = self.paths[column]
             if self._columns[column].has_loose_axis:
                 numbers = numbers.reshape(len(numbers), *self._columns[column].shape)
-            _put(fields, path, self._flags(column, numbers) if path[0] in _FLAGS else numbers)
+            _insert_leaf(fields, path, self._flags(column, numbers) if path[0] in _FLAGS else numbers)
         return fields
 
     def make_buffer(self, capacity: int, **settings: Any) -> ReplayBuffer:
         """Make a replay buffer with the fields of the file; raises if it would be much larger than the file."""
         trees: dict[str, Any] = {}
         for column, path in self.paths.items():
-            _put(trees, path, self._field(column))
+            _insert_leaf(trees, path, self._field(column))
         leaves = [leaf for name, tree in trees.items() for _, leaf in leaves_of((name,), tree)]
         row = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         require_similar_size(self._source.name, capacity, row, self._source.nbytes)
-        extra = {name: tree for name, tree in trees.items() if name not in STEP}
-        reward = map_leaves(_real, trees.get("reward", Field()))
+        extra = {name: tree for name, tree in trees.items() if name not in STEP_FIELDS}
+        reward = map_leaves(_reward_field, trees.get("reward", Field()))
         return ReplayBuffer(capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, **settings)
 
     def _field(self, column: str) -> Field:
@@ -223,17 +232,22 @@ class ColumnPlan:
 
     def _numbers(self, column: str, texts: Any) -> np.ndarray:
         expected, remedy = "numbers of one shape from encode=", "Return an array of a fixed shape."
-        encoded = self._encoded[column]
+        encodings = self._encodings[column]
         for text in texts:
-            if text not in encoded:
+            if text not in encodings:
                 numbers = self._encode[column](text)
                 try:
-                    encoded[text] = np.asarray(numbers)
-                except ValueError as error:  # lists of several lengths
+                    encodings[text] = np.asarray(numbers)
+                except (
+                    ValueError,
+                    TypeError,
+                    RuntimeError,
+                ) as error:  # ragged lists; tensors on a GPU or with gradients
                     raise self._error(column, expected, repr(numbers), remedy) from error
-        rows = [encoded[text] for text in texts]
-        if rows[0].dtype.kind not in "biuf" or any(row.shape != rows[0].shape for row in rows):
-            got = f"{rows[0].dtype} of shapes {sorted({row.shape for row in rows})}"
+        rows = [encodings[text] for text in texts]
+        dtypes, shapes = {row.dtype for row in rows}, {row.shape for row in rows}
+        if len(shapes) > 1 or any(dtype.kind not in "biuf" or dtype not in FROM_NUMPY for dtype in dtypes):
+            got = f"{', '.join(sorted(map(str, dtypes)))} of shapes {sorted(shapes)}"
             raise self._error(column, expected, got, remedy)
         return np.stack(rows)
 
@@ -242,15 +256,15 @@ class ColumnPlan:
             raise self._error(column, "only 0 and 1", "different numbers", "Leave it out of columns=.")
         return values.astype(bool)
 
-    # The fields of columns, and checks of what the caller and the file say
+    # Mapping of columns to fields, and checks
 
-    def _path(self, column: str, chosen: Columns, declared: Mapping[str, Tree]) -> Path | None:
+    def _path(self, column: str, user_columns: Columns, declared: Mapping[str, Tree]) -> Path | None:
         separator = self._source.separator
-        for name, field in chosen.items():
+        for name, field in user_columns.items():
             if column == name or column.startswith(f"{name}{separator}"):
                 rest = column[len(name) + 1 :].split(separator) if column != name else []
                 return None if field is None else (*field.split("."), *rest)
-        path = (column,) if column in declared else self._source.usual_path(column)
+        path = (column,) if column in declared else self._source.default_path(column)
         return (column,) if path is None and column in self._encode else path
 
     def _require_columns(self, argument: str, names: Iterable[str]) -> None:
@@ -281,10 +295,10 @@ class ColumnPlan:
         fields: dict[str, Any] = {}
         for column, path in self.paths.items():
             try:
-                _put(fields, path, column)
+                _insert_leaf(fields, path, column)
             except KeyError as error:
                 remedy = f'Give one of them another field: columns={{{column!r}: "a_name"}}.'
-                raise self._error(column, "a field of its own", f"{'.'.join(path)!r} twice", remedy) from error
+                raise self._error(column, "one column per field", f"{'.'.join(path)!r} twice", remedy) from error
         for name in ("obs", "action"):
             if name not in fields:
                 remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
@@ -292,7 +306,7 @@ class ColumnPlan:
                 raise self._error("", f"a column for {name!r}", got, remedy)
 
     def _require_declared(self, declared: Mapping[str, Tree]) -> None:
-        names = {path[0]: column for column, path in self.paths.items() if path[0] not in STEP}
+        names = {path[0]: column for column, path in self.paths.items() if path[0] not in STEP_FIELDS}
         for name, column in names.items():
             if name not in declared:
                 remedy = f"Declare it in extra=, or leave it out: columns={{{column!r}: None}}."
@@ -315,7 +329,7 @@ def _declares_vector(buffer: Any, path: Path) -> bool:
     return isinstance(tree, Field) and tree.shape == (1,)
 
 
-def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
+def _insert_leaf(tree: dict[str, Any], path: Path, value: Any) -> None:
     """Put a leaf into nested dicts; raises a KeyError if another leaf has its path."""
     *groups, last = path
     for name in groups:
@@ -327,6 +341,6 @@ def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
     tree[last] = value
 
 
-def _real(field: Field) -> Field:
-    """The field of a reward: whole numbers and flags become float32."""
+def _reward_field(field: Field) -> Field:
+    """Return the field of a reward: integers and flags become float32."""
     return field if field.dtype.is_floating_point else Field(field.shape)

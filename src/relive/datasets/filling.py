@@ -1,9 +1,8 @@
-"""Steps between files and buffers: rows of a file into a buffer, and episodes of a buffer as arrays."""
+"""Filling a buffer with the episodes of a dataset, and reading the episodes of a buffer to write a dataset."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,27 +17,27 @@ import torch
 
 from relive.checkpoint.progress import show_progress
 from relive.distillation import DistillationBuffer
-from relive.errors import BufferFullError, DataWarning, SchemaError, explain
+from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import nonempty, one_of
 from relive.schema.fields import DTYPES, Tree, map_leaves
 
-STEP = ("obs", "action", "reward", "terminated", "truncated")
-"""The fields of a step that every buffer has."""
+STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated")
+"""The standard fields of a step."""
 
 FinalObs: TypeAlias = Literal["drop", "repeat"] | None
-"""The treatment of a last step that a time limit cut and whose next observation is not in the file."""
+"""Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
-_HELD = 2
-"""Rows that wait for their successors. Two, so that an episode's last block has the step before the last one too."""
+_OVERLAP = 2
+"""Rows held back until the next part is read. Two: dropping an episode's last step changes the step before it."""
 
-_OWN: dict[type, tuple[str, ...]] = {
-    ReplayBuffer: STEP,
-    RolloutBuffer: (*STEP, "value", "log_prob"),
+_OWN_FIELDS: dict[type, tuple[str, ...]] = {
+    ReplayBuffer: STEP_FIELDS,
+    RolloutBuffer: (*STEP_FIELDS, "value", "log_prob"),
     DistillationBuffer: ("obs", "action"),
 }
-"""The kinds of buffers that can be filled, each with the fields that are not extra."""
+"""The buffer classes that can be filled, and the names of their fields that are not extra."""
 
 
 @dataclass(frozen=True)
@@ -46,32 +45,32 @@ class EpisodeBlock:
     """Consecutive steps of one episode."""
 
     where: str
-    """The episode, for messages."""
+    """The name of the episode, for error messages."""
     steps: dict[str, Any]
-    """Arrays [T, …], or nested dicts of them: the fields of `STEP`, "next_obs" and extra fields."""
+    """Arrays [T, …], or nested dicts of them: the fields of `STEP_FIELDS`, "next_obs" and extra fields."""
     is_last: bool = True
     """Whether the episode ends with this block."""
-    knows_next: bool = True
-    """Whether the last next observation is the true one, not the last observation again."""
+    has_final_obs: bool = True
+    """Whether the last next observation is known; otherwise it repeats the last observation."""
 
     def __len__(self) -> int:
         return len(self.steps["terminated"])
 
     def without_last(self) -> EpisodeBlock:
-        """All steps but the last, whose observation becomes the final one; a truncated end moves to the step before."""
+        """Return the block without its last step, whose observation becomes final; a truncation moves one step back."""
         steps = slice_leaves(self.steps, slice(None, -1))
         truncated = steps["truncated"].copy()
         truncated[-1:] |= self.steps["truncated"][-1]
-        return replace(self, steps={**steps, "truncated": truncated}, knows_next=True)
+        return replace(self, steps={**steps, "truncated": truncated}, has_final_obs=True)
 
 
 def slice_leaves(tree: Any, at: Any) -> Any:
-    """A nested dict with every leaf indexed by `at`."""
+    """Index every leaf of a nested dict with `at`."""
     return map_leaves(lambda leaf: leaf[at], tree)
 
 
 def join_leaves(tree: Any, more: Any) -> Any:
-    """Two nested dicts with the same keys as one: leaves are concatenated along their first axis."""
+    """Concatenate the leaves of two nested dicts along their first axis."""
     return map_leaves(lambda *leaves: np.concatenate(leaves), tree, more)
 
 
@@ -88,15 +87,15 @@ def split_episodes(
         parts: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
         final_obs: a function that reads the true final observation [1, …] of an episode; None if they are unknown.
     """
-    held: tuple[np.ndarray, dict[str, Any]] | None = None
+    overlap: tuple[np.ndarray, dict[str, Any]] | None = None
 
     def block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
         number = int(episode[start])
-        steps, knows_next = slice_leaves(fields, slice(start, stop)), True
+        steps, has_final_obs = slice_leaves(fields, slice(start, stop)), True
         if "next_obs" not in steps and not is_last:
             steps["next_obs"] = slice_leaves(fields["obs"], slice(start + 1, stop + 1))
         elif "next_obs" not in steps:
-            knows_next = final_obs is not None
+            has_final_obs = final_obs is not None
             final = slice_leaves(steps["obs"], slice(-1, None)) if final_obs is None else final_obs(number)
             steps["next_obs"] = join_leaves(slice_leaves(steps["obs"], slice(1, None)), final)
         steps.setdefault("reward", np.zeros(stop - start, np.float32))
@@ -104,21 +103,21 @@ def split_episodes(
         if "truncated" not in steps:
             steps["truncated"] = np.zeros(stop - start, bool)
             steps["truncated"][-1] = is_last and not terminated[-1]
-        return EpisodeBlock(f"{name}, episode {number}", steps, is_last, knows_next)
+        return EpisodeBlock(f"{name}, episode {number}", steps, is_last, has_final_obs)
 
     for part in parts:
         episode, fields = part
-        if held is not None:
-            episode, fields = np.concatenate([held[0], episode]), join_leaves(held[1], fields)
+        if overlap is not None:
+            episode, fields = np.concatenate([overlap[0], episode]), join_leaves(overlap[1], fields)
         edges = [0, *(np.flatnonzero(np.diff(episode)) + 1).tolist(), len(episode)]
         for start, stop in pairwise(edges[:-1]):
             yield block(start, stop, is_last=True)
-        last = max(edges[-2], edges[-1] - _HELD)
+        last = max(edges[-2], edges[-1] - _OVERLAP)
         if last > edges[-2]:
             yield block(edges[-2], last, is_last=False)
-        held = episode[last:], slice_leaves(fields, slice(last, None))
-    if held is not None:
-        episode, fields = held
+        overlap = episode[last:], slice_leaves(fields, slice(last, None))
+    if overlap is not None:
+        episode, fields = overlap
         yield block(0, len(episode), is_last=True)
 
 
@@ -126,13 +125,13 @@ def split_episodes(
 
 
 def declared_fields(buffer: Any) -> Mapping[str, Tree]:
-    """All fields that a buffer declares."""
+    """Return all declared fields of a buffer."""
     return buffer._schema.trees
 
 
 def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
-    """The extra fields that a buffer declares; raises if it cannot be filled."""
-    own = _OWN.get(type(buffer))
+    """Return the extra fields of a buffer; raises if the buffer cannot be filled."""
+    own = _OWN_FIELDS.get(type(buffer))
     if own is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
         raise SchemaError(explain(name, "a buffer", type(buffer).__name__, remedy))
@@ -145,13 +144,13 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     Args:
         name: the function that the caller called, for messages.
         buffer: a buffer that `extra_fields` accepts.
-        blocks: the steps, whose `extra` are the buffer's extra fields.
+        blocks: the steps, with the buffer's extra fields.
         steps: the number of steps of all blocks.
         final_obs: the treatment of the last step of an episode that did not terminate, if the dataset lacks its next
             observation: "repeat" stores its own observation as the next one, "drop" leaves it out, and None leaves it
             out and warns.
     """
-    remedy = "Say what becomes of a last step without a next observation."
+    remedy = "Choose what to do with a last step without a next observation."
     one_of("final_obs", final_obs, ("drop", "repeat", None), remedy)
     left_out: list[int] = []
     blocks = show_progress(blocks, steps, "reading episodes", len)
@@ -168,18 +167,18 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     if left_out and final_obs is None:
         lost = f"{len(left_out)} last step{'s' if len(left_out) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
-        warnings.warn(explain(name, "a next observation of every step", lost, remedy), DataWarning, stacklevel=3)
+        warn_user(explain(name, "a next observation for every step", lost, remedy))
     steps -= len(left_out)
     if stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
-        warnings.warn(_too_small(name, steps, stored, remedy), DataWarning, stacklevel=3)
+        warn_user(_too_small(name, steps, stored, remedy))
     return buffer
 
 
 def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> Iterator[EpisodeBlock]:
-    """The blocks without steps that would bootstrap from an unknown next observation."""
+    """Drop last steps that would bootstrap from an unknown next observation."""
     for block in blocks:
-        if not block.knows_next and not block.steps["terminated"][-1]:
+        if not block.has_final_obs and not block.steps["terminated"][-1]:
             left_out.append(1)
             block = block.without_last()  # noqa: PLW2901
         if len(block):
@@ -187,7 +186,7 @@ def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> I
 
 
 def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
-    """All blocks; raises if they have more than `room` steps, which is unknown before they are read."""
+    """Read all blocks into a list; raises if they have more than `room` steps."""
     fitting: list[EpisodeBlock] = []
     steps = 0
     for block in blocks:
@@ -209,7 +208,7 @@ def _too_small(name: str, steps: int, room: int, remedy: str) -> str:
 
 
 def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) -> int:
-    """Add the steps; returns how many of them are stored at the end."""
+    """Add the steps; returns the number of them that are still stored at the end."""
     before = replay.storage.heads.clone()
     steps = [0] * (replay.num_envs or 1)
     env: int | None = None
@@ -227,10 +226,10 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
                 replay.cut(env_ids())
                 env = None
     finally:
-        if env is not None:  # the file broke off inside an episode
+        if env is not None:  # reading failed inside an episode
             replay.cut(env_ids())
     if int((replay.storage.heads - before).max()) <= replay.capacity // len(steps):
-        return sum(steps)  # nothing was overwritten; the ids of all rows take memory
+        return sum(steps)  # nothing was overwritten: no need for the ids of all rows
     row, column = replay.ids() // len(steps), replay.ids() % len(steps)
     return int((row >= before[column]).sum())
 
@@ -272,7 +271,7 @@ def require_ordered(name: str, replay: Any) -> None:
 
 
 def require_steps(name: str, replay: Any) -> None:
-    """`require_ordered`, and raise if `replay` has no step."""
+    """Raise unless `replay` stores observations in order and has at least one step."""
     require_ordered(name, replay)
     nonempty(name, len(replay))
 
@@ -283,7 +282,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     _require_absent(name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # new, so that nobody else uses it
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # a new folder, which no other process uses
         unfinished = Path(folder) / path.name
         yield unfinished
         try:
@@ -293,22 +292,24 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
                 os.link(unfinished, path)  # a rename would replace a file that appeared at `path` meanwhile
         except OSError:
             _require_absent(name, path)
-            unfinished.rename(path)  # a disk without hard links
+            unfinished.rename(path)  # the file system has no hard links
 
 
 def _require_absent(name: str, path: Path) -> None:
     if os.path.lexists(path):
-        raise FileExistsError(explain(name, "a path where nothing is", repr(str(path)), "Delete it, or pass another."))
+        raise FileExistsError(
+            explain(name, "a path that does not exist", repr(str(path)), "Delete it, or pass another.")
+        )
 
 
 def episode_arrays(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
-    """Each episode as nested dicts of arrays [T, …]; a terminal shows the progress of long writes."""
+    """Yield each episode as nested dicts of arrays [T, …]; a terminal shows the progress of long writes."""
     for episode in show_progress(replay.episodes(), len(replay), "writing episodes", len):
         yield {name: _to_arrays(value) for name, value in episode.items() if name != "index"}
 
 
 def _to_arrays(value: Any) -> Any:
-    """Tensors as arrays, nested as they are; bfloat16, which numpy lacks, becomes float32."""
+    """Convert nested tensors to nested arrays; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(value, torch.Tensor):
         return (value.float() if DTYPES[value.dtype] is None else value).cpu().numpy()
     return {name: _to_arrays(part) for name, part in value.items()}

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, buffer_and_blocks
-from relive.datasets.filling import FinalObs, episode_arrays, fill, require_ordered, write_atomically
+from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
+from relive.datasets.filling import FinalObs, episode_arrays, require_ordered, write_atomically
 from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_errors
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -28,20 +28,20 @@ _D4RL = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated",
 }  # fmt: skip
 _ROBOMIMIC = {"actions": "action", "rewards": "reward", "dones": "terminated"}
-"""The fields of columns that have another name in a layout."""
+"""For each layout, the fields of columns whose names differ from ours."""
 _CUTS = "cuts"
-"""Flags of the last steps of abandoned episodes: `to_hdf5` adds this array to D4RL's own if there are any."""
+"""The array of flags that mark the last step of abandoned episodes; `to_hdf5` adds it to D4RL's arrays if needed."""
 _VECTOR = "relive_vector"
-"""The attribute of an array [T, 1] that `to_hdf5` wrote from a field of shape (1,)."""
+"""The attribute by which `to_hdf5` marks an array [T, 1] whose field has shape (1,)."""
 
 _CACHE_BYTES = 1 << 23
 _CHUNK_BYTES = 1 << 18
-_ROWS_OF_FLAGS = 1 << 18
-_DEEPEST = 64
-"""The most groups inside each other."""
+_FLAG_ROWS_PER_READ = 1 << 18
+_MAX_DEPTH = 64
+"""The largest number of nested groups."""
 _GZIP, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000
-_EXPANSIONS = {_GZIP: 1032, _LZF: 90}
-"""The compressors that are read, with the most bytes that one compressed byte can become."""
+_MAX_EXPANSIONS = {_GZIP: 1032, _LZF: 90}
+"""The supported compressors, and the largest number of bytes that one compressed byte can become."""
 
 
 def from_hdf5(
@@ -74,27 +74,29 @@ def from_hdf5(
         columns: the fields of columns that are not the usual ones: `{"states": None}` leaves a column out,
             `{"obs/robot0_eef_pos": "obs.position"}` renames it. The name of a group means all of its columns.
         encode: for each column of texts, a function that turns a text into numbers; each text is encoded once.
-        time_limit: the most steps of an episode, for a D4RL file without `timeouts`.
+        time_limit: the maximum number of steps of an episode, for a D4RL file without `timeouts`.
         final_obs: "drop" leaves out a truncated last step whose next observation is unknown, "repeat" stores its own
             observation as the next one, from which a learner then bootstraps. None is "drop" with a `DataWarning`.
         sampler: the sampler of the new buffer.
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
-    h5py, arrays = import_extra("h5py", "hdf5"), require_self_contained(Path(path))
-    # HDF5 caches decoded chunks of every open array, so the size of a cache depends on the number of arrays.
+    h5py = import_extra("h5py", "hdf5")
+    if time_limit is not None:
+        positive("time_limit", time_limit)
+    arrays = require_self_contained(Path(path))
+    # HDF5 has a cache of decoded chunks per open array, so that the arrays share the budget.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
-            source = _d4rl_source(file, None if time_limit is None else positive("time_limit", time_limit))
+            source = _d4rl_source(file, time_limit)
         elif "data" in file and hasattr(file["data"], "items"):
             source = _robomimic_source(file)
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."
             raise SchemaError(explain(Path(path).name, expected, ", ".join(file) or "an empty file", remedy))
-        steps = buffer_and_blocks(
-            "from_hdf5", source, buffer, columns, encode, sampler=sampler, device=device, seed=seed
+        return fill_from_rows(
+            "from_hdf5", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
         )
-        return fill("from_hdf5", *steps, final_obs)
 
 
 def to_hdf5(
@@ -117,53 +119,53 @@ def to_hdf5(
         write(replay, file)
 
 
-class _Part(NamedTuple):
+class _ArrayGroup(NamedTuple):
     """Arrays of the same length: a demonstration of robomimic, or a whole file of D4RL."""
 
     group: Any
     arrays: dict[str, Any]
-    """Every array below the group by its path there, which is the name of its column."""
+    """All arrays below the group by their path in the group, which is the name of the column."""
     num_rows: int
 
 
 class _Hdf5Source(RowSource):
-    """The rows of a file, one part after the other.
+    """The rows of a file, one group of arrays after the other.
 
     Args:
-        parts: the parts, which have the same columns.
+        parts: groups of arrays with the same columns.
         ends: the last row of each episode, counted over all parts.
-        fields: the fields of columns that have another name.
-        hidden: the columns, or groups of columns, that are no fields.
+        fields: the fields of columns whose names differ from ours.
+        hidden: columns, or groups of columns, that are not fields.
     """
 
     def __init__(
-        self, parts: list[_Part], ends: np.ndarray, fields: Mapping[str, str], hidden: tuple[str, ...]
+        self, parts: list[_ArrayGroup], ends: np.ndarray, fields: Mapping[str, str], hidden: tuple[str, ...]
     ) -> None:
         path = Path(parts[0].group.file.filename)
         self.name, self.nbytes = path.name, path.stat().st_size
-        self._parts, self._ends, self._fields, self._hidden = parts, ends, fields, hidden
+        self._parts, self._ends, self._fields, self._hidden_columns = parts, ends, fields, hidden
 
-    def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
+    def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         first, *others = self._parts
         specs = {column: _spec(array) for column, array in first.arrays.items()}
-        left_out = {column for column, field in chosen.items() if field is None and not self._is_hidden(column)}
-        forms = _forms(first, left_out)
+        left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
+        forms = _column_forms(first, left_out)
         for part in others:
-            own = _forms(part, left_out)
+            own = _column_forms(part, left_out)
             for column in (*forms, *own):
                 if own.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = own.get(column, "no array")
                     raise SchemaError(explain(f"{_where(part.group)}/{column}", expected, got, "Repair the file."))
         specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
-        has_obs = any(self.usual_path(column)[0] == "obs" for column in specs)
-        if not has_obs and not any((field or "").startswith("obs") for field in chosen.values()):
+        has_obs = any(self.default_path(column)[0] == "obs" for column in specs)
+        if not has_obs and not any((field or "").startswith("obs") for field in user_columns.values()):
             remedy = "Extract them with robomimic's dataset_states_to_obs, or pass columns={'states': 'obs'}."
             got = f"the columns {', '.join(specs)}"
             raise SchemaError(explain(f"{self.name}: data", "observations in 'obs'", got, remedy))
         return specs
 
-    def usual_path(self, column: str) -> tuple[str, ...]:
+    def default_path(self, column: str) -> tuple[str, ...]:
         if column == "obs/obs":  # an observation without parts, as `to_hdf5` writes it in robomimic's layout
             return ("obs",)
         first, *rest = column.split("/")
@@ -188,11 +190,11 @@ class _Hdf5Source(RowSource):
             offset += num_rows
 
     def _is_hidden(self, column: str) -> bool:
-        return column.split("/", maxsplit=1)[0] in self._hidden
+        return column.split("/", maxsplit=1)[0] in self._hidden_columns
 
 
 def _robomimic_source(file: Any) -> _Hdf5Source:
-    """robomimic's layout: the group "data" has a group per demonstration, with "obs", "actions" and more inside."""
+    """Open robomimic's layout: the group "data" has a group per demonstration, with "obs", "actions" and more."""
     group, parts = file["data"], []
     for name in sorted(group, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0]):
         arrays = _arrays_in(group[name])
@@ -200,14 +202,14 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
             raise SchemaError(explain(_where(group[name]), "the array 'actions'", got, remedy))
-        parts.append(_Part(group[name], arrays, _num_rows(actions)))
+        parts.append(_ArrayGroup(group[name], arrays, _num_rows(actions)))
     if not parts:
         raise SchemaError(explain(_where(group), "at least 1 demonstration", 0, "Pass a file with steps."))
     return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC, ("next_obs",))
 
 
 def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
-    """D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
+    """Open D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
     # The group "metadata" has the weights of the policy that acted, and no steps.
     arrays = {name: array for name, array in _arrays_in(file).items() if name.split("/")[0] != "metadata"}
     name = Path(file.filename).name
@@ -219,7 +221,7 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     if not rows:
         raise SchemaError(explain(f"{name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
     if not has_timeouts and time_limit is None:
-        expected, remedy = "the array 'timeouts'", "Pass time_limit=, the most steps of an episode."
+        expected, remedy = "the array 'timeouts'", "Pass time_limit=, the maximum number of steps of an episode."
         raise SchemaError(explain(name, expected, ", ".join(arrays), remedy))
     is_end = np.zeros(rows, bool)
     for column in ("terminals", "timeouts", _CUTS):
@@ -230,11 +232,11 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
         starts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
         steps = np.arange(rows) - np.repeat(starts, np.diff(starts, append=rows))
         is_end |= steps % time_limit == time_limit - 1
-    return _Hdf5Source([_Part(file, arrays, rows)], np.flatnonzero(is_end), _D4RL, ("next_observations", _CUTS))
+    return _Hdf5Source([_ArrayGroup(file, arrays, rows)], np.flatnonzero(is_end), _D4RL, ("next_observations", _CUTS))
 
 
 def _arrays_in(group: Any) -> dict[str, Any]:
-    """Every array below a group by its path there; none if it is no group."""
+    """Return all arrays below a group by their path; empty if the object is not a group."""
     arrays: dict[str, Any] = {}
     h5py = import_extra("h5py", "hdf5")
     for name, value in group.items() if isinstance(group, h5py.Group) else ():
@@ -246,13 +248,13 @@ def _arrays_in(group: Any) -> dict[str, Any]:
 
 
 def _where(item: Any) -> str:
-    """The file and the name of a group or an array, for messages."""
+    """Return the file name and the path of a group or array, for error messages."""
     name = Path(item.file.filename).name
     return f"{name}: {item.name[1:]}" if item.name != "/" else name
 
 
 def _num_rows(array: Any) -> int:
-    """The length of an array; raises without an axis of steps, or if flags of all rows would take much memory."""
+    """Return the length of an array; raises if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
         raise SchemaError(explain(_where(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps."))
     nbytes = Path(array.file.filename).stat().st_size
@@ -267,8 +269,8 @@ def _spec(array: Any) -> ColumnSpec:
     return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=is_loose)
 
 
-def _forms(part: _Part, left_out: set[str]) -> dict[str, str]:
-    """The dtype and shape of each column; raises unless all columns that are not left out have the part's rows."""
+def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
+    """Return the dtype and shape of each column; raises if a column, unless left out, has another length."""
     forms = {}
     for column, array in part.arrays.items():
         if column not in left_out:
@@ -284,11 +286,11 @@ def _require_rows(array: Any, rows: int) -> None:
 
 
 def _flags(array: Any, rows: int) -> np.ndarray:
-    """An array of 0 and 1 as bools."""
+    """Read an array of 0 and 1 as bools."""
     _require_rows(array, rows)
     flags = np.zeros(rows, bool)
-    for start in range(0, rows, _ROWS_OF_FLAGS):
-        stop = min(start + _ROWS_OF_FLAGS, rows)
+    for start in range(0, rows, _FLAG_ROWS_PER_READ):
+        stop = min(start + _FLAG_ROWS_PER_READ, rows)
         part = np.asarray(_read(_where(array), array, start, stop)).reshape(stop - start, -1)
         if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
             got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
@@ -298,11 +300,14 @@ def _flags(array: Any, rows: int) -> np.ndarray:
 
 
 def _is_text(array: Any) -> bool:
-    return import_extra("h5py", "hdf5").check_string_dtype(array.dtype) is not None and len(array.shape) == 1
+    dtype = array.dtype
+    if dtype.kind not in "OS" or array.ndim != 1:
+        return False
+    return import_extra("h5py", "hdf5").check_string_dtype(dtype) is not None
 
 
 def _read(where: str, array: Any, start: int, stop: int) -> Any:
-    """Rows of an array: numbers, or a list of texts."""
+    """Read rows of an array: numbers, or a list of texts."""
     with wrap_errors(where, f"rows {start} to {stop} of the array"):
         if _is_text(array):
             return [str(text) for text in array.asstr("utf-8", "strict")[start:stop]]
@@ -314,7 +319,7 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in leaves_of((), episode):
-            own_name = ["obs"] if name in ("obs", "next_obs") else []  # robomimic's observations have names
+            own_name = ["obs"] if name in ("obs", "next_obs") else []  # robomimic has no unnamed observation
             _create(demo, "/".join([_ROBOMIMIC_NAMES.get(name, name), *(parts or own_name)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
@@ -354,11 +359,11 @@ _ROBOMIMIC_NAMES = {field: column for column, field in _ROBOMIMIC.items()}
 
 
 def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> int:
-    """Raise unless all arrays of a file lie in it, and take little memory; returns the number of arrays.
+    """Raise unless a file contains all of its data and can be read in little memory; returns the number of arrays.
 
-    HDF5 follows links and external data by itself: an untrusted dataset could read any file of this machine into a
-    buffer, or claim an array of terabytes. Therefore links, external and virtual data, cycles, missing bytes, bytes of
-    several arrays, and chunks that inflate to more than they should are refused.
+    HDF5 follows links and external data by itself: an untrusted file could read any file of this machine into a
+    buffer, or declare an array of terabytes. Refused are links, external and virtual data, cycles, missing bytes,
+    bytes shared by several arrays, and chunks that inflate to more than their size.
 
     Args:
         path: the file.
@@ -371,7 +376,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
         group_bytes: Counter[str] = Counter()
         for name, item in _objects(h5py, file, path):
             where = f"{path.name}: {name}"
-            _require_small_attributes(where, item)
+            _require_small_attributes(h5py, where, item)
             if isinstance(item, h5py.Dataset):
                 _require_bytes(where, item, nbytes)
                 if item.dtype.hasobject:
@@ -387,7 +392,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
 
 
 def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for every object below the root; raises if the objects do not form a tree."""
+    """Yield (name, object) for every object of a file; raises unless the objects form a tree."""
 
     def address(item: Any) -> tuple[int, int]:
         info = h5py.h5o.get_info(item.id)
@@ -400,14 +405,15 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
         for key in group:
             name = f"{prefix}/{key}"
             where = f"{path.name}: {name}"
-            link = group.get(key, getlink=True)
-            if not isinstance(link, h5py.HardLink):
+            if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
+                link = group.get(key, getlink=True)
                 target = f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
                 raise damage(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
-            if address(item) in seen or depth == _DEEPEST:
+            place = address(item)
+            if place in seen or depth == _MAX_DEPTH:
                 raise damage(where, "a tree of objects", "an object met twice, or groups nested too deeply")
-            seen.add(address(item))
+            seen.add(place)
             yield name, item
             if isinstance(item, h5py.Group):
                 groups.append((name, item, depth + 1))
@@ -415,59 +421,59 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
 
 def _require_bytes(where: str, dataset: Any, file_bytes: int) -> None:
     if dataset.is_virtual:
-        raise damage(where, "data of its own", "a virtual dataset, which consists of other files")
+        raise damage(where, "data in this file", "a virtual dataset, which refers to other files")
     if dataset.external:
-        raise damage(where, "data of its own", f"external data in {dataset.external[0][0]!r}")
+        raise damage(where, "data in this file", f"external data in {dataset.external[0][0]!r}")
     if not dataset.shape or not math.prod(dataset.shape):
         return
     nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
     if dataset.chunks is None:
-        is_there = dataset.id.get_storage_size() >= nbytes
+        is_complete = dataset.id.get_storage_size() >= nbytes
     else:
         chunks = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
-        is_there = dataset.id.get_num_chunks() == chunks
+        is_complete = dataset.id.get_num_chunks() == chunks
         _require_small_chunks(where, dataset, decode_budget(file_bytes) // 2)
-    if not is_there:
+    if not is_complete:
         got = f"shape {dataset.shape} with fewer stored bytes"
         raise damage(where, f"{nbytes:,} bytes", got)
 
 
-def _require_small_chunks(where: str, dataset: Any, most: int) -> None:
-    """Raise unless every chunk is decoded within `most` bytes: HDF5 inflates a chunk before it looks at its size."""
+def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
+    """Raise if decoding a chunk may take more than `max_bytes`: HDF5 inflates a chunk before it checks its size."""
     filters = dataset.id.get_create_plist()
     codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
-    compressors = [code for code in codes if code in _EXPANSIONS]
-    if len(compressors) > 1 or len(set(codes)) < len(codes) or not {*codes} <= {*_EXPANSIONS, _SHUFFLE, _CHECKSUM}:
+    compressors = [code for code in codes if code in _MAX_EXPANSIONS]
+    if len(compressors) > 1 or len(set(codes)) < len(codes) or not {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE, _CHECKSUM}:
         raise damage(where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {codes}")
     nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if nbytes > most:
-        raise damage(where, f"chunks of at most {most:,} bytes", f"{nbytes:,}")
+    if nbytes > max_bytes:
+        raise damage(where, f"chunks of at most {max_bytes:,} bytes", f"{nbytes:,}")
     if not compressors:
         return
-    large: list[tuple[int, ...]] = []
-    expansion = _EXPANSIONS[compressors[0]]
+    large_chunks: list[tuple[int, ...]] = []
+    expansion = _MAX_EXPANSIONS[compressors[0]]
 
-    def look(chunk: Any) -> None:
-        if chunk.size * expansion > most:
-            large.append(chunk.chunk_offset)
+    def collect_if_large(chunk: Any) -> None:
+        if chunk.size * expansion > max_bytes:
+            large_chunks.append(chunk.chunk_offset)
 
-    dataset.id.chunk_iter(look)
-    for offset in large:
+    dataset.id.chunk_iter(collect_if_large)
+    for offset in large_chunks:
         _, body = dataset.id.read_direct_chunk(offset)
         if compressors[0] != _GZIP or len(zlib.decompressobj().decompress(body, nbytes + 1)) > nbytes:
             raise damage(f"{where}: chunk {offset}", f"at most {nbytes:,} bytes", "a chunk that may inflate to more")
 
 
-def _require_small_attributes(where: str, item: Any) -> None:
-    """Raise if an attribute is a list of texts: each could be the same long one."""
-    for name in item.attrs:
+def _require_small_attributes(h5py: Any, where: str, item: Any) -> None:
+    """Raise if an attribute is a list of texts, all of which could refer to one long text."""
+    for name in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
         attribute = item.attrs.get_id(name)
         if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
             raise damage(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")
 
 
 def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -> None:
-    """Raise unless the texts or lists of an array together are no longer than the file.
+    """Raise if the texts or lists of an array are together longer than the file.
 
     HDF5 stores them apart from the array, and many entries may refer to the same long text.
     """

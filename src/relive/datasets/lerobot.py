@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, buffer_and_blocks
-from relive.datasets.filling import FinalObs, episode_arrays, fill, require_steps, slice_leaves, write_atomically
+from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
+from relive.datasets.filling import FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
     damage,
@@ -33,32 +33,32 @@ from relive.schema.fields import Path as FieldPath
 from relive.schema.fields import leaves_of
 from relive.storage import Memory
 
-_LONGEST_HEADER = 1 << 16
+_MAX_HEADER_BYTES = 1 << 16
 _DICTIONARY_PAGE = 2
-_WIDTHS = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
-"""Bytes of a number and of its levels while a list of it is read."""
+_BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
+"""Bytes of a number and its levels in memory while lists are read, by physical type."""
 
 
-def batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
+def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
     """Yield batches of at most `count` rows of the columns `names`.
 
-    Rows may share their values, so that a short file has rows without end, or one row of a billion numbers. The
-    batches are shorter if each of their rows could be as long as the longest page.
+    Parquet rows may share values: a short file can have billions of rows, or one row of a billion numbers. Batches are
+    shorter if the rows could be as long as the longest page.
 
     Args:
-        where: the file, for messages.
+        where: the name of the file, for error messages.
         path: the file.
         names: the columns.
-        count: the most rows of a batch.
+        count: the maximum number of rows per batch.
         nbytes: the number of bytes of the dataset on the disk, which limits the memory of a batch.
     """
     parquet = import_extra("pyarrow.parquet", "lerobot")
     with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
         file = parquet.ParquetFile(body)
-        known = file.schema_arrow.names
-        missing = [name for name in names if name not in known]
+        column_names = file.schema_arrow.names
+        missing = [name for name in names if name not in column_names]
         if missing:
-            raise damage(where, f"the column {missing[0]!r}", ", ".join(known))
+            raise damage(where, f"the column {missing[0]!r}", ", ".join(column_names))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
@@ -68,7 +68,7 @@ def batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -
 
 
 def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
-    """The most bytes that one value of a column can have; raises if its pages or its lists are too long."""
+    """Return the maximum bytes of one value of a column; raises if the pages or lists of the column are too long."""
     about, longest = file.schema.column(column), 1
     for number in range(file.metadata.num_row_groups):
         chunk = file.metadata.row_group(number).column(column)
@@ -77,7 +77,7 @@ def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: i
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
             raise damage(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
-        longest = max(longest, _WIDTHS.get(about.physical_type, largest))
+        longest = max(longest, _BYTES_PER_NUMBER.get(about.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
         for needed, most in (
             (largest, decode_budget(nbytes) // 2),
@@ -91,19 +91,19 @@ def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: i
 class _Page(NamedTuple):
     is_dictionary: bool
     nbytes: int
-    """Its size when it is decompressed."""
+    """Decompressed size of the page."""
     values: int
 
 
 def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
-    """The headers of a column's pages in a row group."""
+    """Yield the page headers of a column in a row group."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
     stop = at + chunk.total_compressed_size
     while at < stop:
         body.seek(at)
-        header, length = _Thrift(body.read(_LONGEST_HEADER)).struct()
+        header, length = _Thrift(body.read(_MAX_HEADER_BYTES)).struct()
         values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
         is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
         if min(nbytes, size, values) < 0:
@@ -113,13 +113,13 @@ def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
 
 
 class _Thrift:
-    """A struct in Thrift's compact protocol, as dicts of numbers by the numbers of their fields."""
+    """A parser of structs in Thrift's compact protocol, as dicts from field numbers to values."""
 
     def __init__(self, body: bytes) -> None:
         self._body, self._at = body, 0
 
     def struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
-        """The fields of a struct, and where it ends."""
+        """Return the fields of the next struct, and the position after it."""
         if depth > 8:
             raise ValueError("structs inside each other")
         fields: dict[int, Any] = {}
@@ -136,7 +136,7 @@ class _Thrift:
             return self._byte()
         if kind in (4, 5, 6):
             return self._number()
-        if kind in (7, 8):  # a float64, or bytes after their length: nothing that is needed
+        if kind in (7, 8):  # a float64, or bytes after their length: skipped
             length = 8 if kind == 7 else self._unsigned()
             self._at += length
             return None
@@ -165,10 +165,10 @@ class _Thrift:
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
-    """The pixels of a PNG or JPEG; its size is compared with `shape` before it is decoded."""
+def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
     pillow = import_extra("PIL.Image", "lerobot", "Pillow")
-    if body is None:  # LeRobot would open the path beside it
+    if body is None:  # LeRobot would open the path that is stored beside the bytes
         raise damage(where, "the bytes of an image", "a path to a file outside")
     with (
         wrap_errors(where, "a PNG or JPEG"),
@@ -189,7 +189,7 @@ class Video:
         self._last: tuple[float, Any] | None = None
 
     def frame(self, time: float) -> np.ndarray:
-        """The frame at a time in seconds; raises if there is none within half of a frame."""
+        """Return the frame at `time` seconds; raises if no frame is within half a frame of it."""
         if self._last is None or time < self._last[0] - 0.5 / self._fps:
             self._frames = self._decode()
             self._last = next(self._frames, None)
@@ -202,7 +202,7 @@ class Video:
 
     def _decode(self) -> Iterator[tuple[float, Any]]:
         av = import_extra("av", "lerobot", "PyAV")
-        # Of a file object, as an .mp4 and nothing else, FFmpeg opens no further file.
+        # With a file object and a fixed format, FFmpeg opens no other file.
         with (
             wrap_errors(self._where, "a video that can be read"),
             self._path.open("rb") as file,
@@ -212,7 +212,7 @@ class Video:
             size = None if stream is None else (stream.height, stream.width)
             if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
                 raise damage(self._where, f"frames of {self._shape} pixels and channels", size)
-            # The bitstream has a size of its own, which the container may not tell; coded sizes are rounded up.
+            # The size in the bitstream may differ from that of the container; codecs round sizes up.
             stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
@@ -220,12 +220,13 @@ class Video:
                 yield float(frame.time or 0.0), frame
 
 
-_NUMBERS = (
+_NUMBER_DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
+_MAX_FPS = 1e6
 _ROWS_AT_ONCE = 1 << 12
 _ROW_BYTES = 500
-"""The memory that a row of a small table takes in Python."""
+"""Bytes of a row of a small table as Python objects."""
 
 
 class Feature(NamedTuple):
@@ -234,17 +235,17 @@ class Feature(NamedTuple):
     kind: str
     """ "image", "video", "string", or the dtype of numbers."""
     shape: tuple[int, ...]
-    """The shape in one frame; height, width and channels of a picture."""
+    """The shape per frame; of an image: height, width and channels."""
 
 
 def file_inside(root: Path, name: str) -> Path:
-    """The path of a dataset's file; raises if a link leads out of the dataset."""
+    """Return the path of a file of the dataset; raises if a link points outside the dataset."""
     path, home = (root / name).resolve(), root.resolve()
-    # The cache of the Hugging Face hub keeps snapshots as links to its blobs.
+    # In the cache of the Hugging Face hub, files of a snapshot are links to blobs.
     blobs = root.absolute().parent.parent.resolve() / "blobs"
     is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
     if not path.is_relative_to(home) and not is_cached:
-        raise damage(f"{root.name}: {name}", "a file of the dataset itself", "a link out of it")
+        raise damage(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
     return path
 
 
@@ -258,14 +259,14 @@ def _feature(where: str, about: Any) -> Feature:
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         return Feature(kind, shape)
-    if kind not in (*_NUMBERS, "string"):
-        raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBERS)}", reprlib.repr(kind))
-    # LeRobot keeps one number per frame without an axis; names say that it is a vector of length 1.
+    if kind not in (*_NUMBER_DTYPES, "string"):
+        raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind))
+    # LeRobot stores single numbers with shape (1,) too; only vectors have names.
     return Feature(kind, () if shape == (1,) and not names else shape)
 
 
 class _DatasetSource(RowSource):
-    """The frames of a dataset in their order; the folder `meta` says what they consist of."""
+    """The frames of a dataset in order, as `meta/info.json` describes them."""
 
     separator = "."
 
@@ -285,17 +286,17 @@ class _DatasetSource(RowSource):
         if not isinstance(features, dict) or "episode_index" not in features:
             raise damage(where, "features with 'episode_index'", reprlib.repr(features))
         self._features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e6:
+        if not _is_rate(fps):
             raise damage(where, "fps, a positive number", reprlib.repr(fps))
         self._fps = float(fps)
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._tasks: dict[int, str] | None = None
         self._positions: dict[str, dict[int, tuple[str, float]]] = {}
-        """By camera and episode: the video file, and the time in seconds at which the episode starts there."""
+        """By camera and episode: the video file, and the start of the episode in it, in seconds."""
         self._videos: dict[str, tuple[str, Video]] = {}
-        """By camera: the video file that was read last."""
+        """By camera: the video that was read last, and its file name."""
 
-    def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
+    def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         features = self._features | ({"task": Feature("string", ())} if "task_index" in self._features else {})
         dtypes = {"string": object, "image": np.uint8, "video": np.uint8}
         return {
@@ -303,13 +304,13 @@ class _DatasetSource(RowSource):
             for name, (kind, shape) in features.items()
         }
 
-    def usual_path(self, column: str) -> FieldPath | None:
-        if column in _LEFT_OUT:
+    def default_path(self, column: str) -> FieldPath | None:
+        if column in _SKIPPED_COLUMNS:
             return None
         first, *rest = column.split(".")
-        if first == "next" and rest and f"next.{rest[0]}" in _NEXT:
-            return (_NEXT[f"next.{rest[0]}"], *rest[1:])
-        return (_NAMES.get(first, first), *rest)
+        if first == "next" and rest and f"next.{rest[0]}" in _NEXT_FIELD_NAMES:
+            return (_NEXT_FIELD_NAMES[f"next.{rest[0]}"], *rest[1:])
+        return (_FIELD_NAMES.get(first, first), *rest)
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         files = sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("data/*/*.parquet"))
@@ -341,9 +342,9 @@ class _DatasetSource(RowSource):
         return row
 
     def _table_rows(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
-        """Yield up to `count` rows of a parquet file at a time: the values of features by their names."""
+        """Yield up to `count` rows of a parquet file at a time, as values by feature name."""
         where = f"{self.name}: {file}"
-        for batch in batches(where, file_inside(self._root, file), names, count, self.nbytes):
+        for batch in read_batches(where, file_inside(self._root, file), names, count, self.nbytes):
             yield {name: self._values(f"{where}: {name}", name, batch.column(name)) for name in names}
 
     def _values(self, where: str, name: str, values: Any) -> Any:
@@ -360,9 +361,9 @@ class _DatasetSource(RowSource):
         return _numbers(where, values, feature)
 
     def _entries(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
+        """Yield the rows of a small parquet file; raises if they exceed the memory budget of the dataset."""
         where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
-        for batch in batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
+        for batch in read_batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
             total += batch.nbytes + _ROW_BYTES * batch.num_rows
             if total > most:
@@ -378,7 +379,7 @@ class _DatasetSource(RowSource):
             raise damage(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
     def _read_tasks(self) -> dict[int, str]:
-        """The text of each task by its index; empty if the dataset has none."""
+        """Return the text of each task by its index; empty if the dataset has none."""
         file = "meta/tasks.parquet"
         if not (self._root / file).exists():
             return {}
@@ -425,7 +426,7 @@ class _DatasetSource(RowSource):
 
 
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
-    """Numbers [K, …] of a column, which may be nested lists."""
+    """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
     count, flat = len(values), getattr(values, "storage", values)  # the storage of an extension type
     while True:
@@ -450,18 +451,17 @@ def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
         raise damage(where, "images as bytes", values.type)
     bodies = values.field("bytes").to_pylist()
-    return np.stack([image(where, body, shape) for body in bodies])
+    return np.stack([decode_image(where, body, shape) for body in bodies])
 
 
-_NAMES = {"observation": "obs", "action": "action"}
-_NEXT = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
+_FIELD_NAMES = {"observation": "obs", "action": "action"}
+_NEXT_FIELD_NAMES = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
 _FINAL_OBS = "meta/final_obs.parquet"
-"""The final observation of each episode, where `to_lerobot` wrote the dataset."""
-_COUNTED = ("index", "episode_index", "frame_index", "timestamp")
-"""Columns that LeRobot itself counts."""
-_LEFT_OUT = (*_COUNTED, "task")
-"""Columns that are left out unless the caller names them: the order of rows says what they count, and task_index is the
-number of the task."""
+"""The file of final observations, which only datasets written by `to_lerobot` have."""
+_COUNTER_COLUMNS = ("index", "episode_index", "frame_index", "timestamp")
+"""Columns of counters, which LeRobot writes itself."""
+_SKIPPED_COLUMNS = (*_COUNTER_COLUMNS, "task")
+"""Columns that are left out by default: the order of rows replaces counters, and "task" is the text of task_index."""
 
 
 def from_lerobot(
@@ -505,19 +505,18 @@ def from_lerobot(
     """
     import_extra("pyarrow", "lerobot")
     source = _DatasetSource(Path(path))
-    steps = buffer_and_blocks(
-        "from_lerobot", source, buffer, columns, encode, sampler=sampler, device=device, seed=seed
+    return fill_from_rows(
+        "from_lerobot", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
     )
-    return fill("from_lerobot", *steps, final_obs)
 
 
 def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    """Whether numbers of this form are written as images: [height, width, 3] of uint8."""
+    """Whether a field is written as images: uint8 of shape [height, width, 3]."""
     return dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
 def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
-    """The entry of a column in `meta/info.json`."""
+    """Return the entry of a column in `meta/info.json`."""
     shape, dtype = rows.shape[1:], rows.dtype
     if is_image(shape, dtype):
         return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
@@ -528,14 +527,14 @@ def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
 
 
 def _arrow_array(rows: np.ndarray) -> Any:
-    """Rows [K, …] as an Arrow array: numbers, lists of them, or images as lossless PNG."""
+    """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if is_image(inner, rows.dtype):
         bodies = pyarrow.array([_png(row) for row in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    if inner == (1,):  # as LeRobot keeps one number per frame
+    if inner == (1,):  # LeRobot stores a vector of length 1 as a number
         return values
     if len(inner) == 1:
         return pyarrow.FixedSizeListArray.from_arrays(values, inner[0])
@@ -552,11 +551,11 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 class _FeatureStats:
-    """Statistics of a column, by which LeRobot's policies normalise; for images per channel, between 0 and 1."""
+    """Statistics of a column, with which LeRobot's policies normalise; of images: per channel, scaled to [0, 1]."""
 
     def __init__(self) -> None:
         self._count, self._sum, self._squares = 0, 0.0, 0.0
-        self._least, self._most = np.inf, -np.inf
+        self._min, self._max = np.inf, -np.inf
 
     def update(self, rows: np.ndarray) -> None:
         """Add rows [K, …]."""
@@ -566,20 +565,20 @@ class _FeatureStats:
         numbers = numbers if numbers.ndim > 1 else numbers[:, None]
         self._count += len(numbers)
         self._sum, self._squares = self._sum + numbers.sum(0), self._squares + np.square(numbers).sum(0)
-        self._least, self._most = np.minimum(self._least, numbers.min(0)), np.maximum(self._most, numbers.max(0))
+        self._min, self._max = np.minimum(self._min, numbers.min(0)), np.maximum(self._max, numbers.max(0))
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of the column in `meta/stats.json`."""
+        """Return the entry of the column in `meta/stats.json`."""
         mean = self._sum / self._count
         deviation = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0))
-        figures = {"min": self._least, "max": self._most, "mean": mean, "std": deviation}
+        figures = {"min": self._min, "max": self._max, "mean": mean, "std": deviation}
         return {name: np.asarray(each).tolist() for name, each in figures.items()} | {"count": [self._count]}
 
 
-_FILE_BYTES = 100_000_000
-_GROUP_VALUES = 1 << 22
-"""The most numbers of a column in a row group, from which a reader knows how long its lists can be."""
-_FEATURES = {field: feature for feature, field in (_NAMES | _NEXT).items()}
+_MAX_FILE_BYTES = 100_000_000
+_MAX_GROUP_VALUES = 1 << 22
+"""The maximum numbers of a column per row group, which bounds the length of its lists for a reader."""
+_FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
 
 _PANDAS = {
     "index_columns": ["__index_level_0__"],
@@ -593,7 +592,7 @@ _PANDAS = {
     ],
     "pandas_version": "2.0.0",
 }
-"""Metadata that make the texts the index of a pandas table."""
+"""Parquet metadata that make pandas use the texts as the index of the table."""
 
 
 def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, tasks: str | Sequence[str] = "") -> None:
@@ -607,17 +606,28 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
     Args:
         replay: a replay buffer in time order, with at least one step.
         path: the folder, which must not exist.
-        fps: steps per second, which say the time of each frame.
-        tasks: the text of the task; or a text for each number of the extra field "task_index".
+        fps: steps per second, from which the time of each frame follows.
+        tasks: the text of the task, or one text per number of the extra field "task_index".
     """
     import_extra("pyarrow", "lerobot")
     require_steps("to_lerobot", replay)
+    if not _is_rate(fps):
+        raise SchemaError(explain("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number."))
+    texts = [tasks] if isinstance(tasks, str) else tasks
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        remedy = "Pass a str per number of the extra field 'task_index'."
+        raise SchemaError(explain("tasks", "a text, or a list of texts", repr(tasks), remedy))
     with write_atomically("to_lerobot", path) as unfinished:
-        _DatasetWriter(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
+        _DatasetWriter(unfinished, fps, list(texts)).write(replay)
+
+
+def _is_rate(fps: Any) -> TypeGuard[float]:
+    """Whether a value is a number of frames per second."""
+    return isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < _MAX_FPS
 
 
 class _DatasetWriter:
-    """Writes a dataset, episode by episode."""
+    """Writes the files of a dataset, episode by episode."""
 
     def __init__(self, root: Path, fps: float, tasks: list[str]) -> None:
         self._root, self._fps, self._tasks = root, fps, tasks
@@ -653,7 +663,7 @@ class _DatasetWriter:
         self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
             self._stats[name].update(rows)
-        if not self._files or self._files[-1].nbytes >= _FILE_BYTES:
+        if not self._files or self._files[-1].nbytes >= _MAX_FILE_BYTES:
             if self._files:
                 self._files[-1].close()
             chunk, file = divmod(len(self._files), 1000)
@@ -691,12 +701,12 @@ class _DatasetWriter:
 
 
 class _ParquetWriter:
-    """A parquet file that grows by row groups."""
+    """Writes a parquet file, a row group at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._writer = path, None
         self.nbytes = 0
-        """The number of bytes of all rows in memory."""
+        """The uncompressed bytes of all rows written so far."""
 
     def write(self, columns: dict[str, np.ndarray]) -> None:
         table = import_extra("pyarrow", "lerobot").table({name: _arrow_array(rows) for name, rows in columns.items()})
@@ -704,7 +714,7 @@ class _ParquetWriter:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
         most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
-        self._writer.write_table(table, max(1, _GROUP_VALUES // most))
+        self._writer.write_table(table, max(1, _MAX_GROUP_VALUES // most))
         self.nbytes += table.nbytes
 
     def close(self) -> None:
@@ -712,11 +722,11 @@ class _ParquetWriter:
 
 
 def _feature_columns(fields: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The leaves of nested fields by the names of their features."""
+    """Return the leaves of nested fields by feature name."""
     columns = {}
     for (name, *parts), rows in leaves_of((), fields):
-        feature = ".".join([_FEATURES.get(name, name), *parts])
-        if name in _COUNTED or "/" in feature or any("." in part for part in parts):
+        feature = ".".join([_FEATURE_NAMES.get(name, name), *parts])
+        if name in _COUNTER_COLUMNS or "/" in feature or any("." in part for part in parts):
             remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
             raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
         columns["observation.state" if feature == "observation" else feature] = rows

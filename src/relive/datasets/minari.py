@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from relive.datasets.filling import (
-    STEP,
+    STEP_FIELDS,
     EpisodeBlock,
     declared_fields,
     episode_arrays,
@@ -37,13 +37,13 @@ from relive.schema.conversion import as_tensor, path_name
 from relive.schema.fields import DTYPES, Field, Tree, caller_shape, kept_dtype, leaves_of, map_leaves
 from relive.storage import Memory
 
-_MOST_METADATA = 1 << 24
-"""The longest metadata.json: the limits of every pixel of an image are in it."""
-_MOST_NUMBERS = 1 << 22
+_MAX_METADATA_BYTES = 1 << 24
+"""The largest metadata.json, which has two limits per pixel of an image."""
+_MAX_SPACE_NUMBERS = 1 << 22
 
 
 def open_dataset(dataset: Any) -> Any:
-    """The MinariDataset of an object, a path or an id, after checks of its files."""
+    """Open a dataset by object, path or id, after checks of its files; returns the MinariDataset."""
     minari = _import_minari()
     if isinstance(dataset, minari.MinariDataset):
         _require_safe_file(Path(dataset.storage.data_path))
@@ -53,7 +53,7 @@ def open_dataset(dataset: Any) -> Any:
         raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
-        return minari.load_dataset(str(dataset))  # raises an error that names the missing dataset
+        return minari.load_dataset(str(dataset))  # raises Minari's error for a missing dataset
     _require_spaces(folder)
     _require_safe_file(folder)
     with wrap_errors(str(folder), "a Minari dataset that can be read"):
@@ -61,7 +61,7 @@ def open_dataset(dataset: Any) -> Any:
 
 
 def _dataset_path(dataset_id: str) -> Path:
-    """The folder of a local dataset."""
+    """Return the folder of a local dataset."""
     from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
 
     return Path(get_dataset_path(dataset_id))
@@ -70,7 +70,7 @@ def _dataset_path(dataset_id: str) -> Path:
 def _require_spaces(folder: Path) -> None:
     """Raise if a space is missing or huge.
 
-    Without one Minari would make the dataset's environment, which can run any code.
+    If a space is missing, Minari creates the environment of the dataset, which can run any code.
     """
     where, metadata = f"{folder.name}/metadata.json", _metadata(folder)
     for name in ("observation_space", "action_space"):
@@ -84,14 +84,14 @@ def _require_spaces(folder: Path) -> None:
 
 
 def _require_small_space(where: str, space: Any) -> None:
-    """Raise if a space has a shape that Minari would fill with limits, from few bytes."""
+    """Raise if a space has a huge shape: Minari allocates limits for each of its numbers."""
     if isinstance(space, Mapping):
         for name in ("shape", "n"):
             axes = space.get(name)
-            if isinstance(axes, list) and math.prod(axes) > _MOST_NUMBERS:
-                raise damage(f"{where}: {name}", f"at most {_MOST_NUMBERS:,} numbers", reprlib.repr(axes))
-        if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MOST_NUMBERS:
-            raise damage(f"{where}: n", f"at most {_MOST_NUMBERS:,} numbers", space["n"])
+            if isinstance(axes, list) and math.prod(axes) > _MAX_SPACE_NUMBERS:
+                raise damage(f"{where}: {name}", f"at most {_MAX_SPACE_NUMBERS:,} numbers", reprlib.repr(axes))
+        if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MAX_SPACE_NUMBERS:
+            raise damage(f"{where}: n", f"at most {_MAX_SPACE_NUMBERS:,} numbers", space["n"])
         space = space.get("subspaces", ())
         space = list(space.values()) if isinstance(space, Mapping) else space
         if isinstance(space, list):
@@ -101,7 +101,7 @@ def _require_small_space(where: str, space: Any) -> None:
 
 def _metadata(folder: Path) -> dict[str, Any]:
     with (folder / "metadata.json").open("rb") as file:
-        return parse_json(f"{folder.name}/metadata.json", file.read(_MOST_METADATA + 1), _MOST_METADATA)
+        return parse_json(f"{folder.name}/metadata.json", file.read(_MAX_METADATA_BYTES + 1), _MAX_METADATA_BYTES)
 
 
 def _require_safe_file(folder: Path) -> None:
@@ -111,7 +111,7 @@ def _require_safe_file(folder: Path) -> None:
 
 
 def dataset_folder(path: Path) -> Path | None:
-    """The folder of a Minari dataset's files: `path` or "data" in it; None if neither holds a dataset."""
+    """Return the folder with the files of a dataset, `path` or `path / "data"`; None if there is no dataset."""
     for folder in (path, path / "data"):
         try:
             metadata = _metadata(folder)
@@ -123,22 +123,22 @@ def dataset_folder(path: Path) -> Path | None:
 
 
 def _import_minari() -> Any:
-    """The module `minari`."""
+    """Return the module `minari`."""
     return import_extra("minari", "minari", "Minari")
 
 
 def read_episodes(
-    dataset: Any, infos: Iterable[str] | None = None, which: Iterable[int] | None = None
+    dataset: Any, infos: Iterable[str] | None = None, numbers: Iterable[int] | None = None
 ) -> Iterator[EpisodeBlock]:
-    """Yield the episodes of a dataset that have steps, in its order; their field "info" has the infos of each step."""
+    """Yield the nonempty episodes of a dataset in order, with the infos of each step in the field "info"."""
     names = None if infos is None else list(infos)
     with wrap_errors(str(dataset.storage.data_path), "episodes that can be read"):
-        for data in dataset.iterate_episodes(which):
+        for data in dataset.iterate_episodes(numbers):
             if len(data.rewards):
-                yield _episode(data, names)
+                yield _to_block(data, names)
 
 
-def _episode(data: Any, names: list[str] | None) -> EpisodeBlock:
+def _to_block(data: Any, names: list[str] | None) -> EpisodeBlock:
     where, size, infos = f"episode {int(data.id)}", len(data.rewards), data.infos or {}
     obs = _tuples_to_dicts(data.observations)
     for path, leaf in leaves_of(("observations",), obs):
@@ -164,7 +164,7 @@ def _episode(data: Any, names: list[str] | None) -> EpisodeBlock:
 
 
 def _tuples_to_dicts(tree: Any) -> Any:
-    """Nested tuples as dicts with keys "0", "1", …, as buffers store them; leaves as arrays."""
+    """Convert nested tuples to dicts with keys "0", "1", …, as buffers store them, and leaves to arrays."""
     if isinstance(tree, tuple):
         return {str(i): _tuples_to_dicts(part) for i, part in enumerate(tree)}
     if isinstance(tree, Mapping):
@@ -206,7 +206,7 @@ def from_minari(
         dataset: a `MinariDataset`, the id of a local dataset, or a path.
         buffer: the buffer to fill. None makes a ReplayBuffer with space for all steps and the dtypes of
             `ReplayBuffer.for_env`: float64 becomes float32. Other buffers keep the dtypes of their fields.
-        infos: the names of the infos to keep in the field "info"; by default all, which must be arrays of numbers.
+        infos: the names of the infos to read into the field "info"; by default all, which must be arrays of numbers.
         sampler: the sampler of the new buffer.
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
@@ -220,7 +220,7 @@ def from_minari(
 
 
 def _with_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
-    """An episode with these extra fields: "info" has all infos, and any other is the info of its name."""
+    """Add extra fields to an episode: "info" gets all infos, any other field the info of the same name."""
     steps = dict(episode.steps)
     info = steps.pop("info")
     for name in extra:
@@ -275,31 +275,31 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     minari = _import_minari()
     require_ordered("to_minari", replay)
     trees = declared_fields(replay)
-    given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
-    options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
+    default_spaces = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
+    options = {**({} if "env" in options else default_spaces), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]
     with warnings.catch_warnings():
-        # Minari warns about missing authors and sources, which callers may leave out.
+        # Minari warns about missing authors and sources, which are optional.
         warnings.filterwarnings("ignore", category=UserWarning, module="minari")
-        is_ours = False
+        is_folder_new = False
 
         def buffers() -> Iterator[Any]:
-            nonlocal is_ours
-            is_ours = True  # Minari has made the folder, which was not there before
+            nonlocal is_folder_new
+            is_folder_new = True  # Minari has just created the folder
             yield from (_episode_buffer(one, spaces) for one in episode_arrays(replay))
 
         try:
             return minari.create_dataset_from_buffers(dataset_id, buffers(), **options)
         except BaseException:
-            if is_ours:
+            if is_folder_new:
                 shutil.rmtree(_dataset_path(dataset_id), ignore_errors=True)
             raise
 
 
 def _episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
-    """An episode [T] as Minari's EpisodeBuffer."""
+    """Convert an episode [T] to Minari's EpisodeBuffer."""
     obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
-    fields = {name: part for name, part in tree.items() if name not in (*STEP, "next_obs")}
+    fields = {name: part for name, part in tree.items() if name not in (*STEP_FIELDS, "next_obs")}
     infos = {**fields.pop("info", {}), **fields}
     return _import_minari().data_collector.EpisodeBuffer(
         observations=_for_space(spaces[0], obs),
@@ -312,13 +312,13 @@ def _episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
 
 
 def _with_reset(info: np.ndarray) -> Any:
-    """An info of all steps after an entry of zeros, for the reset."""
+    """Prepend an entry of zeros, for the reset, to an info of all steps."""
     entries = np.concatenate([np.zeros_like(info[:1]), info])
     return list(entries) if entries.ndim == 1 else entries  # Minari cannot read Arrow files of arrays without a shape
 
 
 def _for_space(space: Any, tree: Any) -> Any:
-    """The parts "0", "1", … of a Tuple space as a tuple."""
+    """Convert the parts "0", "1", … of a Tuple space to a tuple."""
     if isinstance(space, gym.spaces.Tuple):
         return tuple(_for_space(part, tree[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, gym.spaces.Dict):

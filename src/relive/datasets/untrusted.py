@@ -1,4 +1,4 @@
-"""Files that anybody may have written: limits of memory, their JSON, errors that name them, and optional libraries."""
+"""Untrusted files: memory limits, JSON and errors; and the import of optional libraries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from relive.errors import SchemaError, explain
 
 MAX_JSON_BYTES = 1 << 21
-"""The longest document that is parsed: parsed JSON takes up to 24 times as much memory."""
+"""The largest JSON document to parse: parsed, it takes up to 24 times as much memory."""
 
-_SMALL_BUFFER, _EXPANSION = 1 << 24, 1000
-"""Limits of a new buffer: bytes, and bytes per byte of its file. Deflate, which zip and HDF5 use, and videos come near
-that; bombs exceed it."""
+_SMALL_BUFFER_BYTES, _MAX_EXPANSION = 1 << 24, 1000
+"""Limits of a new buffer: always allowed bytes, and bytes per byte of the file. Deflate and videos come close to this
+ratio; decompression bombs exceed it."""
 
 
 def import_extra(module: str, extra: str, title: str | None = None) -> Any:
@@ -29,28 +29,28 @@ def import_extra(module: str, extra: str, title: str | None = None) -> Any:
 
 
 def memory_budget(nbytes: int) -> int:
-    """The memory that a reader may take for a dataset of `nbytes` bytes, beside the buffer that it fills."""
+    """Return the memory limit of a reader for a dataset of `nbytes` bytes, without the buffer that it fills."""
     return (64 << 20) + 20 * nbytes
 
 
 def decode_budget(nbytes: int) -> int:
-    """The share of the memory budget for what a library decodes at once: a chunk, a page, or copies of a step."""
+    """Return the part of `memory_budget` for decoding one chunk, one page, or the copies of a step."""
     return memory_budget(nbytes) * 3 // 8
 
 
 def require_similar_size(where: str, rows: int, row_bytes: int, file_bytes: int) -> None:
-    """Raise if a buffer that a reader would make for a file is much larger than the file."""
-    most = _SMALL_BUFFER + _EXPANSION * file_bytes
-    if rows * row_bytes > most:
-        expected = f"steps of at most {most:,} bytes, {_EXPANSION:,} times the {file_bytes:,} of the file"
+    """Raise if the new buffer for a file would be much larger than the file."""
+    max_bytes = _SMALL_BUFFER_BYTES + _MAX_EXPANSION * file_bytes
+    if rows * row_bytes > max_bytes:
+        expected = f"steps of at most {max_bytes:,} bytes, {_MAX_EXPANSION:,} times the {file_bytes:,} of the file"
         remedy = "If you trust it, make a buffer of that size and pass it."
         raise SchemaError(explain(where, expected, f"{rows * row_bytes:,} bytes in {rows:,} rows", remedy))
 
 
-def parse_json(where: str, body: bytes, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object of a document of at most `most` bytes."""
-    if len(body) > most:
-        raise damage(where, f"at most {most} bytes", "more")
+def parse_json(where: str, body: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Parse a JSON object; raises if the document is longer than `max_bytes`."""
+    if len(body) > max_bytes:
+        raise damage(where, f"at most {max_bytes} bytes", "more")
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -60,11 +60,11 @@ def parse_json(where: str, body: bytes, most: int = MAX_JSON_BYTES) -> dict[str,
     return document
 
 
-def parse_sizes(where: str, value: Any, least: int = 0) -> tuple[int, ...]:
-    """The sizes of at most 16 axes, from a document."""
+def parse_sizes(where: str, value: Any, min_size: int = 0) -> tuple[int, ...]:
+    """Parse the sizes of at most 16 axes, each at least `min_size`."""
     is_list = isinstance(value, list) and len(value) <= 16
-    if not is_list or not all(type(size) is int and least <= size < 1 << 62 for size in value):
-        raise damage(where, f"a list of at most 16 sizes from {least} on", reprlib.repr(value))
+    if not is_list or not all(type(size) is int and min_size <= size < 1 << 62 for size in value):
+        raise damage(where, f"a list of at most 16 sizes from {min_size} on", reprlib.repr(value))
     return tuple(value)
 
 
@@ -72,7 +72,7 @@ def parse_sizes(where: str, value: Any, least: int = 0) -> tuple[int, ...]:
 def wrap_errors(where: str, expected: str) -> Iterator[None]:
     """Turn errors that a library raises for damaged bytes into a SchemaError that names the file.
 
-    Only calls of the library belong inside.
+    Wrap only calls of the library: other errors would be hidden.
     """
     try:
         yield
@@ -86,5 +86,5 @@ def wrap_errors(where: str, expected: str) -> Iterator[None]:
 
 
 def damage(where: str, expected: str, got: object) -> SchemaError:
-    """The error for a file that is damaged, or forged."""
+    """Return the error for a damaged or forged file."""
     return SchemaError(explain(where, expected, got, "Do not read a dataset that you do not trust; write it anew."))

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, RowSource, buffer_and_blocks
-from relive.datasets.filling import STEP, FinalObs, episode_arrays, fill, require_steps, slice_leaves, write_atomically
+from relive.datasets.columns import Columns, ColumnSpec, RowSource, fill_from_rows
+from relive.datasets.filling import STEP_FIELDS, FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
     damage,
@@ -41,27 +41,27 @@ from relive.schema.fields import leaves_of
 from relive.storage import Memory
 from relive.storage.codec import to_json
 
-_MOST_FILES = 1 << 22
-_DEEPEST = 16
+_MAX_FILES = 1 << 22
+_MAX_DEPTH = 16
 
 
 class Store:
-    """The files of a store by their names ("data/img/0.0.0.0"), and the chunks that were decoded last.
+    """The files of a store by name ("data/img/0.0.0.0"), with a cache of the last decoded chunk per array.
 
     Args:
         name: the name of the store, for messages.
         nbytes: the number of bytes of the store on the disk.
         sizes: the size of each file.
-        body: a function that reads a file of a number of bytes, by its name.
+        body: a function of a name and a size that reads a file.
     """
 
     def __init__(self, name: str, nbytes: int, sizes: dict[str, int], body: Callable[[str, int], bytes]) -> None:
         self.name, self.nbytes, self.sizes, self._body = name, nbytes, sizes, body
         self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
-        """The number, the bytes and the rows of the chunk that was decoded last, by array."""
+        """By array: number, size in bytes and rows of the last decoded chunk."""
 
     def chunk_rows(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
-        """The rows of an array's chunk; `decode` makes them, of `nbytes` bytes, unless they were the last ones."""
+        """Return the rows of a chunk, cached or from `decode`, which returns `nbytes` bytes."""
         last, _, rows = self._decoded.get(array, (-1, 0, None))
         if last == number and rows is not None:
             return rows
@@ -72,11 +72,11 @@ class Store:
         self._decoded[array] = number, nbytes, rows
         return rows
 
-    def read(self, name: str, most: int) -> bytes:
-        """A whole file; raises if it is longer than `most` bytes."""
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Read a whole file; raises if it is longer than `max_bytes`."""
         where = f"{self.name}: {name}"
-        if self.sizes[name] > most:
-            raise damage(where, f"at most {most:,} bytes", f"{self.sizes[name]:,}")
+        if self.sizes[name] > max_bytes:
+            raise damage(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
         with wrap_errors(where, "a file that can be read"):
             body = self._body(name, self.sizes[name])
         if len(body) != self.sizes[name]:
@@ -97,36 +97,36 @@ def open_store(path: Path) -> Iterator[Store]:
             return file.read(nbytes) + file.read(1)
 
     if path.is_dir():
-        sizes = dict(_files(path, path.name, "", 0))
+        sizes = dict(_list_files(path, path.name, "", 0))
         yield Store(path.name, sum(sizes.values()), sizes, read_file)
         return
     with wrap_errors(str(path), "a folder or a .zip with a zarr store"):
         archive, nbytes = zipfile.ZipFile(path), path.stat().st_size
     with archive:
-        yield Store(path.name, nbytes, dict(_entries(path.name, archive)), read_entry)
+        yield Store(path.name, nbytes, dict(_list_entries(path.name, archive)), read_entry)
 
 
-def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
-    if depth > _DEEPEST:
-        raise damage(f"{store}: {prefix}", f"at most {_DEEPEST} folders inside each other", "more")
+def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+    if depth > _MAX_DEPTH:
+        raise damage(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
     with os.scandir(folder) as entries:
-        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_FILES + 1)]
-    if len(files) > _MOST_FILES:
-        raise damage(f"{store}: {prefix}", f"at most {_MOST_FILES} files", "more")
-    for name, about in files:
-        if stat.S_ISDIR(about.st_mode):
-            yield from _files(folder / name, store, f"{prefix}{name}/", depth + 1)
-        elif stat.S_ISREG(about.st_mode):
-            yield f"{prefix}{name}", about.st_size
+        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MAX_FILES + 1)]
+    if len(files) > _MAX_FILES:
+        raise damage(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
+    for name, status in files:
+        if stat.S_ISDIR(status.st_mode):
+            yield from _list_files(folder / name, store, f"{prefix}{name}/", depth + 1)
+        elif stat.S_ISREG(status.st_mode):
+            yield f"{prefix}{name}", status.st_size
         else:
-            kind = "a link" if stat.S_ISLNK(about.st_mode) else "a device or pipe"
-            raise damage(f"{store}: {prefix}{name}", "a file of the store itself", kind)
+            kind = "a link" if stat.S_ISLNK(status.st_mode) else "a device or pipe"
+            raise damage(f"{store}: {prefix}{name}", "a regular file", kind)
 
 
-def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
+def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     entries = archive.infolist()
-    if len(entries) > _MOST_FILES or len(set(archive.namelist())) != len(entries):
-        raise damage(name, f"at most {_MOST_FILES} files with distinct names", len(entries))
+    if len(entries) > _MAX_FILES or len(set(archive.namelist())) != len(entries):
+        raise damage(name, f"at most {_MAX_FILES} files with distinct names", len(entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise damage(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
@@ -134,32 +134,32 @@ def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
             yield entry.filename, entry.file_size
 
 
-_WINDOWS = {"zlib": 15, "gzip": 31}
-_SLICE = 1 << 14
-"""Compressed bytes that are inflated at once: they give at most 1,032 times as many."""
+_ZLIB_WINDOWS = {"zlib": 15, "gzip": 31}
+_SLICE_BYTES = 1 << 14
+"""Compressed bytes per call of zlib, which become at most 1,032 times as many."""
 
 _BLOSC_HEADER = struct.Struct("<4B3I")
 _BLOSC_COPY, _BLOSC_WHOLE = 0x02, 0x10
 _BLOSC_COMPRESSORS = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
-_MOST_SPLITS, _LEAST_SPLIT = 16, 128
+_MAX_SPLITS, _MIN_SPLIT = 16, 128
 
 
 def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
-    """The `nbytes` bytes of a chunk; raises, before anything is allocated, if it cannot have that many.
+    """Decode a chunk of `nbytes` bytes; raises before allocating memory if the chunk has another size.
 
     Args:
-        where: the chunk, for messages.
+        where: the name of the chunk, for error messages.
         kind: the compressor; None if the chunk is not compressed.
         body: the bytes of the file.
-        nbytes: how many bytes the array says that a chunk has.
+        nbytes: the decoded size that the array declares.
     """
     with wrap_errors(where, f"bytes that {kind} wrote"):
         if kind is None:
             _require_size(where, len(body), nbytes)
             return np.frombuffer(body, np.uint8)
-        if kind in _WINDOWS:
-            return _inflate(where, body, nbytes, _WINDOWS[kind])
-        _require_size(where, _SIZES[kind](body), nbytes)
+        if kind in _ZLIB_WINDOWS:
+            return _inflate(where, body, nbytes, _ZLIB_WINDOWS[kind])
+        _require_size(where, _SIZE_READERS[kind](body), nbytes)
         if kind == "blosc":
             _require_blosc(body)
         out = np.zeros(nbytes, np.uint8)
@@ -167,18 +167,18 @@ def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
         return out
 
 
-def _require_size(where: str, claimed: int, nbytes: int) -> None:
-    if claimed != nbytes:
-        raise damage(where, f"{nbytes:,} bytes", f"{claimed:,}")
+def _require_size(where: str, stored_bytes: int, nbytes: int) -> None:
+    if stored_bytes != nbytes:
+        raise damage(where, f"{nbytes:,} bytes", f"{stored_bytes:,}")
 
 
 def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
     stream, view, done = zlib.decompressobj(window), memoryview(body), 0
     out = np.zeros(nbytes, np.uint8)
-    for start in range(0, len(view), _SLICE):
+    for start in range(0, len(view), _SLICE_BYTES):
         if stream.eof:
             raise ValueError("bytes after the end of the stream")
-        part = stream.decompress(view[start : start + _SLICE], nbytes - done + 1)
+        part = stream.decompress(view[start : start + _SLICE_BYTES], nbytes - done + 1)
         if done + len(part) > nbytes:
             raise damage(where, f"{nbytes:,} bytes", f"{done + len(part):,}, or more")
         out[done : done + len(part)] = np.frombuffer(part, np.uint8)
@@ -212,14 +212,14 @@ def _blosc_size(body: Any) -> int:
 def _require_blosc(body: Any) -> None:
     """Raise unless the lengths and offsets in a blosc chunk agree with its bytes.
 
-    c-blosc is not told how long the body is: it believes the header, and older versions the offsets too.
+    c-blosc does not get the length of the body: it trusts the header, and older versions trust the offsets too.
     """
     version, _, flags, typesize, nbytes, blocksize, length = _BLOSC_HEADER.unpack_from(body)
     if length != len(body):
         raise ValueError(f"a header that says {length:,} bytes, in a file of {len(body):,}")
     if version != 2 or flags & 0x08:
         raise ValueError(f"the version {version} and the flags {flags:#04x}")
-    # With a rest, c-blosc would fill the end of each block from memory that it has never written.
+    # With a remainder, c-blosc would fill the end of each block from uninitialised memory.
     if not typesize or not 0 < blocksize <= nbytes or (blocksize > typesize and blocksize % typesize):
         raise ValueError(f"blocks of {blocksize:,} bytes, of items of {typesize}, in a chunk of {nbytes:,}")
     if flags & _BLOSC_COPY:
@@ -232,11 +232,11 @@ def _require_blosc(body: Any) -> None:
 
 
 def _require_blosc_blocks(body: Any, blocks: int, rest: int, typesize: int, blocksize: int, flags: int) -> None:
-    """Raise unless every block, and every part of one, lies in the body."""
+    """Raise unless all blocks, and all parts of blocks, are inside the body."""
     first = _BLOSC_HEADER.size + 4 * blocks
     if first > len(body):
         raise ValueError(f"{blocks:,} blocks in {len(body):,} bytes")
-    is_split = not flags & _BLOSC_WHOLE and typesize <= _MOST_SPLITS and blocksize // typesize >= _LEAST_SPLIT
+    is_split = not flags & _BLOSC_WHOLE and typesize <= _MAX_SPLITS and blocksize // typesize >= _MIN_SPLIT
     for block, start in enumerate(struct.unpack_from(f"<{blocks}i", body, _BLOSC_HEADER.size)):
         at = start
         for _ in range(typesize if is_split and not (rest and block == blocks - 1) else 1):
@@ -248,20 +248,20 @@ def _require_blosc_blocks(body: Any, blocks: int, rest: int, typesize: int, bloc
                 raise ValueError(f"{size:,} bytes in block {block}, which ends after byte {len(body):,}")
 
 
-_SIZES: dict[str, Callable[[Any], int]] = {"blosc": _blosc_size, "lz4": _lz4_size, "zstd": _zstd_size}
-CODECS = (*_SIZES, *_WINDOWS)
-"""The compressors that can be read."""
+_SIZE_READERS: dict[str, Callable[[Any], int]] = {"blosc": _blosc_size, "lz4": _lz4_size, "zstd": _zstd_size}
+CODECS = (*_SIZE_READERS, *_ZLIB_WINDOWS)
+"""The supported compressors."""
 
 
-_LARGEST_CHUNK = 1 << 30
-_MOST_CHUNKS = 1 << 20
+_MAX_CHUNK_BYTES = 1 << 30
+_MAX_CHUNKS = 1 << 20
 _V2_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c8|c16)")
 _V3_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_SPECIAL_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class ArraySpec(NamedTuple):
-    """The form of an array, as its metadata declare it."""
+    """The description of an array in its metadata."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -271,7 +271,7 @@ class ArraySpec(NamedTuple):
     codec: str | None
     """The compressor of the chunks; None if they are not compressed."""
     key: Callable[[tuple[int, ...]], str]
-    """Gives the name of the chunk at some coordinates."""
+    """A function from the coordinates of a chunk to its name."""
 
 
 class ZarrArray:
@@ -279,36 +279,38 @@ class ZarrArray:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self.where = store, name, f"{store.name}: {name}"
-        parse = _spec_2 if f"{name}/.zarray" in store.sizes else _spec_3
+        parse = _parse_v2 if f"{name}/.zarray" in store.sizes else _parse_v3
         self.spec = parse(self.where, store, name)
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.spec.shape, self.spec.chunks, strict=True))
         self._nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
-        if math.prod(self._grid) > _MOST_CHUNKS + 64 * len(store.sizes):
+        if math.prod(self._grid) > _MAX_CHUNKS + 64 * len(store.sizes):
             raise damage(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
-        needed = self._nbytes + (0 if self._is_one_wide else self._band_bytes)
-        most = min(_LARGEST_CHUNK, decode_budget(store.nbytes))
-        if needed > most:
-            raise damage(self.where, f"chunks of at most {most:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}")
+        needed = self._nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
+        max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
+        if needed > max_bytes:
+            raise damage(
+                self.where, f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}"
+            )
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk is stored; the rows of a chunk that is not have the fill value."""
+        """Whether all chunks are stored; rows of missing chunks have the fill value."""
         at = itertools.product(*map(range, self._grid))
         return math.prod(self._grid) <= len(self._store.sizes) and all(self._key(i) in self._store.sizes for i in at)
 
     @property
-    def _is_one_wide(self) -> bool:
-        """Whether every row lies in one chunk."""
+    def _is_row_in_one_chunk(self) -> bool:
+        """Whether each row is inside one chunk."""
         return math.prod(self._grid[1:]) == 1
 
     @property
     def _band_bytes(self) -> int:
-        """The number of bytes of the rows of all chunks with the same first coordinate."""
+        """Bytes of a band: the rows of all chunks with the same first coordinate."""
         length = min(self.spec.chunks[0], self.spec.shape[0])
         return length * math.prod(self.spec.shape[1:]) * self.spec.dtype.itemsize
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows from start to stop, in the byte order of this machine."""
+        """Read the rows from start to stop, in the byte order of this machine."""
         length = self.spec.chunks[0]
         rows = np.empty((stop - start, *self.spec.shape[1:]), self.spec.dtype.newbyteorder("="))
         for number in range(start // length, -(-stop // length)):
@@ -319,8 +321,8 @@ class ZarrArray:
         return rows
 
     def _chunk_rows(self, number: int) -> np.ndarray:
-        """The rows of all chunks with this first coordinate."""
-        if self._is_one_wide:
+        """Return the rows of all chunks with the first coordinate `number`."""
+        if self._is_row_in_one_chunk:
             nbytes, make = self._nbytes, lambda: self._chunk((number, *(0 for _ in self._grid[1:])))
         else:
             nbytes, make = self._band_bytes, lambda: self._band(number)
@@ -340,41 +342,41 @@ class ZarrArray:
         return f"{self._name}/{self.spec.key(at)}"
 
     def _chunk(self, at: tuple[int, ...]) -> np.ndarray:
-        """The part of a chunk that lies in the array."""
+        """Read the part of a chunk that is inside the array."""
         key, inside = self._key(at), tuple(map(slice, self.spec.shape))
         if key not in self._store.sizes:
             extent = tuple(map(min, self.spec.chunks, self.spec.shape))
             return np.broadcast_to(self.spec.fill, extent)
-        # Bytes that cannot be compressed grow a little.
+        # A compressor makes incompressible bytes a little longer.
         body = self._store.read(key, self._nbytes + self._nbytes // 8 + 4096)
         decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._nbytes)
         return decoded.view(self.spec.dtype).reshape(self.spec.chunks, order=self.spec.order)[inside]  # type: ignore[arg-type]
 
 
-def _spec_2(where: str, store: Store, name: str) -> ArraySpec:
-    """The form of an array of format 2."""
-    about = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
-    dtype = _dtype(where, about.get("dtype"), _V2_DTYPE)
-    order, filters, codec = (about.get(key) for key in ("order", "filters", "compressor"))
+def _parse_v2(where: str, store: Store, name: str) -> ArraySpec:
+    """Parse the metadata of an array of format 2."""
+    metadata = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
+    dtype = _dtype(where, metadata.get("dtype"), _V2_DTYPE)
+    order, filters, codec = (metadata.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
         raise damage(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
     if codec is not None:
         codec = _codec(where, codec.get("id") if isinstance(codec, dict) else codec)
-    shape, chunks = _extents(where, about.get("shape"), about.get("chunks"))
-    key = _keys(where, about.get("dimension_separator", "."), "")
-    return ArraySpec(shape, dtype, chunks, _fill(where, about.get("fill_value"), dtype), order, codec, key)
+    shape, chunks = _parse_extents(where, metadata.get("shape"), metadata.get("chunks"))
+    key = _chunk_names(where, metadata.get("dimension_separator", "."), "")
+    return ArraySpec(shape, dtype, chunks, _fill(where, metadata.get("fill_value"), dtype), order, codec, key)
 
 
-def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
-    """The form of an array of format 3."""
-    about = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
-    dtype = _dtype(where, about.get("data_type"), _V3_DTYPE)
+def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
+    """Parse the metadata of an array of format 3."""
+    metadata = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
+    dtype = _dtype(where, metadata.get("data_type"), _V3_DTYPE)
     (grid, sizes), (encoding, keys) = (
-        _extension(where, key, about.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
+        _extension(where, key, metadata.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
     )
-    if grid != "regular" or encoding not in ("default", "v2") or about.get("storage_transformers"):
+    if grid != "regular" or encoding not in ("default", "v2") or metadata.get("storage_transformers"):
         raise damage(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
-    codecs = about.get("codecs")
+    codecs = metadata.get("codecs")
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
         raise damage(where, "a list of codecs", reprlib.repr(codecs))
     (first, settings), *rest = (_extension(where, "codec", codec) for codec in codecs)
@@ -383,11 +385,11 @@ def _spec_3(where: str, store: Store, name: str) -> ArraySpec:
         remedy = "Write it without sharding or transposing."
         raise SchemaError(explain(where, "the codec 'bytes' and one compressor", got, remedy))
     dtype = dtype.newbyteorder(">" if settings.get("endian") == "big" else "<")
-    shape, chunks = _extents(where, about.get("shape"), sizes.get("chunk_shape"))
+    shape, chunks = _parse_extents(where, metadata.get("shape"), sizes.get("chunk_shape"))
     codec = _codec(where, rest[0][0]) if rest else None
     separator = keys.get("separator", "/" if encoding == "default" else ".")
-    key = _keys(where, separator, f"c{separator}" if encoding == "default" else "")
-    return ArraySpec(shape, dtype, chunks, _fill(where, about.get("fill_value"), dtype), "C", codec, key)
+    key = _chunk_names(where, separator, f"c{separator}" if encoding == "default" else "")
+    return ArraySpec(shape, dtype, chunks, _fill(where, metadata.get("fill_value"), dtype), "C", codec, key)
 
 
 def _dtype(where: str, name: Any, known: re.Pattern[str]) -> np.dtype:
@@ -397,7 +399,7 @@ def _dtype(where: str, name: Any, known: re.Pattern[str]) -> np.dtype:
 
 
 def _extension(where: str, key: str, extension: Any) -> tuple[str, dict[str, Any]]:
-    """The name and the settings of an extension point of format 3."""
+    """Parse the name and the settings of an extension of format 3, such as a codec."""
     if isinstance(extension, dict) and isinstance(extension.get("name"), str):
         settings = extension.get("configuration", {})
         if isinstance(settings, dict):
@@ -406,27 +408,27 @@ def _extension(where: str, key: str, extension: Any) -> tuple[str, dict[str, Any
 
 
 def _codec(where: str, name: Any) -> str:
-    """The name of a compressor; its settings are in its bytes."""
+    """Return the name of a supported compressor; the settings are not needed, as compressed bytes contain them."""
     if name not in CODECS:
         raise damage(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
     return name
 
 
-def _extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _parse_extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     extents = parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
     if len(extents[0]) != len(extents[1]) or not extents[0]:
         raise damage(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
     return extents
 
 
-def _keys(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
+def _chunk_names(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
     if separator not in (".", "/"):
         raise damage(where, "a separator . or /", reprlib.repr(separator))
     return lambda at: prefix + separator.join(map(str, at))
 
 
 def _fill(where: str, value: Any, dtype: np.dtype) -> Any:
-    value = 0 if value is None else _NUMBERS.get(value, value) if isinstance(value, str) else value
+    value = 0 if value is None else _SPECIAL_NUMBERS.get(value, value) if isinstance(value, str) else value
     try:
         with np.errstate(all="ignore"):
             return np.array(complex(*value) if isinstance(value, list) else value).astype(dtype, casting="unsafe")
@@ -434,8 +436,8 @@ def _fill(where: str, value: Any, dtype: np.dtype) -> Any:
         raise damage(where, "a number as fill value", reprlib.repr(value)) from None
 
 
-FIELDS = "relive_fields"
-"""The attribute of the root that says which field each column is, where `to_zarr` wrote the store."""
+FIELDS_ATTRIBUTE = "relive_fields"
+"""The attribute of the root in which `to_zarr` stores the field of each column."""
 
 
 def from_zarr(
@@ -471,10 +473,10 @@ def from_zarr(
         seed: the seed of the new buffer.
     """
     with open_store(Path(path)) as store:
-        steps = buffer_and_blocks(
-            "from_zarr", _StoreSource(store), buffer, columns, None, sampler=sampler, device=device, seed=seed
+        source = _StoreSource(store)
+        return fill_from_rows(
+            "from_zarr", source, buffer, columns, None, final_obs, sampler=sampler, device=device, seed=seed
         )
-        return fill("from_zarr", *steps, final_obs)
 
 
 class _StoreSource(RowSource):
@@ -483,7 +485,7 @@ class _StoreSource(RowSource):
     def __init__(self, store: Store) -> None:
         self._store, self.name, self.nbytes = store, store.name, store.nbytes
         self._arrays = {name: ZarrArray(store, f"data/{name}") for name in _arrays_below(store, "data/")}
-        if not self._arrays or not _has(store, "meta/episode_ends"):
+        if not self._arrays or not _has_array(store, "meta/episode_ends"):
             expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
             got = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
             raise SchemaError(explain(store.name, expected, got, remedy))
@@ -495,13 +497,13 @@ class _StoreSource(RowSource):
             raise damage(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
         self._fields = _saved_fields(store)
 
-    def columns(self, chosen: Columns) -> dict[str, ColumnSpec]:
+    def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         return {name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()}
 
-    def usual_path(self, column: str) -> FieldPath:
+    def default_path(self, column: str) -> FieldPath:
         if column in self._fields:
             return self._fields[column]
-        return (column,) if column in STEP else ("obs", *column.split("/"))
+        return (column,) if column in STEP_FIELDS else ("obs", *column.split("/"))
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         total = int(self._ends[-1])
@@ -511,7 +513,7 @@ class _StoreSource(RowSource):
             yield np.searchsorted(self._ends, np.arange(start, stop), "right"), values
 
     def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
-        if not all(_has(self._store, f"meta/final_obs/{name}") for name in obs):
+        if not all(_has_array(self._store, f"meta/final_obs/{name}") for name in obs):
             return None
         arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in obs}
         for name, array in arrays.items():
@@ -527,19 +529,19 @@ def _arrays_below(store: Store, prefix: str) -> list[str]:
         if name.startswith(prefix) and name.endswith("/.zarray"):
             names.add(name[len(prefix) : -len("/.zarray")])
         elif name.startswith(prefix) and name.endswith("/zarr.json"):
-            about = parse_json(f"{store.name}: {name}", store.read(name, MAX_JSON_BYTES))
-            if about.get("node_type") == "array":
+            metadata = parse_json(f"{store.name}: {name}", store.read(name, MAX_JSON_BYTES))
+            if metadata.get("node_type") == "array":
                 names.add(name[len(prefix) : -len("/zarr.json")])
     return sorted(names)
 
 
-def _has(store: Store, name: str) -> bool:
+def _has_array(store: Store, name: str) -> bool:
     return f"{name}/.zarray" in store.sizes or f"{name}/zarr.json" in store.sizes
 
 
 def _episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
-    spec, most = array.spec, decode_budget(nbytes)
-    if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > most:
+    spec, max_bytes = array.spec, decode_budget(nbytes)
+    if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > max_bytes:
         raise damage(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
     ends = array.read(0, spec.shape[0]).astype(np.int64)
     if ends[0] < 1 or (np.diff(ends) < 1).any():
@@ -551,9 +553,9 @@ def _saved_fields(store: Store) -> Mapping[str, FieldPath]:
     if ".zattrs" not in store.sizes:
         return {}
     where = f"{store.name}: .zattrs"
-    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS, {})
+    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS_ATTRIBUTE, {})
     if not isinstance(fields, dict):
-        raise damage(where, f"an object in {FIELDS!r}", reprlib.repr(fields))
+        raise damage(where, f"an object in {FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
     for path in fields.values():
         if not isinstance(path, list) or not path or not all(isinstance(part, str) for part in path):
             raise damage(where, "lists of names", reprlib.repr(path))
@@ -615,18 +617,18 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
         array.finish()
     for group in ("", "data/", "meta/", "meta/final_obs/"):
         write(f"{group}.zgroup", to_json({"zarr_format": 2}))
-    write(".zattrs", to_json({FIELDS: {name: list(path) for path, name in names.items()}}))
+    write(".zattrs", to_json({FIELDS_ATTRIBUTE: {name: list(path) for path, name in names.items()}}))
 
 
 def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
-    """The array of each leaf: short where that is enough."""
+    """Return the array name of each leaf: short if it is unique, otherwise the whole path."""
     short = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
     used = Counter(short.values())
     return {parts: name if used[name] == 1 else ".".join(parts) for parts, name in short.items()}
 
 
 class _ArrayWriter:
-    """An array that grows along its first axis; whole chunks are written as they fill."""
+    """Writes an array chunk by chunk, along its first axis."""
 
     def __init__(self, write: Write, name: str, like: np.ndarray) -> None:
         self._write, self._name = write, name
@@ -655,7 +657,7 @@ class _ArrayWriter:
     def finish(self) -> None:
         if self._rows % len(self._chunk):
             self._flush()
-        about = {
+        metadata = {
             "zarr_format": 2,
             "shape": [self._rows, *self._inner],
             "chunks": list(self._chunk.shape),
@@ -665,4 +667,4 @@ class _ArrayWriter:
             "order": "C",
             "filters": None,
         }
-        self._write(f"{self._name}/.zarray", to_json(about))
+        self._write(f"{self._name}/.zarray", to_json(metadata))

@@ -1,4 +1,4 @@
-"""A client's side of a service: calls to shards, streams of rows to them, and reading them."""
+"""The client side of a service: calls to shards, streams of rows to shards, and reading of shards."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 import relive
 from relive.concurrent.processes import connect
-from relive.distributed.protocol import ServicePlan, StepBlock, difference, pack, to_plain
-from relive.distributed.shard import Ack, MemoryLocation, Push, Shard, ShardReader
+from relive.distributed.protocol import Ack, MemoryLocation, Push, ServicePlan, StepBlock, difference, pack, to_plain
+from relive.distributed.shard import Shard, ShardReader
 from relive.errors import IncompatibleService, SchemaError, ShardUnavailable, explain, warn_user
 
 NAMESPACE = "relive"
-"""The Ray namespace of all services, so that every job of the cluster finds them."""
+"""The Ray namespace of all services, the same for all jobs of the cluster."""
 
 
 def start_actors(service: str, plan: ServicePlan, options: Mapping[str, Any]) -> list[Any]:
@@ -55,7 +55,7 @@ def start_actors(service: str, plan: ServicePlan, options: Mapping[str, Any]) ->
 
 
 def find_actor(service: str, shard: int) -> Any:
-    """The process of a shard, by the name of its service."""
+    """Return the actor of a shard, by the name of its service."""
     try:
         return ray.get_actor(f"{service}/{shard}", namespace=NAMESPACE)
     except ValueError:
@@ -82,7 +82,7 @@ _PAUSE = 0.1
 
 
 class Interrupted(Exception):
-    """The shard's process ended before it answered; it may or may not have done the work."""
+    """The process of a shard ended before it answered; it may have executed the call."""
 
 
 class Calls:
@@ -92,7 +92,7 @@ class Calls:
         self._service, self._actors, self._timeout = service, actors, timeout
 
     def deadline(self) -> float:
-        """The time by which a call that starts now must end."""
+        """Return the time by which a call that starts now must end."""
         return time.monotonic() + self._timeout
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
@@ -100,7 +100,7 @@ class Calls:
         return getattr(self._actors[shard], verb).remote(*arguments)
 
     def is_answered(self, ref: Any) -> bool:
-        """Whether the answer is here, so that `fetch` would not wait."""
+        """Whether the answer has arrived, and `fetch` would not wait."""
         return bool(ray.wait([ref], timeout=0)[0])
 
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
@@ -121,15 +121,18 @@ class Calls:
             raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Call several shards at once, and repeat a call if its shard restarts: the call must be safe to repeat."""
+        """Call several shards at once; if a shard restarts, repeat its call, which must therefore be idempotent."""
         refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
-        return {shard: self._insist(shard, ref, deadline, verb, *arguments[shard]) for shard, ref in refs.items()}
+        return {
+            shard: self._fetch_with_retries(shard, ref, deadline, verb, *arguments[shard])
+            for shard, ref in refs.items()
+        }
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
         """Call every shard without arguments."""
         return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
 
-    def _insist(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
+    def _fetch_with_retries(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
         while True:
             try:
                 return self.fetch(shard, ref, deadline)
@@ -138,7 +141,7 @@ class Calls:
                 ref = self.start(shard, verb, *arguments)
 
     def late(self, shard: int) -> ShardUnavailable:
-        """The error for a shard that has not answered in time."""
+        """Return the error for a shard that has not answered in time."""
         remedy = "Try again; the shard may be starting or busy."
         return self._unavailable(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
 
@@ -147,14 +150,14 @@ class Calls:
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
     def end(self) -> None:
-        """End the processes for good, and wait until they are gone."""
+        """Kill the processes of all shards without restart, and wait for their end."""
         for actor in self._actors:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            with suppress(ShardUnavailable):  # raised by a process that is gone
+            with suppress(ShardUnavailable):  # the process has ended
                 while time.monotonic() < deadline:
-                    self._insist(shard, self.start(shard, "plan"), deadline, "plan")
+                    self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
                     time.sleep(_PAUSE)
 
 
@@ -171,32 +174,34 @@ class ClientReader:
     """
 
     may_read_in_place = True
-    """Benchmarks set it to False to measure calls."""
+    """Whether shards may be read in place; benchmarks set False to measure calls."""
 
     def __init__(self, calls: Calls, plan: ServicePlan, seed: int | None) -> None:
         self._calls, self._plan, self._seed = calls, plan, seed
         self._local: dict[int, _LocalShard | None] = {}
-        self._tried: dict[int, float] = {}
+        self._opened_at: dict[int, float] = {}
         """The time of the last attempt to open each shard's memory."""
 
     def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """The answers of the shards to `verb` with their arguments."""
+        """Return the answers of the shards to `verb` with their arguments."""
         local = {shard: self._local_reader(shard, deadline) for shard in arguments}
         remote = {shard: each for shard, each in arguments.items() if local[shard] is None}
         answers = self._calls.ask(verb, remote, deadline)
         for shard, reader in local.items():
             if reader is not None:
-                answers[shard] = self._ask_here(shard, reader, deadline, verb, arguments[shard])
+                answers[shard] = self._ask_in_place(shard, reader, deadline, verb, arguments[shard])
         return {shard: answers[shard] for shard in arguments}
 
-    def _ask_here(self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]) -> Any:
+    def _ask_in_place(
+        self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
+    ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
             if not is_locked:  # for example while a large shard is being saved
                 raise self._calls.late(shard)
             return getattr(reader, verb)(*arguments)
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """The answers of all shards to `verb`."""
+        """Return the answers of all shards to `verb`."""
         return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ()), deadline).values())
 
     @property
@@ -205,13 +210,13 @@ class ClientReader:
         return sum(local is not None for local in self._local.values())
 
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
-        """A reader of the shard's memory, if it can be read here."""
+        """Return a reader of the shard's memory, if it can be read here."""
         local = self._local.get(shard)
-        is_due = self.may_read_in_place and time.monotonic() - self._tried.get(shard, -math.inf) > _RETRY_SECONDS
+        is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _RETRY_SECONDS
         if is_due if local is None else not local.is_alive:
             location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
             local = self._local[shard] = self._open(location, shard)
-            self._tried[shard] = time.monotonic()
+            self._opened_at[shard] = time.monotonic()
         return None if local is None else local.reader
 
     def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
@@ -226,7 +231,7 @@ class ClientReader:
 
 
 class _LocalShard:
-    """A shard of this machine, whose process may end."""
+    """A shard on this machine, with its process and a reader of its memory."""
 
     def __init__(self, process: int, reader: ShardReader) -> None:
         self.reader = reader
@@ -235,13 +240,13 @@ class _LocalShard:
 
     @property
     def is_alive(self) -> bool:
-        poll = select.poll()  # threads cannot share one
+        poll = select.poll()  # threads cannot share a poll object
         poll.register(self._ended, select.POLLIN)
         return not poll.poll(0)
 
 
-KEPT_BYTES = 64 << 20
-"""The most bytes of blocks kept to be sent again after a restart: the shard has them, but no checkpoint yet."""
+MAX_RESEND_BYTES = 64 << 20
+"""The maximum bytes of confirmed blocks that a stream keeps, to send them again if the shard restarts."""
 
 
 class Stream:
@@ -253,86 +258,86 @@ class Stream:
     """
 
     patience = 2e-3
-    """Seconds after a call during which the stream does not ask for the answer: asking costs time, and waiting blocks
-    are sent together."""
+    """Seconds after a call before the stream asks for the answer: asking takes time, and meanwhile blocks accumulate
+    for the next call."""
 
     def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
         self._position = 0
         """The number of rows pushed."""
-        self._unsaved: deque[Push] = deque()
+        self._unsaved_pushes: deque[Push] = deque()
         """Blocks that the shard has confirmed, but that no checkpoint contains."""
-        self._sent: list[Push] = []
+        self._sent_pushes: list[Push] = []
         """Blocks of the call under way."""
-        self._waiting: list[Push] = []
+        self._waiting_pushes: list[Push] = []
         """Blocks for the next call."""
         self._answer: Any = None
         """Ray's reference to the answer of the call under way."""
-        self._asked = 0.0
-        """The time at which the answer was last asked for."""
+        self._asked_at = 0.0
+        """The time of the last request for the answer."""
         self._envs: set[int] = set()
         self.lost = 0
-        """The number of rows that restarts have lost."""
+        """The number of rows lost in restarts."""
 
     @property
     def pending(self) -> int:
         """The number of blocks that the shard has not confirmed."""
-        return len(self._sent) + len(self._waiting)
+        return len(self._sent_pushes) + len(self._waiting_pushes)
 
     def make_room(self, deadline: float) -> None:
-        """Wait until another block may be pushed. An error leaves the stream unchanged, so that a caller can retry."""
+        """Wait until another block may be pushed. An error leaves the stream unchanged: the caller can retry."""
         if self._is_answered():
-            self._settle(deadline)
+            self._await_answer(deadline)
         while self.pending >= self._max_pending:
-            self._settle(deadline)
+            self._await_answer(deadline)
 
     def send_waiting(self, deadline: float) -> None:
-        """Send the waiting blocks if the last call was answered; without further pushes nothing else would."""
-        if self._waiting and self._is_answered():
-            self._settle(deadline)
+        """Send the waiting blocks if the last call was answered; otherwise they would wait for the next push."""
+        if self._waiting_pushes and self._is_answered():
+            self._await_answer(deadline)
 
     def _is_answered(self) -> bool:
         now = time.monotonic()
-        if not self._sent or now - self._asked <= self.patience:
+        if not self._sent_pushes or now - self._asked_at <= self.patience:
             return False
-        self._asked = now
+        self._asked_at = now
         return self._calls.is_answered(self._answer)
 
     def push(self, envs: np.ndarray, block: StepBlock, cut: np.ndarray) -> None:
-        """Take a block, after `make_room`."""
+        """Add a block to the stream; call `make_room` first."""
         push = Push(self._position, envs, block, cut)
         self._position = push.end
         self._envs.update(envs.tolist())
-        self._waiting.append(push)
+        self._waiting_pushes.append(push)
         self._send()
 
     def flush(self, deadline: float) -> None:
-        """Wait until the shard has every pushed block, also if it has restarted since it confirmed one."""
-        self._settle_all(deadline)
-        if self._unsaved:
+        """Wait until the shard has every pushed block, even if it restarted after confirming some."""
+        self._await_all(deadline)
+        if self._unsaved_pushes:
             self._resume(deadline)
-            self._settle_all(deadline)
+            self._await_all(deadline)
 
-    def _settle_all(self, deadline: float) -> None:
+    def _await_all(self, deadline: float) -> None:
         while self.pending:
-            self._settle(deadline)
+            self._await_answer(deadline)
 
     def _send(self) -> None:
-        if self._waiting and not self._sent:
-            self._answer = self._calls.start(self._shard, "push", self._client, self._waiting)
-            self._asked = time.monotonic()
-            self._sent, self._waiting = self._waiting, []
+        if self._waiting_pushes and not self._sent_pushes:
+            self._answer = self._calls.start(self._shard, "push", self._client, self._waiting_pushes)
+            self._asked_at = time.monotonic()
+            self._sent_pushes, self._waiting_pushes = self._waiting_pushes, []
 
-    def _settle(self, deadline: float) -> None:
-        """Wait for the answer to the call under way, and act on it."""
+    def _await_answer(self, deadline: float) -> None:
+        """Wait for the answer to the call under way, and process it."""
         try:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
             return self._resume(deadline)
-        if ack.applied < self._sent[-1].end:  # the shard has restarted without earlier blocks
+        if ack.applied < self._sent_pushes[-1].end:  # the shard has restarted without earlier blocks
             return self._resume(deadline)
-        self._unsaved.extend(self._sent)
-        self._sent = []
+        self._unsaved_pushes.extend(self._sent_pushes)
+        self._sent_pushes = []
         self._forget(ack)
         self._send()
         for message in ack.warnings:
@@ -345,11 +350,11 @@ class Stream:
 
     def _resume(self, deadline: float) -> None:
         """Ask the shard which blocks it has, and send those that it lacks."""
-        pushes = [*self._unsaved, *self._sent, *self._waiting]
+        pushes = [*self._unsaved_pushes, *self._sent_pushes, *self._waiting_pushes]
         arguments = self._client, pushes[0].position, np.array(sorted(self._envs), np.int64)
         ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
-        self._unsaved = deque(push for push in pushes if push.end <= ack.applied)
-        self._sent, self._waiting = [], [push for push in pushes if push.end > ack.applied]
+        self._unsaved_pushes = deque(push for push in pushes if push.end <= ack.applied)
+        self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end > ack.applied]
         self._forget(ack)
         self._send()
         if ack.lost:
@@ -357,11 +362,11 @@ class Stream:
             warnings.warn(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", stacklevel=2)
 
     def _forget(self, ack: Ack) -> None:
-        while self._unsaved and self._unsaved[0].end <= ack.durable:
-            self._unsaved.popleft()
-        nbytes = sum(push.block.nbytes for push in self._unsaved)
-        while nbytes > KEPT_BYTES:
-            nbytes -= self._unsaved.popleft().block.nbytes
+        while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.durable:
+            self._unsaved_pushes.popleft()
+        nbytes = sum(push.block.nbytes for push in self._unsaved_pushes)
+        while nbytes > MAX_RESEND_BYTES:
+            nbytes -= self._unsaved_pushes.popleft().block.nbytes
 
 
 class Sender:
@@ -372,7 +377,7 @@ class Sender:
         self._calls, self._plan = calls, plan
         self.streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
         self._cut: set[int] = set()
-        """Environments whose next rows start an episode."""
+        """Environments whose next row starts an episode."""
         self._lock = threading.RLock()
 
     @property
@@ -382,7 +387,7 @@ class Sender:
 
     @property
     def lost(self) -> int:
-        """The number of rows that restarted shards have lost and that cannot be sent again."""
+        """The number of rows lost in restarts of shards that cannot be sent again."""
         return sum(stream.lost for stream in self.streams)
 
     def push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:
@@ -417,7 +422,7 @@ class Sender:
                 stream.send_waiting(deadline)
 
     def flush(self, deadline: float) -> None:
-        """Wait until the shards have every row that was pushed."""
+        """Wait until the shards have every pushed row."""
         with self._lock:
             for stream in self.streams:
                 stream.flush(deadline)

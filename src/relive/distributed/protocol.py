@@ -1,4 +1,4 @@
-"""The terms that clients and shards share: the plan of a service, the ids of its rows, and blocks of steps."""
+"""The definitions that clients and shards share: the plan of a service, ids of rows, blocks of steps, and messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import relive
+from relive.concurrent.processes import Handle
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
@@ -23,6 +24,7 @@ from relive.schema.buffer_schemas import replay_schema
 from relive.schema.checks import above_zero, positive
 from relive.schema.conversion import convert, path_name
 from relive.schema.fields import Field, Schema, caller_shape, config_of, declare
+from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.shared import shares_memory
 
@@ -33,7 +35,7 @@ _HOST = torch.device("cpu")
 class Checkpoint:
     """The folder and the interval of a service's checkpoints; a restarted shard continues from its newest one.
 
-    A shard saves after a push if `seconds` have passed or `rows` steps have come since its last save, and on `save()`.
+    A shard saves after a push if `seconds` or `rows` steps have passed since its last save, and on `save()`.
 
     Args:
         path: a folder that all machines of the service can access.
@@ -54,13 +56,13 @@ class Checkpoint:
         positive("Checkpoint.keep", self.keep)
 
     def of_shard(self, shard: int) -> Path:
-        """The folder of a shard."""
+        """Return the folder of a shard."""
         return Path(fspath(self.path)).absolute() / f"shard-{shard}"
 
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """The description that every shard and every client of a service has."""
+    """The settings of a service, the same in every shard and client."""
 
     capacity: int
     obs: Any
@@ -82,7 +84,9 @@ class ServicePlan:
         if not isinstance(self.sampler, Uniform | Prioritized):
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
-        self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer without memory checks the rest
+        self._make(
+            self.capacity, self.num_envs, self.sampler, "meta"
+        )  # a buffer on the meta device checks the remaining arguments
 
     def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
         return ReplayBuffer(
@@ -110,55 +114,55 @@ class ServicePlan:
             for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
         ]
 
-    def convert(self, leaf_index: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
-        """A caller's value of a leaf as a tensor that fits its field [*lead, …]."""
+    def convert(self, leaf_index: int, leaf: Any, leading_shape: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """Convert a caller's value of a leaf to a tensor [*leading_shape, …] of its field."""
         name, field = self._fields[leaf_index]
-        return convert(prefix + name, field, leaf, lead, _HOST)
+        return convert(prefix + name, field, leaf, leading_shape, _HOST)
 
     def envs(self, shard: int) -> range:
-        """The environments of a shard: neighbours, so that an actor mostly writes to one shard."""
+        """Return the environments of a shard; they are consecutive, so that an actor mostly writes to one shard."""
         first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
         return range(first, stop)
 
     def shard_of(self, env: np.ndarray) -> np.ndarray:
-        """The shards of environments `env` [k]."""
+        """Return the shards of environments `env` [k]."""
         return ((env + 1) * self.num_shards - 1) // self.num_envs
 
     @property
     def shard_sampler(self) -> Sampler:
-        """The sampler of one shard: that of the service, without weights, which the client computes for all shards."""
+        """The sampler of the service with beta=0: the client computes the weights, over all shards."""
         return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
 
     def buffer(self, shard: int) -> ReplayBuffer:
-        """An empty buffer for the environments of a shard."""
+        """Return an empty buffer for the environments of a shard."""
         envs = len(self.envs(shard))
         rows = self.capacity // self.num_envs
         return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.seed_of(shard))
 
     @property
     def memory(self) -> Memory:
-        """The memory of a shard: shared with other processes of its machine, if the machine can."""
+        """The memory of a shard: shared memory where the machine supports it."""
         return Memory.shared() if shares_memory() else Memory.of("cpu")
 
     def seed_of(self, part: int) -> int | None:
-        """The seed of shard number `part`, or of the client if `part` is `num_shards`."""
+        """Return the seed of shard number `part`, or of the client if `part` is `num_shards`."""
         if self.seed is None:
             return None
         return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data, which clients and restarted shards compare before they read anything else."""
-        return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED})}
+        """Return the plan as plain data, which clients and restarted shards compare before they read anything else."""
+        return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED_SETTINGS})}
 
 
-_COMPARED = ("capacity", "num_envs", "num_shards", "obs", "action", "reward", "extra", "sampler", "autoreset")
+_COMPARED_SETTINGS = ("capacity", "num_envs", "num_shards", "obs", "action", "reward", "extra", "sampler", "autoreset")
 
 
 def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a service as plain data; raises if one is unknown."""
-    unknown = set(arguments) - set(_COMPARED)
+    """Convert arguments of a service to plain data; raises if one is unknown."""
+    unknown = set(arguments) - set(_COMPARED_SETTINGS)
     if unknown:
-        remedy = f"Pass only {', '.join(_COMPARED)}."
+        remedy = f"Pass only {', '.join(_COMPARED_SETTINGS)}."
         raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
     return {name: _plain(name, value) for name, value in arguments.items()}
 
@@ -177,7 +181,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
-    """The differences of two descriptions, as part of a sentence; empty if they are equal."""
+    """Return the differences of two descriptions, as part of a sentence; empty if they are equal."""
     return "; ".join(
         f"{name} {expected.get(name, 'nothing')!r} against {actual.get(name, 'nothing')!r}"
         for name in {**expected, **actual}
@@ -185,44 +189,44 @@ def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
     )
 
 
-ROWS = 1 << 32
-"""More rows than an environment can have."""
+ROWS_PER_LIFE = 1 << 32
+"""An upper bound of the rows of an environment, by which ids of successive lives are spaced."""
 
 
 class ShardIds:
     """The ids of one shard: (row + life · 2^32) · num_envs + env.
 
-    In a shard's first life they equal the ids of a single buffer. A shard that continues from a checkpoint numbers new
-    rows like the rows that it has lost; the number of its life tells them apart.
+    In a shard's first life the ids equal those of a single buffer. A shard that restarts from a checkpoint reuses the
+    row numbers of lost rows; the number of its life distinguishes the new rows.
     """
 
     def __init__(self, envs: range, num_envs: int, starts: np.ndarray, life: int) -> None:
         self.starts = starts
-        """The first row of each environment in the newest lives [lives, envs]; a life ends where the next starts."""
+        """The first row of each environment in each stored life [lives, envs]; a life ends where the next starts."""
         self.life = life
         """The number of the newest life."""
         self._envs, self._num_envs = envs, num_envs
-        if (life + 1) * ROWS * num_envs >= 1 << 63:
+        if (life + 1) * ROWS_PER_LIFE * num_envs >= 1 << 63:
             raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
 
     def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
-        """The ids after a restart: rows from `head` [envs] on have a new life; lives before `oldest` are dropped."""
+        """Return the ids after a restart: a life starts at `head` [envs]; lives before `oldest` are dropped."""
         starts = np.concatenate([self.starts, head[None]])
         gone = int((starts[1:] <= oldest).all(1).sum())
         return ShardIds(self._envs, self._num_envs, starts[gone:], self.life + 1)
 
     def to_service(self, ids: np.ndarray) -> np.ndarray:
-        """The service's ids [B] of the rows with the ids `ids` in the shard's buffer."""
+        """Convert ids [B] of the shard's buffer to ids of the service."""
         row, env = np.divmod(ids, len(self._envs))
         before = (self.starts[:, env] <= row).sum(0)
         life = self.life - len(self.starts) + before
-        return (row + life * ROWS) * self._num_envs + env + self._envs.start
+        return (row + life * ROWS_PER_LIFE) * self._num_envs + env + self._envs.start
 
     def to_shard(self, ids: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids in the shard's buffer of the service's `ids` [B], and a mask of the rows that were not lost."""
+        """Convert ids [B] of the service to ids of the shard's buffer, with a mask of rows that were not lost."""
         rows, env = np.divmod(ids, self._num_envs)
         env = env - self._envs.start
-        life, row = np.divmod(rows, ROWS)
+        life, row = np.divmod(rows, ROWS_PER_LIFE)
         inside = row * len(self._envs) + env
         is_outside = (row >= head[env]) | (row < self.starts[-1, env])
         never_issued = (ids < 0) | (life > self.life) | ((life == self.life) & is_outside)
@@ -233,7 +237,7 @@ class ShardIds:
 
 
 _BFLOAT16 = np.dtype("V2")
-"""Two raw bytes, for bfloat16, which numpy lacks."""
+"""Two raw bytes: the dtype for bfloat16, which numpy lacks."""
 
 
 class StepBlock(NamedTuple):
@@ -254,14 +258,14 @@ class StepBlock(NamedTuple):
 
 
 def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.Tensor]) -> StepBlock:
-    """A block with memory of its own, from converted leaves and next observations [T, k, …]."""
+    """Copy converted leaves and next observations [T, k, …] into a block."""
     arrays = [to_array(leaf) for leaf in leaves]
     following = [to_array(leaf) for leaf in nexts]
     observed = schema.leaf_indices["obs"]
-    broken = np.zeros(arrays[0].shape[:2], np.bool_)
+    is_break = np.zeros(arrays[0].shape[:2], np.bool_)
     for i, after in zip(observed, following, strict=True):
-        broken[:-1] |= _differs(arrays[i][1:], after[:-1])
-    breaks = np.flatnonzero(broken)
+        is_break[:-1] |= _differs(arrays[i][1:], after[:-1])
+    breaks = np.flatnonzero(is_break)
     finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
     for i, after in zip(observed, following, strict=True):
         arrays[i] = np.concatenate([arrays[i], after[-1:]])
@@ -269,7 +273,7 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.T
 
 
 def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The leaves and the next observations of a block, as a buffer takes them; copied only where necessary."""
+    """Return the leaves and the next observations of a block in the form that a buffer takes."""
     arrays, nexts = list(block.leaves), []
     for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
         after = arrays[i][1:]
@@ -282,14 +286,14 @@ def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """The memory of a host tensor as an array."""
+    """Return an array that shares the memory of a host tensor."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_BFLOAT16)
     return tensor.numpy()
 
 
 def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
-    """The concatenation of arrays [b, …] as a tensor with memory of its own."""
+    """Concatenate arrays [b, …] into a new tensor."""
     whole = np.concatenate(arrays)
     if whole.dtype == _BFLOAT16:
         return torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
@@ -297,7 +301,7 @@ def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:
-    """Parts of a batch [b, …] as one tensor: arrays are copied, a single tensor is not."""
+    """Concatenate parts of a batch [b, …] into one tensor; a single tensor is not copied."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts):
         return to_tensor(arrays)
@@ -310,11 +314,85 @@ def _readable(array: np.ndarray) -> torch.Tensor | np.ndarray:
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
+    """Return a mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
     size = a.itemsize * math.prod(a.shape[2:])
-    width = next(width for width in (8, 4, 2, 1) if size % width == 0)  # the widest words that a row consists of
+    width = next(width for width in (8, 4, 2, 1) if size % width == 0)  # compare words as wide as the row size allows
 
     def words(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x).reshape(-1).view(f"u{width}").reshape(*x.shape[:2], size // width)
 
     return (words(a) != words(b)).any(-1)
+
+
+# Messages between clients and shards
+
+
+class ShardTotals(NamedTuple):
+    """Figures of a shard that sampling across shards needs."""
+
+    rows: int
+    """The number of stored transitions."""
+    mass: tuple[float, int]
+    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
+    smallest: float
+    """The smallest priority."""
+    drawn: int
+    """The number of rows drawn so far."""
+
+
+class Draw(NamedTuple):
+    """The rows of a batch that come from one shard."""
+
+    totals: ShardTotals
+    """The shard's figures before the draw."""
+    leaves: dict[FieldPath, Any]
+    """Tensors [B, …]; arrays if they come from another process."""
+    masses: np.ndarray | None
+    """The priority of each row, float64 [B]; None for uniform draws."""
+
+
+class Push(NamedTuple):
+    """A block of a client, and its place in the client's stream."""
+
+    position: int
+    """The number of rows in earlier blocks of the client."""
+    envs: np.ndarray
+    """The environments of the block [k], numbered within the shard."""
+    block: StepBlock
+    cut: np.ndarray
+    """The environments whose rows begin a new episode, numbered within the shard."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the block."""
+        return (len(self.block.leaves[0]) - 1) * len(self.envs)
+
+    @property
+    def end(self) -> int:
+        """The position after the block."""
+        return self.position + self.rows
+
+
+class Ack(NamedTuple):
+    """A shard's answer to a client: the state of the client's stream."""
+
+    applied: int
+    """The number of rows that the shard has."""
+    durable: int
+    """The number of rows in a checkpoint; without checkpoints, of all rows."""
+    lost: int = 0
+    """The number of rows that were lost in a restart and that the client cannot send again."""
+    refused: Exception | None = None
+    """The error of a block that the buffer refused."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about stored data that looks like a mistake."""
+    trouble: str | None = None
+    """The reason why the shard cannot write checkpoints; sent once to each client."""
+
+
+class MemoryLocation(NamedTuple):
+    """The process of a shard and the handle by which other processes of its machine open its memory."""
+
+    process: int
+    handle: Handle
+    ids: ShardIds

@@ -1,4 +1,4 @@
-"""A replay service: one replay buffer, wherever its shards are."""
+"""The replay service: one replay buffer in several processes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 
 from relive import lazy
 from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
-from relive.distributed.protocol import Checkpoint, ServicePlan, concatenate_parts, to_array
-from relive.distributed.shard import Draw, ShardTotals
+from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.priority import weights
 from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
@@ -30,7 +29,7 @@ from relive.schema.fields import Declaration, Schema, caller_shape
 
 
 def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
-    """The number of rows of each of `count` batches that come from each shard [S, count], drawn at random."""
+    """Draw the number of rows that each shard contributes to each of `count` batches [S, count]."""
     nonempty("sample", sum(shard.rows for shard in totals), "transition")
     mantissas, exponents = np.array([shard.mass for shard in totals]).T
     mass = np.ldexp(mantissas, (exponents - exponents[mantissas > 0].max(initial=-2000)).astype(np.int64))
@@ -43,7 +42,7 @@ def random_shares(random: np.random.Generator, count: int, batch_size: int, tota
 def batch_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
     """Importance weights [B] after `before` rows were drawn, (smallest mass / mass_i)^beta over the rows of all shards.
 
-    Shards count rows: a schedule over calls of `sample` takes them for calls of this batch's size.
+    Shards count drawn rows, not calls: for a schedule over calls, the count is divided by this batch's size.
     """
     masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
     smallest = float(masses.min())
@@ -83,8 +82,8 @@ class Writer:
 
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
         """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
-        lead = (len(self._envs),)
-        nexts, *rest = true_next_obs(step, self._autoreset, self._schema, lead, _HOST)
+        leading_shape = (len(self._envs),)
+        nexts, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
         self._take((obs, action, *rest), nexts, extra)
 
     def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
@@ -93,9 +92,11 @@ class Writer:
         same_keys("add", extra, names, "further fields")
         fields = zip(schema.names, (*values, *(extra[name] for name in names)), strict=True)
         leaves = [leaf for name, value in fields for leaf in schema.flatten(name, value)]
-        convert, lead = self._service.plan.convert, (len(self._envs),)
-        converted = [convert(i, leaf, lead) for i, leaf in enumerate(leaves)]
-        following = [convert(i, leaf, lead, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)]
+        convert, leading_shape = self._service.plan.convert, (len(self._envs),)
+        converted = [convert(i, leaf, leading_shape) for i, leaf in enumerate(leaves)]
+        following = [
+            convert(i, leaf, leading_shape, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)
+        ]
         if self._count == len(self._leaves[0]):
             self._push()
         for block, leaf in zip((*self._leaves, *self._nexts), (*converted, *following), strict=True):
@@ -152,7 +153,7 @@ class ReplayService:
         extra: further fields of a row, by name.
         sampler: the sampler, `Uniform(…)` by default or `Prioritized(…)`.
         autoreset: how the vector environments reset: "NEXT_STEP", "SAME_STEP" or "DISABLED".
-        checkpoint: where and how often the shards save themselves: a path, or a `Checkpoint`.
+        checkpoint: the folder, and optionally the interval, of checkpoints: a path, or a `Checkpoint`.
         seed: the seed of the draws; None takes one from the system.
         timeout: the longest time that a call waits, in seconds. ShardUnavailable says which shard did not answer, and
             whether trying again may help.
@@ -201,7 +202,7 @@ class ReplayService:
         """The service `name`, which another process of the cluster has made.
 
         `expected` may repeat arguments of the service (`obs=`, `num_envs=`, …). If one of them differs, or the version
-        of relive does, an IncompatibleService says so.
+        of relive does, an IncompatibleService is raised.
         """
         first = Calls(name, [find_actor(name, 0)], timeout)
         deadline = first.deadline()
@@ -274,7 +275,7 @@ class ReplayService:
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None
     ) -> lazy.TensorDict:
-        """A batch of `batch_size` rows that the sampler chooses among all shards, read as `view` says.
+        """Return a batch of `batch_size` rows that the sampler chooses among all shards, read as `view` says.
 
         With several shards, a first round of calls asks for each shard's share of the total priority, and a second one
         draws rows by these shares. If rows are written between the two, the shares are slightly old: a shard whose
@@ -285,23 +286,23 @@ class ReplayService:
     def batches(
         self, batch_size: int, view: View | None = None, *, ahead: int = 8, device: torch.device | str | None = None
     ) -> Generator[lazy.TensorDict, None, None]:
-        """An endless iterator over batches of `sample`; one call asks for `ahead` of them while earlier ones are used.
+        """Yield batches of `sample` without end; one call requests `ahead` batches while earlier ones are used.
 
         A learner then seldom waits, and a batch costs a fraction of a call. Rows and priorities of a batch may be up to
         two times `ahead` batches old.
         """
         positive("ahead", ahead)
-        with ThreadPoolExecutor(1) as asking:
-            coming = asking.submit(self._sample, ahead, batch_size, view, device)
+        with ThreadPoolExecutor(1) as executor:
+            next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
             while True:
-                ready = coming.result()
-                coming = asking.submit(self._sample, ahead, batch_size, view, device)
+                ready = next_batches.result()
+                next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
                 yield from ready
 
     def _sample(
         self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
     ) -> list[lazy.TensorDict]:
-        """`count` batches, one drawn after the other."""
+        """Return `count` batches, drawn one after the other."""
         check_batch_size("sample", batch_size)
         target = check_destination(device)
         deadline = self._calls.deadline()
@@ -311,7 +312,7 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            self._sender.flush(deadline)  # our own pending rows may suffice
+            self._sender.flush(deadline)  # pending rows of this client may suffice
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
@@ -345,9 +346,9 @@ class ReplayService:
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids, lead, kept = _flat_index(index)
+        ids, leading_shape, kept = _flat_index(index)
         values = as_tensor("priority", _on_host(priority), _HOST)
-        if len(lead) == 2 and tuple(values.shape) == lead:
+        if len(leading_shape) == 2 and tuple(values.shape) == leading_shape:
             values = values.reshape(-1)[kept]
         numbers = sampler.accept(values, len(ids))[0].numpy()
         owner = self.plan.shard_of(ids % self.plan.num_envs)
@@ -367,10 +368,10 @@ class ReplayService:
         restarts from its checkpoint has the values that were saved there.
         """
         leaves = mutable_leaves(self.plan.schema, fields)
-        ids, lead, kept = _flat_index(index)
+        ids, leading_shape, kept = _flat_index(index)
         values = {}
         for i, leaf in leaves.items():
-            value = self.plan.convert(i, _on_host(leaf), lead)
+            value = self.plan.convert(i, _on_host(leaf), leading_shape)
             values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[kept]
         owner = self.plan.shard_of(ids % self.plan.num_envs)
         parts = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
@@ -380,7 +381,7 @@ class ReplayService:
         """The number of stored transitions."""
         return sum(shard.rows for shard in self._reader.ask_all("totals", self._calls.deadline()))
 
-    # The whole
+    # Saving, statistics, closing
 
     def save(self) -> list[int]:
         """Save every shard, with every row that this client has sent; returns the numbers of their checkpoints."""
@@ -427,7 +428,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _flat_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """The ids in `index` [B] or [B, L], its shape, and a mask of the places that have an id."""
-    flat, lead = flat_ids(_on_host(index), _HOST)
-    kept = flat.numpy() != NO_ROW if len(lead) == 2 else np.ones(len(flat), np.bool_)
-    return flat.numpy()[kept], lead, kept
+    """Return the ids in `index` [B] or [B, L], its shape, and a mask of the places that have an id."""
+    flat, leading_shape = flat_ids(_on_host(index), _HOST)
+    kept = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
+    return flat.numpy()[kept], leading_shape, kept

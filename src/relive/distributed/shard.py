@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,44 +13,31 @@ import torch
 from relive.checkpoint.loading import load_below
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
-from relive.concurrent.processes import Handle
-from relive.distributed.protocol import ROWS, ServicePlan, ShardIds, StepBlock, difference, to_array, to_tensor, unpack
+from relive.distributed.protocol import (
+    ROWS_PER_LIFE,
+    Ack,
+    Draw,
+    MemoryLocation,
+    Push,
+    ServicePlan,
+    ShardIds,
+    ShardTotals,
+    difference,
+    to_array,
+    to_tensor,
+    unpack,
+)
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import flat_ids, write_back
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
-from relive.schema.fields import Path
 from relive.storage.codec import Node
 from relive.storage.shared import shares_memory
 
 
-class ShardTotals(NamedTuple):
-    """The figures of a shard that sampling from all shards needs."""
-
-    rows: int
-    """The number of stored transitions."""
-    mass: tuple[float, int]
-    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
-    smallest: float
-    """The smallest priority."""
-    drawn: int
-    """The number of rows drawn so far."""
-
-
-class Draw(NamedTuple):
-    """The rows of a batch that come from one shard."""
-
-    totals: ShardTotals
-    """The shard's figures before the draw."""
-    leaves: dict[Path, Any]
-    """Tensors [B, …]; arrays if they come from another process."""
-    masses: np.ndarray | None
-    """The priority of each row, float64 [B]; None for uniform draws."""
-
-
 class ShardReader:
-    """Reads a shard's buffer and updates its priorities."""
+    """Samples from a shard's buffer, and updates priorities and mutable fields."""
 
     def __init__(self, plan: ServicePlan, buffer: ReplayBuffer, ids: ShardIds) -> None:
         self._plan, self._replay, self._ids = plan, buffer, ids
@@ -66,7 +53,7 @@ class ShardReader:
 
     @property
     def _heads(self) -> np.ndarray:
-        """The row that each environment writes next [envs]."""
+        """The number of the next row of each environment [envs]."""
         return self._buffer.storage.heads.numpy()
 
     @property
@@ -74,7 +61,7 @@ class ShardReader:
         return self._buffer.sampler if isinstance(self._plan.sampler, Prioritized) else None
 
     def totals(self) -> ShardTotals:
-        """The shard's current figures."""
+        """Return the current figures of the shard."""
         buffer, priorities = self._buffer, self._priorities
         rows = len(buffer)
         if priorities is None:
@@ -82,7 +69,7 @@ class ShardReader:
         return ShardTotals(rows, priorities.total(), priorities.smallest(), priorities.drawn)
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """Rows of several batches, without weights, which depend on all shards."""
+        """Draw the shard's rows of several batches, without weights, which depend on all shards."""
         return [self._draw(count, view) if count else None for count in counts]
 
     def _draw(self, count: int, view: View | None) -> Draw:
@@ -103,14 +90,14 @@ class ShardReader:
         return Draw(totals, leaves, masses)
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
-        """Update priorities; returns how many rows were overwritten, and the largest priority accepted so far."""
+        """Update priorities; returns the number of overwritten rows and the largest priority accepted so far."""
         with self.lock:
             own_ids, kept = self._ids.to_shard(index, self._heads)
             stale = self._buffer.update_priority(own_ids[kept], priority[kept])
             return stale + int((~kept).sum()), self._priorities.largest()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
-        """Write mutable leaves of rows; returns how many rows were overwritten, or lost with a process."""
+        """Write mutable leaves of rows; returns the number of rows that were overwritten or lost in a restart."""
         with self.lock:
             own_ids, kept = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
@@ -118,60 +105,13 @@ class ShardReader:
             return write_back(self._buffer.storage, *flat, values) + int((~kept).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
-        """Give new rows at least this priority, which another shard has accepted."""
+        """Raise the priority of new rows to the largest that another shard has accepted."""
         with self.lock:
             self._priorities.largest(priority)
 
 
-MOST_CLIENTS = 4096
-"""The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""
-
-
-class Push(NamedTuple):
-    """A block of a client, and its place in the client's stream."""
-
-    position: int
-    """The number of rows that the client has sent before."""
-    envs: np.ndarray
-    """The environments of the block [k], numbered within the shard."""
-    block: StepBlock
-    cut: np.ndarray
-    """The environments whose rows begin a new episode, numbered within the shard."""
-
-    @property
-    def rows(self) -> int:
-        """The number of rows in the block."""
-        return (len(self.block.leaves[0]) - 1) * len(self.envs)
-
-    @property
-    def end(self) -> int:
-        """The position after the block."""
-        return self.position + self.rows
-
-
-class Ack(NamedTuple):
-    """A shard's answer to a client: how many rows of its stream the shard has."""
-
-    applied: int
-    """Rows that the shard has."""
-    durable: int
-    """Rows that a restart of the shard would keep: those in a checkpoint, or all without checkpoints."""
-    lost: int = 0
-    """Rows that a restart has lost and that the client cannot send again."""
-    refused: Exception | None = None
-    """The error of a block that the buffer refused."""
-    warnings: tuple[str, ...] = ()
-    """Sentences about stored data that looks like a mistake."""
-    trouble: str | None = None
-    """Why the shard cannot write checkpoints, told once to each client."""
-
-
-class MemoryLocation(NamedTuple):
-    """The process of a shard and the handle by which other processes of its machine open its memory."""
-
-    process: int
-    handle: Handle
-    ids: ShardIds
+MAX_CLIENTS = 4096
+"""The maximum number of clients whose positions a shard stores; the least recently active are dropped."""
 
 
 class Shard(ShardReader):
@@ -188,11 +128,11 @@ class Shard(ShardReader):
         self._durable: dict[str, int] = {}
         self._counts = dict.fromkeys(("pushed", "duplicate", "sampled", "lost"), 0)
         self._failure: Exception | None = None
-        """Why the shard has no buffer; every call raises it. (Ray would hide the error of a constructor.)"""
+        """The error of the start, which every call raises; Ray would hide an error of the constructor."""
         self._trouble: str | None = None
-        """Why the last automatic save failed."""
+        """The reason why the last automatic save failed."""
         self._informed_clients: set[str] = set()
-        """Clients that know of it."""
+        """Clients that were sent the current `_trouble`."""
         self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
             self._start()
@@ -210,7 +150,7 @@ class Shard(ShardReader):
             path = plan.checkpoint.of_shard(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
             load_below(path, ReplayBuffer, None, options, accept=self._restore)
-        # The next start must know that this one was alive and issued ids.
+        # A restart must find the number of this life, because ids were issued in it.
         self.save()
 
     def _restore(self, buffer: Any, read: SnapshotReader) -> None:
@@ -230,7 +170,7 @@ class Shard(ShardReader):
             expected = "the saved settings (service against folder)"
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
         self._require_own(buffer, plan)
-        clients = [client.text() for client in note.entry("clients").items(MOST_CLIENTS)]
+        clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
         positions = read.shaped("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
@@ -253,8 +193,8 @@ class Shard(ShardReader):
     def _saved_ids(self, note: Node, read: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
-        # Rows are below `ROWS`, and ids must remain for two more lives.
-        life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS * num_envs) - 3)
+        # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
+        life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
             raise read.at("note.starts", starts.tolist()).error(expected)
@@ -272,12 +212,12 @@ class Shard(ShardReader):
     # Description
 
     def hello(self) -> dict[str, Any]:
-        """The plan as plain data, which a client of any version can read."""
+        """Return the plan as plain data, which a client of any version can read."""
         _ = self._buffer
         return self._plan.describe()
 
     def plan(self) -> ServicePlan:
-        """The plan of the service."""
+        """Return the plan of the service."""
         return self._plan
 
     # Writing
@@ -302,12 +242,12 @@ class Shard(ShardReader):
         return self._ack(client)._replace(refused=refused, warnings=tuple(warnings), trouble=trouble)
 
     def _write(self, push: Push) -> list[str]:
-        """Store a block; returns sentences about data that looks like a mistake, for the client to warn with."""
+        """Store a block; returns warnings about the data, which the client issues."""
         buffer = self._buffer
         steps = push.rows // len(push.envs)
         rows = int(self._heads.max()) + 4 * steps
-        if rows >= ROWS:
-            expected = f"fewer than {ROWS} rows per environment"
+        if rows >= ROWS_PER_LIFE:
+            expected = f"fewer than {ROWS_PER_LIFE} rows per environment"
             raise OverflowError(explain("extend", expected, rows, "Start a new service."))
         with buffer._lock:
             if len(push.cut):
@@ -320,7 +260,7 @@ class Shard(ShardReader):
         return [] if message is None else [message]
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
-        """Continue with a client that keeps no block before `position`: missing rows are lost, and episodes cut."""
+        """Continue the stream of a client without blocks before `position`: missing rows are lost, episodes are cut."""
         lost = position - self._applied.get(client, 0)
         if lost <= 0:
             return self._ack(client)
@@ -332,7 +272,7 @@ class Shard(ShardReader):
     def _advance(self, client: str, position: int) -> None:
         self._applied.pop(client, None)
         self._applied[client] = position
-        if len(self._applied) > MOST_CLIENTS:
+        if len(self._applied) > MAX_CLIENTS:
             del self._applied[next(iter(self._applied))]
 
     def _ack(self, client: str) -> Ack:
@@ -340,7 +280,7 @@ class Shard(ShardReader):
         return Ack(applied, applied if self._plan.checkpoint is None else self._durable.get(client, 0))
 
     def clear(self) -> None:
-        """Remove every row, also from the checkpoint that a restart would continue from."""
+        """Remove every row, also from the newest checkpoint."""
         self._buffer.clear()
         if self._plan.checkpoint is not None:
             self.save()
@@ -348,7 +288,7 @@ class Shard(ShardReader):
     # Reading
 
     def memory_location(self) -> MemoryLocation | None:
-        """The location by which other processes of this machine read the rows; None if the memory is not shared."""
+        """Return the location for readers in other processes of this machine; None if the memory is not shared."""
         return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shares_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
@@ -385,7 +325,7 @@ class Shard(ShardReader):
         if enough or time.monotonic() - self._saved_at >= checkpoint.seconds:
             try:
                 self.save()
-            except CheckpointError as error:  # the rows are in memory, and the next save tries again
+            except CheckpointError as error:  # no row is lost; the next save tries again
                 self._trouble = str(error)
                 self._saved_at, self._unsaved = time.monotonic(), 0
 

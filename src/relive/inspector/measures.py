@@ -1,9 +1,8 @@
-"""The figures of a report, measured in one pass over a source, and the warnings that follow from them."""
+"""The figures of a report, measured in one pass over a source."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -11,24 +10,23 @@ import numpy as np
 import torch
 
 from relive.inspector.source import ENDS, Episodes, ReportSource
-from relive.replay.continuity import ContinuityStats
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path
 from relive.statistics.episodes import EpisodeStats
 
 READ_VALUES = 1 << 25
-"""About the most numbers that are read; of larger sources, evenly spaced stretches of rows are read."""
-_STRETCHES = 32
-_KEPT_VALUES = 1 << 20
-"""The most values of a field that are kept for its histogram."""
-_MOST_DIMENSIONS = 64
-"""Fields with more numbers per row are measured as a whole, not number by number."""
-_BINS, _DISTINCT, _FEW, _CURVE = 30, 24, 10, 240
+"""The approximate limit of numbers to read; from larger sources, evenly spaced stretches of rows are read."""
+_NUM_STRETCHES = 32
+_MAX_SAMPLE_VALUES = 1 << 20
+"""The maximum number of sampled values per field, for histograms."""
+_MAX_DIMENSIONS = 64
+"""Fields with more dimensions are measured as a whole only."""
+_HISTOGRAM_BINS, _MAX_INTEGER_RANGE, _MAX_DISTINCT_VALUES, _CURVE_BINS = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 
 
 class StepColumns(NamedTuple):
-    """The reward (summed over agents) and the flags of every row [length], also of large sources."""
+    """The reward, summed over agents, and the flags of every row [length]; read in full from large sources too."""
 
     reward: np.ndarray
     terminated: np.ndarray
@@ -36,7 +34,7 @@ class StepColumns(NamedTuple):
 
 
 class Measurements(NamedTuple):
-    """The report, and the arrays that the page needs besides it."""
+    """The report, and further arrays for the page."""
 
     report: dict[str, Any]
     returns: np.ndarray
@@ -47,13 +45,13 @@ class Measurements(NamedTuple):
 
 def measure(source: ReportSource) -> Measurements:
     """Read the rows once, and measure them."""
-    fields = {path: _Numbers(math.prod(shape)) for path, (shape, _) in source.columns.items()}
+    fields = {path: _FieldFigures(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
-    always = [*rewards, *(path for path in _FLAGS if path in source.columns)]
-    collected: dict[Path, list[np.ndarray]] = {path: [] for path in always}
+    step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
+    collected: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
     for start, stop, whole in _plan(source):
-        leaves = source.read(start, stop, source.columns if whole else always)
-        for path in always:
+        leaves = source.read(start, stop, source.columns if whole else step_paths)
+        for path in step_paths:
             collected[path].append(_matrix(leaves[path]))
         for path, leaf in leaves.items() if whole else ():
             fields[path].update(_matrix(leaf), source.length)
@@ -71,7 +69,7 @@ def measure(source: ReportSource) -> Measurements:
         "chains": asdict(source.chains),
         "reward": None if steps is None else _reward(steps.reward),
         "fields": [_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
-        "fit": _fit(fields),
+        "fit": _explained_variance(fields),
         "priorities": None if source.mass is None else _priorities(source.mass.double().numpy()),
         "reuse": _reuse(source),
     }
@@ -79,25 +77,25 @@ def measure(source: ReportSource) -> Measurements:
 
 
 def _plan(source: ReportSource) -> list[tuple[int, int, bool]]:
-    """Stretches of rows (start, stop, whether all fields are read): all, or evenly spaced ones within the budget."""
+    """Split the rows into stretches (start, stop, whether to read all fields) that keep to `READ_VALUES`."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
-        size = max(READ_VALUES // row // _STRETCHES, 1)
+        size = max(READ_VALUES // row // _NUM_STRETCHES, 1)
         stretches = [(start, min(start + size, source.length)) for start in range(0, source.length, size)]
     every = max(math.ceil(source.length * row / READ_VALUES), 1)
     return [(start, stop, i % every == 0) for i, (start, stop) in enumerate(stretches)]
 
 
 def _matrix(leaf: torch.Tensor) -> np.ndarray:
-    """A leaf [B, …] as float64 [B, D]."""
+    """Convert a leaf [B, …] to float64 [B, D]."""
     if leaf.is_complex():
         leaf = leaf.abs()
     return leaf.reshape(len(leaf), -1).to(torch.float64).numpy()
 
 
-class _Numbers:
-    """Running figures of a field, an array [D] each, and a sample of its rows for histograms."""
+class _FieldFigures:
+    """Running figures of a field per dimension [D], and a sample of rows for histograms."""
 
     def __init__(self, size: int) -> None:
         self.rows = 0
@@ -105,7 +103,7 @@ class _Numbers:
         self.low, self.high = np.full(size, np.inf), np.full(size, -np.inf)
         self.finite = np.zeros(size, np.int64)
         self.shift: np.ndarray | None = None
-        """A value near the mean that is subtracted first, so that sums of squares keep their digits."""
+        """A value that is subtracted before summing, so that sums of squares keep their precision."""
         self.sum, self.squares = np.zeros(size), np.zeros(size)
         self.sample: list[np.ndarray] = []
 
@@ -121,11 +119,11 @@ class _Numbers:
             self.high = np.maximum(self.high, block.max(0) if clean else np.where(good, block, -np.inf).max(0))
         if self.shift is None:
             self.shift = np.where(np.isfinite(self.low), self.low, 0.0)
-        moved = block - self.shift if clean else np.where(good, block - self.shift, 0.0)
-        self.sum += moved.sum(0)
-        self.squares += (moved * moved).sum(0)
+        shifted = block - self.shift if clean else np.where(good, block - self.shift, 0.0)
+        self.sum += shifted.sum(0)
+        self.squares += (shifted * shifted).sum(0)
         self.finite += good.sum(0)
-        stride = max(math.ceil(rows * block.shape[1] / _KEPT_VALUES), 1)
+        stride = max(math.ceil(rows * block.shape[1] / _MAX_SAMPLE_VALUES), 1)
         self.sample.append(block[-self.rows % stride :: stride])
         self.rows += len(block)
 
@@ -135,26 +133,26 @@ class _Numbers:
         return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
 
     def summary(self, at: slice) -> dict[str, Any]:
-        """The figures of the dimensions `at` taken together."""
+        """Return the figures of the dimensions `at` taken together."""
         finite = int(self.finite[at].sum())
-        broken = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
+        nonfinite = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
         if not finite or self.shift is None:
-            return {"min": None, "mean": None, "max": None, "std": None, **broken}
+            return {"min": None, "mean": None, "max": None, "std": None, **nonfinite}
         counts, shift = self.finite[at], self.shift[at]
         mean = float((self.sum[at] + shift * counts).sum() / finite)
-        away = shift - mean  # Σ(x − mean)² = Σ(moved + away)²
-        squares = self.squares[at] + 2 * away * self.sum[at] + counts * away * away
+        offset = shift - mean  # Σ(x − mean)² = Σ(shifted + offset)²
+        squares = self.squares[at] + 2 * offset * self.sum[at] + counts * offset * offset
         std = math.sqrt(max(float(squares.sum()), 0.0) / finite)
         low, high = float(self.low[at].min()), float(self.high[at].max())
-        return {"min": low, "mean": mean, "max": high, "std": std, **broken}
+        return {"min": low, "mean": mean, "max": high, "std": std, **nonfinite}
 
     @property
     def constant(self) -> np.ndarray:
-        """Whether each dimension has the same value in all rows, of at least two [D]."""
+        """Whether each dimension has one value in all rows, of which there are at least two [D]."""
         return (self.low == self.high) & (self.finite == self.rows) & (self.rows > 1)
 
 
-def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Numbers) -> dict[str, Any]:
+def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _FieldFigures) -> dict[str, Any]:
     name, values, size = path_name(path), numbers.values, len(numbers.low)
     return {
         "name": name,
@@ -167,36 +165,36 @@ def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Num
         "histogram": histogram(values),
         "dimensions": [
             {
-                "name": place(name, shape, i),
+                "name": element_name(name, shape, i),
                 **numbers.summary(slice(i, i + 1)),
                 "constant": bool(numbers.constant[i]),
                 "histogram": histogram(values[:, i]),
             }
-            for i in (range(size) if shape and size <= _MOST_DIMENSIONS else ())
+            for i in (range(size) if shape and size <= _MAX_DIMENSIONS else ())
         ],
     }
 
 
-def place(name: str, shape: tuple[int, ...], i: int) -> str:
-    """The name of the i-th number of a field: `obs[3]`, or `obs[1, 2]`."""
+def element_name(name: str, shape: tuple[int, ...], i: int) -> str:
+    """Return the name of the i-th number of a field: `obs[3]`, or `obs[1, 2]`."""
     return f"{name}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else name
 
 
 def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
-    """Counts of the finite values: per value if they are few or small whole numbers, otherwise per bin."""
+    """Count the finite values: per value if there are few or small integers, otherwise per bin."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None
     low, high = float(finite.min()), float(finite.max())
-    if high - low < _DISTINCT and bool((finite == finite.round()).all()):
+    if high - low < _MAX_INTEGER_RANGE and bool((finite == finite.round()).all()):
         counts = np.bincount((finite - low).astype(np.int64))
         return {"values": [low + i for i in range(len(counts))], "counts": counts.tolist()}
     distinct = np.unique(finite[: 1 << 16])
-    if len(distinct) <= _FEW and bool(np.isin(finite, distinct).all()):
+    if len(distinct) <= _MAX_DISTINCT_VALUES and bool(np.isin(finite, distinct).all()):
         return {"values": distinct.tolist(), "counts": [int((finite == value).sum()) for value in distinct]}
-    if not math.isfinite(high - low) or (high - low) / _BINS <= np.spacing(max(abs(low), abs(high))):
+    if not math.isfinite(high - low) or (high - low) / _HISTOGRAM_BINS <= np.spacing(max(abs(low), abs(high))):
         return None  # float64 cannot tell the bins apart
-    bins = min(_BINS, max(8, round(2 * math.sqrt(len(finite)))))
+    bins = min(_HISTOGRAM_BINS, max(8, round(2 * math.sqrt(len(finite)))))
     counts, edges = np.histogram(finite, bins=bins, range=(low, high))
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
@@ -205,7 +203,7 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
 
 
 def _outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
-    """The return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
+    """Return the return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
     if episodes is None or steps is None or not len(episodes):
         return np.zeros(0), np.zeros(0, np.int64)
     last = episodes.stop - 1
@@ -241,26 +239,26 @@ def _moments(values: np.ndarray) -> dict[str, Any] | None:
     if not len(values):
         return None
     moments = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
-    return {**{name: finite(x) for name, x in moments.items()}, "histogram": histogram(values.astype(float))}
+    return {**{name: finite_or_none(x) for name, x in moments.items()}, "histogram": histogram(values.astype(float))}
 
 
-def finite(value: Any) -> float | None:
-    """A number as a float; None if it is infinite or NaN, which JSON does not have."""
+def finite_or_none(value: Any) -> float | None:
+    """Convert a number to a float; None if it is infinite or NaN, which JSON lacks."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
-    """A series in at most `_CURVE` bins: the last place, mean, minimum and maximum of each bin."""
+    """Summarise a series in at most `_CURVE_BINS` bins: the last position, mean, minimum and maximum of each bin."""
     if not len(values):
         return None
-    bins = np.array_split(values, min(len(values), _CURVE))
-    figures = {name: [finite(getattr(part, name)()) for part in bins] for name in ("mean", "min", "max")}
+    bins = np.array_split(values, min(len(values), _CURVE_BINS))
+    figures = {name: [finite_or_none(getattr(part, name)()) for part in bins] for name in ("mean", "min", "max")}
     return {"at": np.cumsum([len(part) for part in bins]).tolist(), **figures}
 
 
 def _statistics(stats: EpisodeStats) -> dict[str, Any]:
-    """The figures of an EpisodeStats, which include episodes that are no longer stored."""
+    """Return the figures of an EpisodeStats, which include episodes that are no longer stored."""
     window = {name: column.cpu().numpy() for name, column in stats.episodes().items()}
     return {
         "episodes": stats.num_episodes,
@@ -289,8 +287,8 @@ def _reward(reward: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _fit(fields: dict[Path, _Numbers]) -> float | None:
-    """The share of the returns' variance that the values explain; None unless a rollout has both."""
+def _explained_variance(fields: dict[Path, _FieldFigures]) -> float | None:
+    """Return the share of the returns' variance that the values explain; None unless a rollout has both."""
     if ("value",) not in fields or ("return",) not in fields:
         return None
     value, target = fields["value",].values, fields["return",].values
@@ -330,152 +328,3 @@ def _reuse(source: ReportSource) -> dict[str, Any] | None:
         "histogram": histogram(draws),
     }
     return {**source.reuse, "counted": counted}
-
-
-_FEW_EPISODES = 5
-"""With fewer episodes, warnings about shares of episodes are left out."""
-
-
-def find_warnings(report: dict[str, Any]) -> Iterator[str]:
-    """The warnings for a report, the gravest first."""
-    fields, reward, fit = report["fields"], report["reward"], report["fit"]
-    counted = (report["reuse"] or {}).get("counted")
-    if not report["source"]["rows"]:
-        rewarded = any(_is_part(field, "reward") for field in fields)
-        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
-    for part in (part for field in fields for part in _parts(field)):
-        for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
-            if part[kind]:
-                yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _chains(ContinuityStats(**report["chains"]))
-    yield from _constants(fields, report["read"])
-    if "count" in (report["episodes"] or {}):
-        yield from _endings(report["episodes"])
-    if reward is not None and reward["rows"] > 1:
-        if reward["constant"] is not None:
-            yield f"The reward is {number(reward['constant'])} in every row."
-        elif reward["zero"] >= 0.95 * reward["rows"]:
-            yield f"The reward is 0 in {percent(reward['zero'] / reward['rows'])} of rows."
-    yield from _actions([field for field in fields if _is_part(field, "action")])
-    if fit is not None and fit <= 0:
-        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
-    if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
-        yield from _priority_concentration(report["priorities"])
-    if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
-        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
-
-
-def _is_part(field: dict[str, Any], *names: str) -> bool:
-    """Whether a field is one of these, or a part of one."""
-    return field["name"].partition(".")[0] in names
-
-
-def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
-    return field["dimensions"] or [field]
-
-
-def percent(share: float) -> str:
-    """A share in percent; only 0 and 1 are shown as 0 % and 100 %."""
-    text = f"{share:.0%}" if 0.01 <= share <= 0.99 or share in (0, 1) else f"{share:.1%}"
-    if text == "100.0%" and share < 1:
-        return "more than 99.9 %"
-    if text == "0.0%" and share > 0:
-        return "less than 0.1 %"
-    return f"{text[:-1]} %"
-
-
-def number(value: float | None) -> str:
-    """A number with few digits, and a dash for None."""
-    if value is None:
-        return "–"
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.4g}"
-
-
-def _join_names(names: list[str], most: int = 4) -> str:
-    rest = len(names) - most
-    if rest > 1:
-        return f"{', '.join(names[:most])} and {rest:,} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
-
-
-def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
-    rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
-    for field in fields:
-        if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
-            continue  # has a warning of its own, or needs none
-        name, size = field["name"], math.prod(field["shape"])
-        still = [part for part in field["dimensions"] if part["constant"]]
-        if field["constant"] == size:
-            value = f": it is {number(field['min'])}" if field["min"] == field["max"] else ""
-            yield f"{name} never changes{value} in {rows}."
-        elif not still:
-            yield f"{field['constant']:,} of the {size:,} numbers of {name} never change in {rows}."
-        elif len(still) == 1:
-            yield f"{still[0]['name']} never changes: it is {number(still[0]['min'])} in {rows}."
-        else:
-            yield f"{_join_names([part['name'] for part in still])} never change in {rows}."
-
-
-def _chains(chains: ContinuityStats) -> Iterator[str]:
-    doubts = dict(chains.warnings())
-    if "cuts" in doubts:
-        yield (
-            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
-            'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
-        )
-    if "resets" in doubts:
-        yield (
-            f"All {chains.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
-            'after the reset passed as next_obs, in place of info["final_obs"]?'
-        )
-
-
-def _endings(episodes: dict[str, Any]) -> Iterator[str]:
-    ends, stopped = episodes["ends"], episodes["stopped"]
-    if stopped >= _FEW_EPISODES and ends["truncated"] >= 0.9 * stopped:
-        yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
-    if not ends["terminated"] + ends["truncated"] and episodes["count"]:
-        yield "No episode ends: neither terminated nor truncated is ever set."
-    if stopped >= _FEW_EPISODES and ends["cut"] >= 0.1 * stopped:
-        yield (
-            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
-            "where the last one led. Are observations changed between steps?"
-        )
-    if episodes["both_flags"]:
-        rows = "1 row is" if episodes["both_flags"] == 1 else f"{episodes['both_flags']:,} rows are"
-        yield f"{rows} both terminated and truncated; they count as terminated."
-    lengths = (episodes["lengths"] or {}).get("histogram") or {}
-    single = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
-    if episodes["whole"] >= _FEW_EPISODES and single >= 0.1 * episodes["whole"]:
-        yield f"{percent(single / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
-
-
-def _actions(actions: list[dict[str, Any]]) -> Iterator[str]:
-    for field in actions:
-        for part in _parts(field):
-            bars = part["histogram"]
-            if bars is None or part["constant"]:
-                continue
-            total, most = sum(bars["counts"]), max(bars["counts"])
-            if "values" in bars and most >= 0.95 * total and total >= 20:
-                value = bars["values"][bars["counts"].index(most)]
-                yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
-            outer = (bars["counts"][0] + bars["counts"][-1]) / total
-            if "edges" in bars and not field["discrete"] and outer >= 0.5:
-                low, high = number(part["min"]), number(part["max"])
-                yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer)} of rows."
-
-
-def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
-    if priorities["effective"] is None:
-        yield "Every priority is 0: nothing can be drawn."
-        return
-    few, rows = priorities["rows_with"]["60%"], priorities["rows"]
-    if few <= 0.05 * rows:
-        yield f"{few:,} row{'s hold' if few > 1 else ' holds'} 60 % of the priority mass."
-    elif priorities["effective"] <= 0.1 * rows:
-        yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
-    if priorities["zero"] >= 0.5 * rows:
-        yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: no library, no network, and no script but its own."""
+"""The report as one self-contained HTML page, without libraries and network access."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.inspector.measures import Measurements, finite, percent, place
+from relive.inspector.measures import Measurements, element_name, finite_or_none
 from relive.inspector.source import ENDS, ReportSource
-from relive.inspector.text import end_texts, fact_texts, reuse_texts, share_text
+from relive.inspector.text import end_texts, fact_texts, percent, reuse_texts, share_text
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path as FieldPath
 
-_LARGEST = 72
-"""The most pixels of a frame's longer side; larger frames are averaged down."""
-_CHANNELS = 16
-_SMALLEST = 8
+_MAX_FRAME_SIDE = 72
+"""The maximum pixels of a frame's longer side; larger frames are scaled down."""
+_MAX_CHANNELS = 16
+_MIN_PICTURE_SIDE = 8
 
 
 def is_picture(shape: tuple[int, ...], dtype: str) -> bool:
     """Whether a field of this shape and dtype is shown as an image: bytes with height and width."""
     sides = sorted(shape)[-2:]
-    return dtype == "uint8" and 2 <= len(shape) <= 4 and sides[0] >= _SMALLEST
+    return dtype == "uint8" and 2 <= len(shape) <= 4 and sides[0] >= _MIN_PICTURE_SIDE
 
 
 def frame(row: np.ndarray) -> np.ndarray:
-    """The image of a row, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
+    """Return the image of a row, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
     picture = row[..., -1] if row.ndim == 4 else row
     if picture.ndim == 3:
-        if picture.shape[-1] > _CHANNELS or picture.shape[0] < picture.shape[-1]:
+        if picture.shape[-1] > _MAX_CHANNELS or picture.shape[0] < picture.shape[-1]:
             picture = np.moveaxis(picture, 0, -1)
         picture = picture if picture.shape[-1] == 3 else picture[..., -1]
-    factor = -(-max(picture.shape[:2]) // _LARGEST)
+    factor = -(-max(picture.shape[:2]) // _MAX_FRAME_SIDE)
     if factor == 1:
         return picture
     height, width = (side // factor * factor for side in picture.shape[:2])
@@ -52,7 +52,7 @@ def frame(row: np.ndarray) -> np.ndarray:
 
 
 def png(picture: np.ndarray) -> bytes:
-    """A picture [H, W] or [H, W, 3] of bytes as a PNG file."""
+    """Encode a picture [H, W] or [H, W, 3] of bytes as a PNG file."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -67,30 +67,30 @@ def png(picture: np.ndarray) -> bytes:
     return b"".join((b"\x89PNG\r\n\x1a\n", *chunks))
 
 
-_MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
-_MOST_SERIES, _FRAMES, _ALL_FRAME_BYTES = 16, (4, 16), 1 << 20
-_FIRST = ("reward", "value", "advantage", "return", "action", "obs")
-"""The order of timelines; other fields follow."""
+_MAX_EPISODES, _MAX_STEPS_PER_EPISODE, _MAX_STEPS = 48, 1000, 12_000
+_MAX_SERIES, _FRAMES_PER_EPISODE, _MAX_FRAME_BYTES = 16, (4, 16), 1 << 20
+_SERIES_ORDER = ("reward", "value", "advantage", "return", "action", "obs")
+"""The fields that are plotted first, in order."""
 _UNORDERED_ROWS = 64
 
 
 def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[str, Any]:
-    """The episodes that the page shows step by step, as many as fit in a small file, and their total number."""
+    """Read the episodes that the page shows step by step, as many as fit in a small file."""
     spans = _spans(source, measurements)
     forms = {path: (shape, str(dtype).removeprefix("torch.")) for path, (shape, dtype) in source.columns.items()}
     pictures = [path for path, form in forms.items() if is_picture(*form)]
-    rank = {name: i for i, name in enumerate(_FIRST)}
+    rank = {name: i for i, name in enumerate(_SERIES_ORDER)}
     plotted = [path for path in forms if path not in pictures and path[0] not in ("terminated", "truncated")]
     plotted.sort(key=lambda path: rank.get(path[0], len(rank)))
     series = [(path, i) for path in plotted for i in range(math.prod(forms[path][0]))]
-    shown = series[:_MOST_SERIES]
+    shown = series[:_MAX_SERIES]
     nbytes = sum(
-        _frame_of(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size for path in pictures
+        _row_frame(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size for path in pictures
     )
-    frames = min(max(_ALL_FRAME_BYTES // max(nbytes * len(spans), 1), _FRAMES[0]), _FRAMES[1])
-    room, chosen = _ALL_STEPS, []
+    frames = min(max(_MAX_FRAME_BYTES // max(nbytes * len(spans), 1), _FRAMES_PER_EPISODE[0]), _FRAMES_PER_EPISODE[1])
+    room, chosen = _MAX_STEPS, []
     for span in spans:
-        first = max(span["start"], span["stop"] - _MOST_STEPS)
+        first = max(span["start"], span["stop"] - _MAX_STEPS_PER_EPISODE)
         room -= span["stop"] - first
         if room < 0 and chosen:
             break
@@ -99,13 +99,13 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
         "episodes": chosen,
         "of": 0 if source.episodes is None else len(source.episodes),
         "ordered": source.episodes is not None,
-        "series": [place(path_name(path), forms[path][0], i) for path, i in shown],
+        "series": [element_name(path_name(path), forms[path][0], i) for path, i in shown],
         "left_out": len(series) - len(shown),
     }
 
 
 def _spans(source: ReportSource, measurements: Measurements) -> list[dict[str, Any]]:
-    """The episodes to show: the newest, best, worst and longest, then evenly spaced ones; or stretches of rows."""
+    """Choose episodes to show: newest, best, worst, longest, then evenly spaced; or stretches of unordered rows."""
     episodes = source.episodes
     if episodes is None:
         size = min(_UNORDERED_ROWS, source.length)
@@ -115,8 +115,8 @@ def _spans(source: ReportSource, measurements: Measurements) -> list[dict[str, A
     newest, number = oldest[::-1], np.argsort(oldest)
     best = np.argsort(measurements.returns, kind="stable")
     longest = np.argsort(episodes.start - episodes.stop, kind="stable")
-    even = newest[np.linspace(0, len(newest) - 1, _MOST_EPISODES).astype(int)] if len(newest) else newest
-    picks = [*newest[:12], *best[::-1][:6], *best[:6], *longest[:4], *even]
+    evenly_spaced = newest[np.linspace(0, len(newest) - 1, _MAX_EPISODES).astype(int)] if len(newest) else newest
+    candidates = [*newest[:12], *best[::-1][:6], *best[:6], *longest[:4], *evenly_spaced]
     return [
         {
             "number": int(number[i]),
@@ -125,9 +125,9 @@ def _spans(source: ReportSource, measurements: Measurements) -> list[dict[str, A
             "env": int(episodes.env[i]),
             "began": bool(episodes.began[i]),
             "end": ENDS[measurements.ends[i]],
-            "return": finite(measurements.returns[i]),
+            "return": finite_or_none(measurements.returns[i]),
         }
-        for i in list(dict.fromkeys(int(pick) for pick in picks))[:_MOST_EPISODES]
+        for i in list(dict.fromkeys(int(pick) for pick in candidates))[:_MAX_EPISODES]
     ]
 
 
@@ -155,8 +155,8 @@ def _episode(
 
 
 def _strip(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
-    """The frames of some rows side by side."""
-    pictures = [_frame_of(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
+    """Draw the frames of some rows side by side."""
+    pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
     return {
         "name": path_name(path),
@@ -167,7 +167,7 @@ def _strip(source: ReportSource, path: FieldPath, rows: list[int], first: int) -
     }
 
 
-def _frame_of(source: ReportSource, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
+def _row_frame(source: ReportSource, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
     axis = source.stacks.get(path)
     return frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
 
@@ -189,7 +189,7 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
         "script": script,
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'",
-        # An HTML parser finds no tag and no comment in it.
+        # Escaped: an HTML parser must not find a tag or comment in the data.
         "data": re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
 
 
 def _texts(contents: dict[str, Any]) -> dict[str, Any]:
-    """The texts that page, terminal and warnings share."""
+    """Return the texts that the page shares with the terminal and the warnings."""
     episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
     stats = episodes.get("stats")
     texts: dict[str, Any] = {

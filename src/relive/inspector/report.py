@@ -1,27 +1,29 @@
-"""A report on a buffer: measured once, shown in the terminal, as JSON or as a page."""
+"""Reports on buffers and datasets: shown as text, HTML card, JSON or page."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from html import escape
 from io import StringIO
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relive.datasets.minari import dataset_folder, open_dataset
-from relive.inspector.measures import find_warnings, measure, number
-from relive.inspector.saved import look
+from relive.errors import escaped
+from relive.inspector.measures import measure
+from relive.inspector.saved import load_read_only
 from relive.inspector.source import buffer_source, dataset_source
-from relive.inspector.text import episode_texts, fact_texts, form_text, html_card, text_card
+from relive.inspector.text import episode_texts, fact_texts, find_warnings, form_text, number
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# rich is imported only to show a report: its import draws from Python's global generator.
+# rich is imported only to show a report, because its import uses Python's global random generator.
 
 
 class Report:
@@ -32,15 +34,15 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for each thing that looks odd."""
+        """Sentences about data that looks like a mistake."""
         return list(self._contents["warnings"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data: dicts, lists, strings, finite numbers and None."""
+        """Return the report as plain data: dicts, lists, strings, finite numbers and None."""
         return json.loads(self.to_json())
 
     def to_json(self, indent: int | None = None) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self._contents, indent=indent, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
@@ -52,7 +54,7 @@ class Report:
         try:
             from rich.console import Console  # noqa: PLC0415
         except ImportError:
-            return self._summary(text_card)
+            return text_card(self._card())
         console = Console(file=StringIO(), width=120, highlight=False, color_system=None)
         console.print(self)
         lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
@@ -61,9 +63,9 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self._summary(html_card)
+        return html_card(self._card())
 
-    def _summary(self, card: Callable[..., str]) -> str:
+    def _card(self) -> Card:
         """Facts, warnings and a table of the fields, without histograms."""
         contents, episodes = self._contents, self._contents["episodes"] or {}
         facts = [*fact_texts(contents["source"])]
@@ -74,7 +76,7 @@ class Report:
             (field["name"], form_text(field), *(number(field[name]) for name in figures))
             for field in contents["fields"]
         ]
-        return card("Report", facts, ("field", "form", *figures), rows, contents["warnings"])
+        return Card("Report", facts, ("field", "form", *figures), rows, contents["warnings"])
 
 
 def inspect(
@@ -118,13 +120,81 @@ def inspect(
 
 
 def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
-    """The buffer or dataset at a path, and facts about the path; other objects unchanged."""
+    """Return the buffer or dataset at a path, and facts about the path; other objects unchanged."""
     if not isinstance(thing, str | PathLike):
-        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of relive.compat have one
+        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # buffers of relive.compat wrap a core
     path = Path(thing)
     folder = dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
     saved = datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None
-    return look(path), {"path": str(path), "saved": saved}
+    return load_read_only(path), {"path": str(path), "saved": saved}
+
+
+# Text inherits the notebook's colour and labels are fainter, which suits light and dark notebooks.
+_BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
+_TABLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
+_CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
+_FAINT = f"{_CELL};opacity:.65;font-weight:400"
+_MAX_ROWS = 40
+"""The maximum rows of a table in a card; the last line has the number of hidden rows."""
+
+
+class Card(NamedTuple):
+    """The short form of a report."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    head: Sequence[str]
+    """The titles of the table's columns."""
+    rows: Sequence[Sequence[str]]
+    warnings: Sequence[str]
+
+
+def html_card(card: Card) -> str:
+    """Return a card as HTML, in which all texts of the card are text and never markup.
+
+    >>> html_card(Card("<b>", [("rows", "3")], (), (), ())).count("<b>")
+    0
+    """
+    hidden = len(card.rows) - _MAX_ROWS
+    rows = [*card.rows[:_MAX_ROWS], *([(f"and {hidden:,} more",)] if hidden > 0 else [])]
+    parts = [
+        f"<strong>{escape(card.title)}</strong>",
+        *(f'<div style="margin:4px 0">⚠ {escape(warning)}</div>' for warning in card.warnings),
+        _table(_row(*fact) for fact in card.facts),
+        _table([_row(*card.head, style=_FAINT), *(_row(*row) for row in rows)]) if rows else "",
+    ]
+    return f'<div style="{_BOX}">{"".join(parts)}</div>'
+
+
+def text_card(card: Card) -> str:
+    """Return a card as plain text, with control characters escaped.
+
+    >>> print(text_card(Card("Report", [("rows", "3")], ("field", "min"), [("obs", "0.5")], ["odd"])))
+    Report
+    ! odd
+    rows  3
+    field  min
+    obs    0.5
+    """
+    table = [card.head, *card.rows] if card.rows else []
+    warnings = (f"! {warning}" for warning in card.warnings)
+    return escaped("\n".join([card.title, *warnings, *_columns(card.facts), *_columns(table)]))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align the cells of a table; return its lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _table(rows: Iterable[str]) -> str:
+    return f'<table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _row(first: str, *others: str, style: str = _CELL) -> str:
+    cells = ((_FAINT, first), *((style, other) for other in others))
+    body = "".join(f'<td style="{style}">{escape(text)}</td>' for style, text in cells)
+    return f'<tr style="background:none">{body}</tr>'

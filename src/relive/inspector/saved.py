@@ -1,4 +1,4 @@
-"""Looking at saved buffers: no file is changed."""
+"""Read-only access to saved buffers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from relive.replay.samplers.registry import STAND_INS
 from relive.storage.commits import newest
 
 
-def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
-    """Load the buffer that is saved below `path`, also from disk memory, without changing any file.
+def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> Any:
+    """Load the buffer saved in the folder `path`, from a checkpoint or disk memory, without changing any file.
 
-    A sampler that only its maker can make again is replaced by one of ours whose state fits.
+    A custom sampler, which cannot be rebuilt from the file, is replaced by a standard one whose state fits.
     """
     root = Path(path).absolute()
     if is_disk_memory(root):
@@ -41,9 +41,9 @@ def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
 
 
 def peek(path: str | PathLike[str]) -> ReplayBuffer:
-    """Open the disk memory in a folder that nobody has open, without changing any file.
+    """Open the disk memory in a folder, which no process may have open, without changing any file.
 
-    A sampler that only its maker can make again is replaced by one of ours whose files fit.
+    A custom sampler, which cannot be rebuilt from the files, is replaced by a standard one whose files fit.
     """
     root = Path(path).absolute()
     try:
@@ -55,14 +55,14 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
 
 
 def check(path: str | PathLike[str]) -> list[str]:
-    """A sentence for each checkpoint below `path` that cannot be loaded; empty if all is well."""
-    return [f"{number}: {error}" for number, error in examine(path) if error is not None]
+    """Return a sentence per checkpoint below `path` that cannot be loaded; empty if all can."""
+    return [f"{number}: {error}" for number, error in verify(path) if error is not None]
 
 
-def examine(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
-    """Read each checkpoint below `path`, or disk memory, to its last byte; yields its number and its error.
+def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
+    """Read all bytes of each checkpoint below `path`, or of disk memory; yields (number, error or None).
 
-    Checkpoints come oldest first; the number of disk memory is that of its last commit.
+    Checkpoints come oldest first; the number of disk memory is the number of its last commit.
     """
     root = Path(path).absolute()
     if is_disk_memory(root):
@@ -84,7 +84,7 @@ def examine(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | 
         for number in archive.numbers():
             error = None
             try:
-                look(path, number=number)
+                load_read_only(path, number=number)
             except CheckpointError as broken:
                 error = broken
             yield number, error

@@ -1,4 +1,4 @@
-"""Stored rows behind one interface, for reports: a buffer of any kind, or a Minari dataset read episode by episode."""
+"""The data of a report behind one interface: the rows of any buffer, or of a Minari dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relive.schema.fields import Path, Stacked, caller_shape, leaves_of
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
-"""The ways in which an episode stops: terminated, truncated, cut without an end, or still running."""
+"""The ways in which a stored episode stops; "cut" is an abandoned episode, "running" the newest one."""
 
 _ROUND = ("round",)
 _HOST = torch.device("cpu")
@@ -39,7 +39,7 @@ Read = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Episodes:
-    """The places of E episodes: arrays [E], in the order of rows."""
+    """The rows of E episodes: arrays [E], in the order of rows."""
 
     start: np.ndarray
     """The number of the first row."""
@@ -48,9 +48,9 @@ class Episodes:
     began: np.ndarray
     """Whether the first step of the episode is stored."""
     is_open: np.ndarray
-    """Whether the last stored step is the newest of its environment, so that an episode without an end goes on."""
+    """Whether the last stored step is the newest of its environment: without an end, the episode is running."""
     time: np.ndarray
-    """A number that orders the episodes of all environments by the time of their end."""
+    """A key that sorts the episodes of all environments by the time of their end."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -61,7 +61,7 @@ class ReportSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
-    """Facts that need no reading of rows."""
+    """Facts about the buffer or dataset that are known without reading rows."""
     length: int
     columns: Columns
     read: Read
@@ -74,25 +74,25 @@ class ReportSource:
     reuse: dict[str, Any] = field(default_factory=dict)
     """The sampler's own figures about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
-    """The axis of a row along which frames are stacked, the newest last."""
+    """For each leaf of stacked frames, the stacking axis of a row; the newest frame is last."""
     chains: ContinuityStats = field(default_factory=ContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
-    """Stretches of rows that are read together; None if any rows can be."""
+    """The stretches in which rows must be read; None if any rows can be read together."""
 
 
 def buffer_source(thing: Any) -> ReportSource:
-    """The source of a buffer; the caller holds the buffer's lock."""
-    for kind, make in _KINDS.items():
+    """Return the source of a buffer; the caller holds the buffer's lock."""
+    for kind, make in _SOURCES.items():
         if isinstance(thing, kind):
             return make(thing)
     remedy = "Pass one of them, or the path of a checkpoint or a Minari dataset."
-    kinds = ", ".join(kind.__name__ for kind in _KINDS)
+    kinds = ", ".join(kind.__name__ for kind in _SOURCES)
     raise SchemaError(explain("inspect", f"one of {kinds}", type(thing).__name__, remedy))
 
 
 def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
-    """Facts about a buffer; an autoreset mode as its name."""
+    """Collect the facts about a buffer, with the name of an autoreset mode."""
     if "autoreset" in more:
         more["autoreset"] = getattr(more["autoreset"], "name", None)
     about = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
@@ -105,7 +105,7 @@ def _columns_of(buffer: Any) -> Columns:
 
 
 def _edges(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first row of each episode, and the row after its last, by a mask of rows that start one."""
+    """Return the first row of each episode and the row after its last, from a mask of first rows."""
     begin = starts.nonzero().squeeze(1)
     return begin, torch.cat([begin, begin.new_tensor([len(starts)])])[1:] if len(begin) else begin
 
@@ -129,7 +129,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     def episodes() -> Episodes:
         begin, stop = _edges(starts)
         last, env = stop - 1, ids[begin] % envs
-        # Environments are stepped together. Rows that only reset take time, other rows without a transition do not.
+        # Environments are stepped together. Reset rows take a step of time, final observations do not.
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop
@@ -151,7 +151,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     saved = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
     by_row = {name: saved[name][slots.cpu()] for name in ("mass", "drawn") if name in saved}
     reuse: dict[str, Any] = {}
-    if "draws" in saved:  # rows drawn in all
+    if "draws" in saved:  # the total number of drawn rows
         reuse = {"draws": int(saved["draws"]), "per_row": int(saved["draws"]) / written if written else None}
     if "ids" in saved:
         reuse["left_in_epoch"] = len(saved["ids"])
@@ -217,7 +217,7 @@ def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
     return ReportSource(about, len(rows), columns, read)
 
 
-_KINDS: dict[type, Callable[[Any], ReportSource]] = {
+_SOURCES: dict[type, Callable[[Any], ReportSource]] = {
     ReplayBuffer: _replay_source,
     RolloutBuffer: _rollout_source,
     DistillationBuffer: _distillation_source,
@@ -225,7 +225,7 @@ _KINDS: dict[type, Callable[[Any], ReportSource]] = {
 
 
 def dataset_source(dataset: Any) -> ReportSource:
-    """A source of the steps of all episodes of a Minari dataset, one episode after the other."""
+    """Return a source of the steps of all episodes of a Minari dataset, one episode after the other."""
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
     steps = {
         int(number): int(facts["total_steps"])
@@ -239,13 +239,13 @@ def dataset_source(dataset: Any) -> ReportSource:
 
     @lru_cache(maxsize=1)
     def episode(at: int) -> dict[Path, torch.Tensor]:
-        """The leaves [T, …] of an episode by its place."""
+        """Return the leaves [T, …] of the episode at a position."""
         fields = dict(next(read_episodes(dataset, infos, [numbers[at]])).steps)
         fields.pop("next_obs")
         return {path: as_tensor(".".join(path), leaf, _HOST) for path, leaf in leaves_of((), fields)}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
-        """The leaves [B, …] of rows that lie in one episode."""
+        """Return the leaves [B, …] of rows of one episode."""
         at = int(np.searchsorted(stops, start, "right"))
         first = int(starts[at])
         return {path: episode(at)[path][start - first : stop - first] for path in paths}
@@ -267,7 +267,7 @@ def dataset_source(dataset: Any) -> ReportSource:
 
 
 def _numeric_infos(dataset: Any, number: int) -> list[str]:
-    """The names of an episode's infos that are numbers per step; only these are shown as fields."""
+    """Return the names of an episode's infos that are numbers per step; only these are shown as fields."""
 
     def is_numeric(name: str) -> bool:
         try:

@@ -11,18 +11,27 @@ from rich.table import Table
 from rich.text import Text
 
 from relive.errors import escaped
-from relive.inspector.measures import number, percent
-from relive.inspector.text import ends_text, episode_texts, fact_texts, form_text, reuse_texts, share_text, spread_text
+from relive.inspector.text import (
+    ends_text,
+    episode_texts,
+    fact_texts,
+    form_text,
+    number,
+    percent,
+    reuse_texts,
+    share_text,
+    spread_text,
+)
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_MOST_PARTS = 16
-"""The most dimensions of a field that have lines of their own."""
-_NARROW = 12
-"""The width of a histogram in the table of fields, which then fits in 80 columns."""
+_MAX_DIMENSION_LINES = 16
+"""The maximum number of lines for the dimensions of a field."""
+_NARROW_WIDTH = 12
+"""Characters of a histogram in the table of fields, which must fit in 80 columns."""
 
 
 def render(report: dict[str, Any]) -> RenderableType:
-    """The whole report, the warnings first."""
+    """Render the whole report, with warnings first."""
     report = _escape(report)
     parts: list[RenderableType] = [_pairs((title, Text(text)) for title, text in fact_texts(report["source"]))]
     for title, body in _sections(report):
@@ -31,7 +40,7 @@ def render(report: dict[str, Any]) -> RenderableType:
 
 
 def _escape(part: Any) -> Any:
-    """The report with the control characters of all names and texts escaped."""
+    """Escape the control characters of all names and texts of a report."""
     if isinstance(part, str):
         return escaped(part)
     if isinstance(part, dict):
@@ -41,7 +50,7 @@ def _escape(part: Any) -> Any:
 
 def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     if report["warnings"]:
-        yield "Look at this", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
+        yield "Warnings", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
     episodes = report["episodes"] or {}
     if episodes.get("count"):
         yield "Episodes", _pairs(_episodes(episodes))
@@ -67,7 +76,7 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
-    """A histogram in one line of at most `width` blocks; neighbouring bins are merged if there are more."""
+    """Draw a histogram as a line of at most `width` blocks; more bins are merged."""
     if histogram is None:
         return ""
     counts = histogram["counts"]
@@ -119,10 +128,10 @@ def _fields(fields: list[dict[str, Any]]) -> Table:
     table.add_column("")
     for field in fields:
         _field_row(table, field, field["name"], form_text(field))
-        for part in field["dimensions"][:_MOST_PARTS] if len(field["dimensions"]) > 1 else ():
+        for part in field["dimensions"][:_MAX_DIMENSION_LINES] if len(field["dimensions"]) > 1 else ():
             _field_row(table, part, f"  {part['name']}", "")
-        if len(field["dimensions"]) > _MOST_PARTS:
-            table.add_row(Text(f"  and {len(field['dimensions']) - _MOST_PARTS} more", "dim"))
+        if len(field["dimensions"]) > _MAX_DIMENSION_LINES:
+            table.add_row(Text(f"  and {len(field['dimensions']) - _MAX_DIMENSION_LINES} more", "dim"))
     return table
 
 
@@ -135,7 +144,7 @@ def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None
         Text(name),
         Text(form, "dim"),
         *(number(part[which]) for which in ("min", "mean", "max", "std")),
-        Text(bars(part["histogram"], _NARROW), "cyan"),
+        Text(bars(part["histogram"], _NARROW_WIDTH), "cyan"),
         Text(", ".join(notes), "yellow"),
     )
 

@@ -1,13 +1,32 @@
-"""The words of a report: texts of its figures, and its short forms as HTML for a notebook and as plain text."""
+"""The texts of a report: figures as text, and warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+import math
+from collections.abc import Iterator
 from typing import Any
 
-from relive.errors import escaped
-from relive.inspector.measures import number, percent
+from relive.replay.continuity import ContinuityStats
+
+
+def number(value: float | None) -> str:
+    """Format a number with few digits; None as a dash."""
+    if value is None:
+        return "–"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """Format a share in percent; only exactly 0 and 1 become 0 % and 100 %."""
+    text = f"{share:.0%}" if 0.01 <= share <= 0.99 or share in (0, 1) else f"{share:.1%}"
+    if text == "100.0%" and share < 1:
+        return "more than 99.9 %"
+    if text == "0.0%" and share > 0:
+        return "less than 0.1 %"
+    return f"{text[:-1]} %"
+
 
 FACTS = {
     "kind": "kind",
@@ -33,7 +52,7 @@ FACTS = {
 
 
 def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for each fact that needs no reading of rows."""
+    """Yield (title, text) for each fact about the source."""
     several = (source.get("num_envs") or 1) > 1
     for name, title in FACTS.items():
         value = source.get(name)
@@ -53,7 +72,7 @@ def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def size_text(nbytes: float) -> str:
-    """A number of bytes with a unit that leaves few digits: `7.1 KiB`."""
+    """Format a number of bytes with a suitable unit: `7.1 KiB`."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
@@ -62,25 +81,25 @@ def size_text(nbytes: float) -> str:
 
 
 def spread_text(moments: dict[str, Any]) -> str:
-    """The range, mean and median of a quantity."""
+    """Return the range, mean and median of a quantity."""
     words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}"
     return f"{words}, median {number(moments['median'])}"
 
 
 def share_text(count: int, of: int) -> str:
-    """A count and its share: `3 (12 %)`."""
+    """Format a count and its share: `3 (12 %)`."""
     return f"{count:,} ({percent(count / (of or 1))})"
 
 
 def end_texts(ends: dict[str, int], stopped: int) -> dict[str, str]:
-    """The number of episodes that stopped in each way, and their share of all stopped episodes."""
+    """Return the number of episodes that stopped in each way, and their share of all stopped episodes."""
     return {
         name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in ends.items() if count
     }
 
 
 def ends_text(ends: dict[str, int], stopped: int) -> str:
-    """The text of `end_texts` in one line."""
+    """Return the text of `end_texts` in one line."""
     return ", ".join(f"{name} {text}" for name, text in end_texts(ends, stopped).items())
 
 
@@ -94,12 +113,12 @@ def episode_texts(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def form_text(field: dict[str, Any]) -> str:
-    """The dtype and shape of a field: `float32[3]`."""
+    """Return the dtype and shape of a field: `float32[3]`."""
     return f"{field['dtype']}{field['shape'] or ''}"
 
 
 def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for how often rows were drawn, or that it was not counted."""
+    """Yield (title, text) for the number of draws per row, if it was counted."""
     if "draws" in reuse:
         each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
         yield "drawn in total", f"{reuse['draws']:,} rows{each}"
@@ -116,70 +135,133 @@ def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-# Text inherits the notebook's colour, and labels are fainter, so that tables suit light and dark notebooks.
-_BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
-_TABLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
-_CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
-_FAINT = f"{_CELL};opacity:.65;font-weight:400"
-_MOST_ROWS = 40
-"""Longer tables are cut and end with the number of hidden rows."""
+# Warnings
+
+_MIN_EPISODES = 5
+"""The minimum number of episodes for warnings about shares of episodes."""
 
 
-def html_card(
-    title: str,
-    facts: Iterable[tuple[str, object]],
-    head: Sequence[str] = (),
-    rows: Sequence[Sequence[object]] = (),
-    notes: Iterable[str] = (),
-) -> str:
-    """HTML of a title, notes, facts (without None values) and a table. All arguments are shown as text, not as HTML.
-
-    >>> html_card("<b>", [("rows", 3), ("sampler", None)]).count("<b>")
-    0
-    """
-    more = [(f"and {len(rows) - _MOST_ROWS:,} more",)] if len(rows) > _MOST_ROWS else []
-    parts = [
-        f"<strong>{escape(title)}</strong>",
-        *(f'<div style="margin:4px 0">⚠ {escape(note)}</div>' for note in notes),
-        _table(_row(name, value) for name, value in facts if value is not None),
-        _table([_row(*head, style=_FAINT), *(_row(*row) for row in (*rows[:_MOST_ROWS], *more))]) if rows else "",
-    ]
-    return f'<div style="{_BOX}">{"".join(parts)}</div>'
-
-
-def text_card(
-    title: str,
-    facts: Iterable[tuple[str, object]],
-    head: Sequence[str] = (),
-    rows: Sequence[Sequence[object]] = (),
-    notes: Iterable[str] = (),
-) -> str:
-    """A card as plain text, with control characters escaped.
-
-    >>> print(text_card("Report", [("rows", 3), ("sampler", None)], ("field", "min"), [("obs", 0.5)], ["odd"]))
-    Report
-    ! odd
-    rows  3
-    field  min
-    obs    0.5
-    """
-    pairs = [(name, value) for name, value in facts if value is not None]
-    table = [head, *rows] if rows else []
-    return escaped("\n".join([title, *(f"! {note}" for note in notes), *_columns(pairs), *_columns(table)]))
+def find_warnings(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the warnings for a report, most serious first."""
+    fields, reward, fit = report["fields"], report["reward"], report["fit"]
+    counted = (report["reuse"] or {}).get("counted")
+    if not report["source"]["rows"]:
+        rewarded = any(_is_part(field, "reward") for field in fields)
+        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
+    for part in (part for field in fields for part in _parts(field)):
+        for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
+            if part[kind]:
+                yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
+    yield from _chains(ContinuityStats(**report["chains"]))
+    yield from _constants(fields, report["read"])
+    if "count" in (report["episodes"] or {}):
+        yield from _endings(report["episodes"])
+    if reward is not None and reward["rows"] > 1:
+        if reward["constant"] is not None:
+            yield f"The reward is {number(reward['constant'])} in every row."
+        elif reward["zero"] >= 0.95 * reward["rows"]:
+            yield f"The reward is 0 in {percent(reward['zero'] / reward['rows'])} of rows."
+    yield from _actions([field for field in fields if _is_part(field, "action")])
+    if fit is not None and fit <= 0:
+        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
+    if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
+        yield from _priority_concentration(report["priorities"])
+    if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
+        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
 
 
-def _columns(rows: Iterable[Sequence[object]]) -> list[str]:
-    columns = [[str(cell) for cell in column] for column in zip(*rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+def _is_part(field: dict[str, Any], *names: str) -> bool:
+    """Whether a field has one of these names, or is a part of such a field."""
+    return field["name"].partition(".")[0] in names
 
 
-def _table(rows: Iterable[str]) -> str:
-    return f'<table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table>'
+def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
+    return field["dimensions"] or [field]
 
 
-def _row(first: object, *others: object, style: str = _CELL) -> str:
-    cells = ((_FAINT, first), *((style, other) for other in others))
-    body = "".join(f'<td style="{style}">{escape(str(value))}</td>' for style, value in cells)
-    return f'<tr style="background:none">{body}</tr>'
+def _join_names(names: list[str], most: int = 4) -> str:
+    rest = len(names) - most
+    if rest > 1:
+        return f"{', '.join(names[:most])} and {rest:,} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
+    rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
+    for field in fields:
+        if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
+            continue  # the reward has its own warning; constant flags and rounds are normal
+        name, size = field["name"], math.prod(field["shape"])
+        constant_parts = [part for part in field["dimensions"] if part["constant"]]
+        if field["constant"] == size:
+            value = f": it is {number(field['min'])}" if field["min"] == field["max"] else ""
+            yield f"{name} never changes{value} in {rows}."
+        elif not constant_parts:
+            yield f"{field['constant']:,} of the {size:,} numbers of {name} never change in {rows}."
+        elif len(constant_parts) == 1:
+            yield f"{constant_parts[0]['name']} never changes: it is {number(constant_parts[0]['min'])} in {rows}."
+        else:
+            yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
+
+
+def _chains(chains: ContinuityStats) -> Iterator[str]:
+    doubts = dict(chains.doubts())
+    if "cuts" in doubts:
+        yield (
+            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
+            'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
+        )
+    if "resets" in doubts:
+        yield (
+            f"All {chains.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
+            'after the reset passed as next_obs, in place of info["final_obs"]?'
+        )
+
+
+def _endings(episodes: dict[str, Any]) -> Iterator[str]:
+    ends, stopped = episodes["ends"], episodes["stopped"]
+    if stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * stopped:
+        yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
+    if not ends["terminated"] + ends["truncated"] and episodes["count"]:
+        yield "No episode ends: neither terminated nor truncated is ever set."
+    if stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * stopped:
+        yield (
+            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
+            "where the last one led. Are observations changed between steps?"
+        )
+    if episodes["both_flags"]:
+        rows = "1 row is" if episodes["both_flags"] == 1 else f"{episodes['both_flags']:,} rows are"
+        yield f"{rows} both terminated and truncated; they count as terminated."
+    lengths = (episodes["lengths"] or {}).get("histogram") or {}
+    single = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
+    if episodes["whole"] >= _MIN_EPISODES and single >= 0.1 * episodes["whole"]:
+        yield f"{percent(single / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
+
+
+def _actions(actions: list[dict[str, Any]]) -> Iterator[str]:
+    for field in actions:
+        for part in _parts(field):
+            bars = part["histogram"]
+            if bars is None or part["constant"]:
+                continue
+            total, most = sum(bars["counts"]), max(bars["counts"])
+            if "values" in bars and most >= 0.95 * total and total >= 20:
+                value = bars["values"][bars["counts"].index(most)]
+                yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
+            outer = (bars["counts"][0] + bars["counts"][-1]) / total
+            if "edges" in bars and not field["discrete"] and outer >= 0.5:
+                low, high = number(part["min"]), number(part["max"])
+                yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer)} of rows."
+
+
+def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
+    if priorities["effective"] is None:
+        yield "Every priority is 0: nothing can be drawn."
+        return
+    few, rows = priorities["rows_with"]["60%"], priorities["rows"]
+    if few <= 0.05 * rows:
+        yield f"{few:,} row{'s hold' if few > 1 else ' holds'} 60 % of the priority mass."
+    elif priorities["effective"] <= 0.1 * rows:
+        yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
+    if priorities["zero"] >= 0.5 * rows:
+        yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."
