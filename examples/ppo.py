@@ -3,8 +3,8 @@
     python examples/ppo.py                                            # CartPole-v1, under a minute
     python examples/ppo.py --env-id Pendulum-v1 --plot pendulum.png   # continuous, under a minute
 
-`RolloutBuffer.for_env` reads the autoreset mode from the environment, so the loop has no `done`: dummy steps never reach
-a minibatch, and a truncated episode bootstraps from its true final observation.
+`RolloutBuffer.for_env` reads the autoreset mode from the environment, so the loop has no `done`: no minibatch contains
+a dummy step, and a truncated episode bootstraps from its true final observation.
 """
 
 from __future__ import annotations
