@@ -1,9 +1,15 @@
 """Writes the tables of the README and of docs/ that come from kept results and from docstrings.
 
-The conformance tables are made of docs/conformance.json, the README's bytes of buffers that are made and measured, the
-measurements of the newest kept benchmarks, a migrating page of docs/migrating/originals.json and the newest kept
-results of the suite "adapters", the GPU guide of docs/launches.json, the reference of the package itself. Run it as
-`python docs/front_page.py` after one of them has changed; a test compares.
+    python docs/front_page.py
+
+Run it after one of these sources has changed; a test compares the tables with them:
+
+- conformance tables: docs/conformance.json
+- bytes in the README: buffers of both libraries, made and measured
+- measurements: the newest kept benchmarks
+- migrating pages: docs/migrating/originals.json and the newest kept results of the suite "adapters"
+- launches in the GPU guide: docs/launches.json
+- reference: the docstrings of the package
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from relive_conformance.report import SYMBOLS, Report, summary
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MIGRATING = ROOT / "docs" / "migrating"
-TELLING = [case(number) for number in ("T2", "T7", "T9", "T12", "T28")]
+SHOWN_CASES = [case(number) for number in ("T2", "T7", "T9", "T12", "T28")]
 _BESIDE = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 BEFORE, AFTER = "Stable-Baselines3", "relive"
 
@@ -38,24 +44,24 @@ def _report() -> Report:
 
 
 def cases() -> Iterator[str]:
-    """A line for each case, a column for each library."""
+    """A line per case, a column per library."""
     yield from summary(_report())
 
 
 def conformance() -> Iterator[str]:
-    """A line for each library: how many cases, and the most telling ones."""
+    """A line per library: numbers of cases, and the outcomes of five cases."""
     report = _report()
-    telling = (f"{one.title} ({one.number})" for one in TELLING)
-    yield f"| | {_BESIDE.join(SYMBOLS.values())} | " + " | ".join(telling) + " |"
-    yield "|---|" + ":-:|" * (1 + len(TELLING))
+    headings = (f"{one.title} ({one.number})" for one in SHOWN_CASES)
+    yield f"| | {_BESIDE.join(SYMBOLS.values())} | " + " | ".join(headings) + " |"
+    yield "|---|" + ":-:|" * (1 + len(SHOWN_CASES))
     for result in sorted(report.results, key=lambda result: -result.count(PASSES)):
         counts = _BESIDE.join(str(result.count(status)) for status in SYMBOLS)
-        cells = [counts, *(SYMBOLS[result.outcomes[one.number].status] for one in TELLING)]
+        cells = [counts, *(SYMBOLS[result.outcomes[one.number].status] for one in SHOWN_CASES)]
         yield f"| {result.name} | " + " | ".join(cells) + " |"
 
 
 def buffers() -> Iterator[str]:
-    """A line for each buffer: the bytes that both libraries take, measured now (needs Stable-Baselines3)."""
+    """A line per buffer: its bytes in both libraries, measured now (needs Stable-Baselines3)."""
     from stable_baselines3.common import buffers as theirs  # noqa: PLC0415 (an extra)
 
     from relive.compat import stable_baselines3 as ours  # noqa: PLC0415 (an extra)
@@ -64,13 +70,13 @@ def buffers() -> Iterator[str]:
     yield "|---|--:|--:|"
     cart_pole = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)
     images = spaces.Box(0, 255, (84, 84, 4), np.uint8), spaces.Discrete(6)
-    for told, size, (obs, action), options, per in (
+    for label, size, (obs, action), options, per in (
         ("the DQN above: 50,000 transitions of CartPole", 50_000, cart_pole, {}, 1),
         ('the same, with `replay_buffer_kwargs={"next_obs": "shared"}`', 50_000, cart_pole, {"next_obs": "shared"}, 1),
         ('per transition: four 84 × 84 images, with `{"n_stack": 4}`', 10_000, images, {"n_stack": 4}, 10_000),
     ):
         both = theirs.ReplayBuffer(size, obs, action), ours.ReplayBuffer(size, obs, action, **options)
-        yield f"| {told} | " + " | ".join(f"{_held_bytes(buffer) / per:,.0f}" for buffer in both) + " |"
+        yield f"| {label} | " + " | ".join(f"{_held_bytes(buffer) / per:,.0f}" for buffer in both) + " |"
 
 
 def _held_bytes(buffer: Any) -> int:
@@ -83,7 +89,7 @@ def _kept(system: str) -> dict[str, Any]:
 
 
 def adapter(system: str) -> Iterator[str]:
-    """A line for each check of an adapter: its names, and the original's own tests."""
+    """A line per check of an adapter: its names, and the original's own tests."""
     kept = _kept(system)
     yield f"| with {kept['title']} {kept['version']} | |"
     yield "|---|---|"
@@ -93,7 +99,7 @@ def adapter(system: str) -> Iterator[str]:
 
 
 def trainers(system: str) -> Iterator[str]:
-    """A line for each trainer: how well it learnt on both sides, with the same seeds."""
+    """A line per trainer: scores with both libraries' buffers, with the same seeds."""
     kept = _kept(system)
     yield f"| trainer | task | seeds | buffers of {kept['title']} | of relive |"
     yield "|---|---|--:|--:|--:|"
@@ -105,21 +111,21 @@ def trainers(system: str) -> Iterator[str]:
 
 
 def _spread(scores: list[float]) -> str:
-    """The mean, and the standard error if there are several."""
+    """The mean, with the standard error if there are several scores."""
     digits = 0 if max(map(abs, scores)) >= 100 else 1 if max(map(abs, scores)) >= 10 else 3
     error = f" ± {stdev(scores) / len(scores) ** 0.5:,.{digits}f}" if len(scores) > 1 else ""
     return f"{mean(scores):,.{digits}f}{error}".replace("-", "−")
 
 
 def calls(system: str) -> Iterator[str]:
-    """A line for each call of a training loop: both medians and their ratio, from the newest kept run that has them."""
+    """A line per call of a training loop: both medians and their ratio, from the newest kept run that has them."""
     title = _kept(system)["title"]
     run, cases = _newest_run(title)
     caveats = [", on a busy machine"] * run["machine"]["busy"] + [", a quick look"] * run["quick"]
     yield f"| call{''.join(caveats)} | {title}, µs | relive, µs | times as fast (95 %) |"
     yield "|---|--:|--:|--:|"
-    for call, found in cases.items():
-        theirs, ours = (found["timings"].get(name) for name in (title, AFTER))
+    for call, result in cases.items():
+        theirs, ours = (result["timings"].get(name) for name in (title, AFTER))
         if theirs and ours:
             medians = (_microseconds(timing["median_us"]) for timing in (theirs, ours))
             ratio = ours["times_fastest_peer"]
@@ -128,18 +134,18 @@ def calls(system: str) -> Iterator[str]:
 
 
 def _newest_run(title: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The newest kept run of the adapters that has cases of an original, and these cases by their name."""
+    """The newest kept run of the suite "adapters" with this library, and its cases by name."""
     for path in sorted((ROOT / "benchmarks" / "results").glob("adapters-*.json"), reverse=True):
         run = json.loads(path.read_text(encoding="utf-8"))
-        named = ((each.partition(": "), found) for each, found in run["cases"].items())
-        cases = {name: found for (original, _, name), found in named if original == title}
+        named = ((each.partition(": "), result) for each, result in run["cases"].items())
+        cases = {name: result for (original, _, name), result in named if original == title}
         if cases:
             return run, cases
     raise ValueError(f"benchmarks/results: expected a kept run of adapters with {title}, got none.")
 
 
 def launches() -> Iterator[str]:
-    """A line for each call: how many operations it launches, by library."""
+    """A line per call: how many operations it launches, by library."""
     kept = json.loads((ROOT / "docs" / "launches.json").read_text(encoding="utf-8"))
     yield f"| | {' | '.join(kept)} |"
     yield "|---|" + "--:|" * len(kept)
@@ -148,13 +154,13 @@ def launches() -> Iterator[str]:
 
 
 def measurements() -> Iterator[str]:
-    """A line for each measured call: our median, that of the fastest other library, and the ratio."""
+    """A line per measured call: our median, that of the fastest other library, and the ratio."""
     yield "| call | relive, µs | fastest other, µs | which | times as fast |"
     yield "|---|--:|--:|---|--:|"
     for suite in ("on_policy", "replay", "sequences", "save_load"):
         newest = max((ROOT / "benchmarks" / "results").glob(f"{suite}-*.json"))
-        for call, found in json.loads(newest.read_text(encoding="utf-8"))["cases"].items():
-            timings = [(each["median_us"], name, each["role"]) for name, each in found["timings"].items()]
+        for call, result in json.loads(newest.read_text(encoding="utf-8"))["cases"].items():
+            timings = [(each["median_us"], name, each["role"]) for name, each in result["timings"].items()]
             ours = min(median for median, _, role in timings if role == "ours")
             theirs, name, _ = min(each for each in timings if each[2] not in ("ours", "limit"))
             yield f"| {call} | {_microseconds(ours)} | {_microseconds(theirs)} | {name} | {theirs / ours:.1f} |"
@@ -184,11 +190,11 @@ REFERENCE = {
     " CorruptCheckpoint IncompatibleCheckpoint NoCheckpoint DataWarning distributed.IncompatibleService"
     " distributed.ShardUnavailable",
 }
-"""The names of each part of the reference, below `relive`."""
+"""Public names of each part of the reference, without `relive.`."""
 
 
 def reference(part: str) -> Iterator[str]:
-    """A line for each name: its arguments and the first paragraph of its docstring."""
+    """A line per name: its arguments and the first paragraph of its docstring."""
     yield "| name | what it is |"
     yield "|---|---|"
     for name in REFERENCE[part].split():
@@ -199,7 +205,7 @@ def reference(part: str) -> Iterator[str]:
 
 
 def _arguments(named: Any) -> str:
-    """The names of the arguments of a function or a class; of an exception none."""
+    """The arguments of a function or a class, as text; empty for an exception."""
     if inspect.isclass(named) and issubclass(named, BaseException):
         return ""
     shown, starred = [], False
@@ -218,14 +224,14 @@ TABLES: Mapping[str, Table] = {"conformance": conformance, "buffers": buffers}
 
 
 def written(page: str, tables: Mapping[str, Table] = TABLES) -> str:
-    """The page with its tables as the kept results have them."""
+    """Replace the tables of a page by those of the kept results."""
     for name, table in tables.items():
         mark = f"<!-- {name}: docs/front_page.py -->"
         place = re.compile(f"{re.escape(mark)}\n.*?\n\n", re.DOTALL)
         lines = "\n".join(table())
-        page, found = place.subn(lambda _, mark=mark, lines=lines: f"{mark}\n{lines}\n\n", page)
-        if found != 1:
-            raise ValueError(f"expected {mark} and a table below it once, got it {found} times.")
+        page, count = place.subn(lambda _, mark=mark, lines=lines: f"{mark}\n{lines}\n\n", page)
+        if count != 1:
+            raise ValueError(f"expected {mark} and a table below it once, got it {count} times.")
     return page
 
 

@@ -1,7 +1,7 @@
 """Pages of the site that are built, not committed: a hook of mkdocs.
 
-The conformance table and all measurements come from kept results. The reference, which is committed as a list of names,
-gets the full text of every name.
+The conformance table and all measurements come from kept results. The reference is committed as a list of names; the
+site shows the full text of every name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TABLE = re.compile(r"<!-- reference .*? -->\n(.*?)\n\n", re.DOTALL)
 _NAME = re.compile(r"^\| `(relive[\w.]*)", re.MULTILINE)
 _MEMBERS = re.compile(r"^- `([\w.]+)`:(.*?)\.$", re.MULTILINE | re.DOTALL)
 _SPECIAL = {"len": "__len__", "[name]": "__getitem__", "[ids]": "__getitem__"}
-_SHADOWED = {"relive.prefetch": "relive.concurrent.prefetch.prefetch"}
-"""Names that a module has, too."""
+_SAME_AS_MODULE = {"relive.prefetch": "relive.concurrent.prefetch.prefetch"}
+"""Functions with the same name as their module."""
 
 
 def pages() -> dict[str, str]:
@@ -43,7 +43,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the full text of every name in place of its table in the reference, with the members that the page lists."""
+    """Replace each table of the reference by the full text of its names, with the members that the page lists."""
     if page.file.src_uri != "reference.md":
         return markdown
     members = {f"relive.{name}": re.findall(r"`([^`]+)`", listed) for name, listed in _MEMBERS.findall(markdown)}
@@ -54,4 +54,4 @@ def _full_text(name: str, members: dict[str, list[str]]) -> str:
     shown = [_SPECIAL.get(member, member) for member in members.get(name, [])]
     options = {"members": shown or False, "inherited_members": bool(shown), "show_bases": "Error" in name}
     lines = (f"      {option}: {json.dumps(value)}" for option, value in options.items())
-    return "\n".join([f"::: {_SHADOWED.get(name, name)}", "    options:", *lines, ""])
+    return "\n".join([f"::: {_SAME_AS_MODULE.get(name, name)}", "    options:", *lines, ""])

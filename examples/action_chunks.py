@@ -24,8 +24,8 @@ import relive as rl
 PILLARS, STEPS_A_PILLAR, PILLAR_AT, RADIUS, ROAD = 4, 24, 10, 0.3, 1.5
 SPEED, LAG, WIND = 0.08, 0.7, 0.03  # how far the wheels and the wind move a car sideways, and how slowly wheels turn
 DEMONSTRATIONS, CHUNK, MODES, BATCH_SIZE, UPDATES = 400, 12, 2, 256, 3_000
-SPREAD = 0.3  # of a demonstrator's actions around those of its mode
-COURSES = 500  # that a policy is judged by
+SPREAD = 0.3  # noise of a demonstrator's actions
+COURSES = 500  # roads of an evaluation
 
 
 class Road:
@@ -38,7 +38,7 @@ class Road:
 
     @property
     def obs(self) -> np.ndarray:
-        """How far a car is from the middle, and how far it has come since the last pillar."""
+        """Observation: distance from the middle, and distance since the last pillar."""
         way = np.full_like(self.place, self.time % STEPS_A_PILLAR / STEPS_A_PILLAR)
         return np.stack([self.place, way], 1).astype(np.float32)
 
@@ -76,7 +76,7 @@ def demonstrate(num_cars: int, seed: int) -> rl.ReplayBuffer:
 
 
 class ChunkPolicy(nn.Module):
-    """A few chunks of actions for an observation, and how likely each of them is."""
+    """Predicts several chunks of actions for an observation, and the probability of each."""
 
     def __init__(self, chunk: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class ChunkPolicy(nn.Module):
         return logits.log_softmax(-1), actions.view(-1, MODES, self.chunk)
 
     def loss(self, obs: Tensor, action: Tensor, mask: Tensor) -> Tensor:
-        """The negative log-likelihood of chunks [B, chunk, 1], of which the actions in `mask` were done."""
+        """Negative log-likelihood of chunks [B, chunk, 1], over the actions in `mask`."""
         log_prob, chunks = self(obs)
         error = ((chunks - action.transpose(1, 2)).square() * mask.unsqueeze(1)).sum(-1)
         return -(log_prob - error / (2 * SPREAD**2)).logsumexp(-1).mean()
@@ -104,7 +104,7 @@ class ChunkPolicy(nn.Module):
 
 
 def score(policy: ChunkPolicy, seed: int) -> float:
-    """The share of roads that are driven to their end; every chunk is done whole."""
+    """Return the share of roads that are driven to their end, with every chunk executed whole."""
     road, generator = Road(COURSES, np.random.default_rng(seed)), torch.Generator().manual_seed(seed)
     while not road.is_over:
         for action in policy.choose(road.obs, generator).T[: PILLARS * STEPS_A_PILLAR - road.time]:
@@ -135,6 +135,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--updates", type=int, default=UPDATES)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     single, chunks = (train(args.seed, args.updates, chunk)[-1] for chunk in (1, CHUNK))
     print(f"chunks of {CHUNK}: {chunks:.1%} of the roads, single actions: {single:.1%}")

@@ -4,10 +4,10 @@
     python examples/apex_dqn_ray.py
     python examples/apex_dqn_ray.py --seed 2 --actors 4 --shards 2 --checkpoint runs/apex
 
-Every actor steps its own environments, explores as much as its number says, and sends its steps to the service in
-blocks. The learner samples 3-step transitions, sends new priorities back, and after some batches hands its newest
-weights to an actor that has finished a round; the others go on meanwhile. The same file runs on a cluster: start it
-where `ray.init()` finds one. (Horgan et al., Distributed Prioritized Experience Replay, 2018.)
+Every actor steps its own environments, has its own exploration rate, and sends its steps to the service in blocks. The
+learner samples 3-step transitions and sends new priorities back. An actor that has finished a round gets the newest
+weights; the others continue. To run on a cluster, start this file where `ray.init()` finds one. (Horgan et al.,
+Distributed Prioritized Experience Replay, 2018.)
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Actor:
         self.resetting = np.zeros(ENVS_AN_ACTOR, np.bool_)
 
     def collect(self, weights: dict[str, Tensor]) -> list[float]:
-        """A round of steps; returns the returns of the episodes that ended in it."""
+        """Collect a round of steps; returns the episode returns of that round."""
         self.net.load_state_dict(weights)
         before = self.stats.num_episodes
         for _ in range(ROUND):
@@ -93,7 +93,7 @@ class Actor:
 def train(
     seed: int, total_steps: int, num_actors: int = 3, num_shards: int = 1, checkpoint: Path | None = None
 ) -> list[tuple[int, float]]:
-    """Train and return the episodes of the actor that explores least: (step at which it was told, return)."""
+    """Train and return the episodes of the actor that explores least: (step at which it was reported, return)."""
     torch.manual_seed(seed)
     net = q_network(4, 2)
     target_net = copy.deepcopy(net)
@@ -121,7 +121,7 @@ def train(
         rounds = {actor.collect.remote(net.state_dict()): actor for actor in actors}
         episodes: list[tuple[int, float]] = []
         for num_rounds in range(1, total_steps // (ROUND * ENVS_AN_ACTOR) + 1):
-            # An actor that has finished a round goes on with the newest weights, while the learner learns.
+            # An actor that has finished a round continues with the newest weights, while the learner learns.
             told = ray.wait(list(rounds))[0][0]
             actor = rounds.pop(told)
             rounds[actor.collect.remote(net.state_dict())] = actor
@@ -136,7 +136,7 @@ def train(
 
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1.0 - num_steps / total_steps)
             for _ in range(BATCHES_A_ROUND):
-                # Learn. Double: one network chooses the next action, the other judges it.
+                # Learn. Double: one network chooses the next action, the other evaluates it.
                 batch = service.sample(BATCH_SIZE, view)
                 next_obs = batch["next_obs"]
                 with torch.no_grad():
@@ -159,7 +159,7 @@ def train(
 
 if __name__ == "__main__":
     args = arguments()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     ray.init(include_dashboard=False, ignore_reinit_error=True)
     history = train(args.seed, args.total_steps, args.actors, args.shards, args.checkpoint)
     returns = [return_ for _, return_ in history[-20:]]

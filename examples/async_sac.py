@@ -1,12 +1,11 @@
-"""Soft actor-critic with the actor in a process of its own, on Pendulum-v1 in a minute or two.
+"""Soft actor-critic with the actor in a separate process, on Pendulum-v1 in a minute or two.
 
     python examples/async_sac.py
     python examples/async_sac.py --seed 2 --plot pendulum.png
 
-The replay buffer is in shared memory: the actor connects to it and adds, the learner samples, and neither waits for the
-other but for the rate limit, which keeps every step sampled as often as in the loop of one process. Batches are
-gathered by a thread while the learner computes. The policy's weights are shared tensors: the actor always acts with
-the newest ones.
+The replay buffer is in shared memory: the actor adds and the learner samples. They wait for each other only at the rate
+limit, which keeps the number of samples per step as in a single process. A thread prefetches batches while the learner
+computes. The policy's weights are shared tensors: the actor always acts with the newest ones.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two estimates of Q; the smaller one is believed."""
+    """Two estimates of Q; the learner uses the smaller one."""
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()
@@ -141,7 +140,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         actor_optimizer.zero_grad()
         actor_loss.backward()
         actor_optimizer.step()
-        # and how much an unpredictable action is worth: the target entropy is one nat less than 0 for each dimension.
+        # and the weight of entropy: the target entropy is one nat less than 0 for each dimension.
         alpha_loss = -(log_alpha.exp() * (log_prob.detach() - num_actions)).mean()
         alpha_optimizer.zero_grad()
         alpha_loss.backward()
@@ -192,7 +191,7 @@ def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:
 
 if __name__ == "__main__":
     args = arguments()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     history = train(args.seed, args.total_steps)
     returns = [return_ for _, return_ in history[-10:]]
     print(f"mean return of the last {len(returns)} of {len(history)} episodes: {np.mean(returns):.1f}")

@@ -2,9 +2,9 @@
 
     python examples/distill.py       # CartPole-v1, about a minute
 
-The teacher sees the whole state. The student sees positions only, the last few of them, and has to find the velocities
-itself. In each round a mixture of both acts and the teacher says what it would have done in the states that were met:
-`DistillationBuffer` keeps its logits, knows the round, decides who acts, and gives every row of all rounds in epochs.
+The teacher sees the whole state. The student sees only the last few positions and has to infer the velocities. In each
+round a mixture of both acts, and the teacher labels the visited states. `DistillationBuffer` stores the teacher's
+logits with their round, chooses who acts, and returns the rows of all rounds in epochs.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Distil a CartPole teacher into a student that sees no velocities.")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     teacher_return, student_return = run(args.seed)
     share = student_return / teacher_return
     print(f"teacher {teacher_return:.1f}, student {student_return:.1f}: {share:.1%} of the teacher's return")

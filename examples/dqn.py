@@ -3,9 +3,9 @@
     python examples/dqn.py
     python examples/dqn.py --seed 2 --plot cartpole.png
 
-How rows are drawn is said once, when the buffer is made (`sampler=`); what is read around a row is said at each draw
-(`view=`). The target is the same for every view: reward + discount · (1 − terminated) · Q(next_obs). A time limit is
-not an end: only `terminated` stops the bootstrap, and `next_obs` is the state before any reset.
+The sampler belongs to the buffer; the view is an argument of `sample`. The target is the same for every view:
+reward + discount · (1 − terminated) · Q(next_obs). A time limit does not stop the bootstrap: only `terminated` does,
+and `next_obs` is the state before any reset.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
 
     # Importance weights correct fully (beta = 1) only at the end, when the values have settled.
     sampler = rl.Prioritized(alpha=0.6, beta=rl.Linear(0.4, 1.0, draws=total_steps // NUM_ENVS))
-    stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # keeps every episode
     replay = rl.ReplayBuffer.for_env(env, CAPACITY, sampler=sampler, stats=stats, seed=seed)
     view = rl.NStep(N_STEP, GAMMA)
 
@@ -78,7 +78,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
             continue
 
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1.0 - num_steps / total_steps)
-        # Learn. Double: one network chooses the next action, the other judges it.
+        # Learn. Double: one network chooses the next action, the other evaluates it.
         batch = replay.sample(BATCH_SIZE, view)
         with torch.no_grad():
             next_action = net(batch["next_obs"]).argmax(-1)
@@ -117,7 +117,7 @@ def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:
 
 if __name__ == "__main__":
     args = arguments()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     history = train(args.seed, args.total_steps)
     returns = [return_ for _, return_ in history[-20:]]
     print(f"mean return of the last {len(returns)} of {len(history)} episodes: {np.mean(returns):.1f}")

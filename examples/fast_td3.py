@@ -5,8 +5,8 @@
 
 Off-policy learning with a simulator on the GPU (Seo et al., FastTD3, 2025): many environments, large batches, few
 updates per step, exploration noise of a different size in each environment. Environments, networks and replay buffer
-are on the same device, and the loop never waits for it but to print. Each observation is stored once; `add` finds by
-itself where an episode was reset, and the critics bootstrap from the true final observation of a time limit.
+are on the same device, and the loop waits for it only to print. Each observation is stored once; `add` detects resets
+itself, and the critics bootstrap from the true final observation at a time limit.
 
 The task, written in torch: a dart with momentum is pushed to a target in the plane and has to stay there. It crashes
 where it leaves the field (terminated), and gets a new target after 100 steps (truncated).
@@ -37,7 +37,7 @@ class Darts:
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.num_envs, self.device = num_envs, device
         self.position, self.velocity, self.target = (torch.zeros(num_envs, 2, device=device) for _ in range(3))
-        # Not all at once: environments that started together would end together for ever.
+        # Not all at once: environments that started together would always end together.
         self.age = torch.arange(num_envs, device=device) % self.time_limit
         self._restart(torch.ones(num_envs, dtype=torch.bool, device=device))
 
@@ -70,7 +70,7 @@ def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
 
 
 class Critics(nn.Module):
-    """Two estimates of Q; the smaller one is believed."""
+    """Two estimates of Q; the learner uses the smaller one."""
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Critics(nn.Module):
 
 
 def train(seed: int, num_envs: int, total_steps: int, device: torch.device) -> list[tuple[int, float]]:
-    """Train for `total_steps` steps of every environment; returns (transitions so far, mean reward of a step)."""
+    """Train for `total_steps` steps of every environment; returns (transitions so far, mean reward per step)."""
     torch.manual_seed(seed)
     env = Darts(num_envs, device)
     actor, critics = nn.Sequential(mlp(6, 2), nn.Tanh()).to(device), Critics(8).to(device)
@@ -99,7 +99,7 @@ def train(seed: int, num_envs: int, total_steps: int, device: torch.device) -> l
             action = (actor(obs) + noise * torch.randn(num_envs, 2, device=device)).clamp(-1.0, 1.0)
         next_obs, reward, terminated, truncated = env.step(action)
         replay.add(obs, action, reward, terminated, truncated, next_obs)
-        obs = env.obs()  # next_obs, or what a new episode starts with
+        obs = env.obs()  # next_obs, or the first observation of a new episode
         recent += reward.mean()
         if step % 20 == 0:
             history.append((step * num_envs, recent.item() / 20))  # the only wait for the device
@@ -126,7 +126,7 @@ def train(seed: int, num_envs: int, total_steps: int, device: torch.device) -> l
                 for slow, fast in ((target_actor, actor), (target_critics, critics)):
                     for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
                         old.lerp_(new, TARGET_RATE)
-    replay.check()  # what only the device could know of wrong data would be reported here
+    replay.check()  # reports invalid data that was counted on the device
     return history
 
 

@@ -3,9 +3,9 @@
     python examples/grpo.py             # ten seconds
     python examples/grpo.py --kl 0.1    # stay near a frozen reference policy
 
-What an episode can earn depends on where it starts, so returns of different starts say little about the actions taken.
-Environments of one group share their start: what differs within it is the policy's doing. `group_advantage` compares
-them step by step, and no value is learned anywhere.
+The return of an episode depends on its start, so returns from different starts say little about the actions.
+Environments of one group share their start; differences within a group come from the policy. `group_advantage` compares
+them step by step, and no critic is needed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SOLVED = -4.0
 class Parcels:
     """Carry a parcel through a field of wind to its goal; neighbours of one group share start, goal and wind.
 
-    Observation: where the goal lies, the velocity, and the wind. A step costs the distance to the goal; being there
-    terminates, and so does leaving the field, which costs 20. Ended parcels lie still until all are reset together.
+    Observation: the way to the goal, the velocity, and the wind. A step costs the distance to the goal. Reaching the
+    goal terminates, and so does leaving the field, which costs 20. Ended parcels rest until all are reset together.
     """
 
     def __init__(self, num_groups: int, group_size: int, seed: int) -> None:
@@ -62,7 +62,7 @@ class Parcels:
         return self._observe()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The next observation, the reward, and who has ended just now."""
+        """Return the next observation, the reward, and the environments that just ended."""
         moves = ~self.ended[:, None]
         self.velocity = np.where(moves, 0.7 * self.velocity + 0.1 * action.clip(-1, 1) + 0.1 * self.wind, 0.0)
         self.place = self.place + self.velocity
@@ -147,7 +147,7 @@ if __name__ == "__main__":
     parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--kl", type=float, default=0.0, help="weight of the distance to the first policy")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     history = train(args.seed, args.rollouts, args.kl)
     verdict = "solved" if np.mean(history[-10:]) > SOLVED else f"not yet the {SOLVED} of a solved task"
     print(f"return of the first rollout {history[0]:.2f}, of the last 10 {np.mean(history[-10:]):.2f}: {verdict}")

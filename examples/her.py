@@ -5,8 +5,8 @@ Q-learning never sees one; with hindsight every failure teaches how to get to wh
     python examples/her.py --without-hindsight    # the same budget, and nothing is learned
     python examples/her.py --plot bitflip.png     # both
 
-Hindsight is a view: the buffer stores what happened, and `sample` replaces the goals. Goals are taken
-from the same episode, and reward and end are recomputed by the environment's own rule.
+Hindsight is a view: the buffer stores what happened, and `sample` replaces goals by states of the same episode. The
+environment's own rule recomputes reward and termination.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Obs = dict[str, Any]
 
 
 class FlipBits(gym.Env[Obs, np.int64]):
-    """Start from random bits, flip one a step, arrive at the wanted ones. A step costs 1, arriving nothing."""
+    """Start from random bits, flip one per step, and match the goal. A step costs 1, reaching the goal nothing."""
 
     def __init__(self, num_bits: int) -> None:
         bits = gym.spaces.Box(0.0, 1.0, (num_bits,), np.float32)
@@ -54,7 +54,7 @@ class FlipBits(gym.Env[Obs, np.int64]):
         return self._observe(), float(arrived) - 1.0, arrived, False, {}
 
     def _observe(self) -> Obs:
-        # Copies: the environment goes on working on its own arrays.
+        # Copies, because the environment keeps changing these arrays.
         return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(), "desired_goal": self.goal.copy()}
 
 
@@ -86,7 +86,7 @@ def train(seed: int, total_steps: int, *, hindsight: bool, num_bits: int = NUM_B
     net = nn.Sequential(nn.Linear(2 * num_bits, 256), nn.ReLU(), nn.Linear(256, num_bits))
     target_net = copy.deepcopy(net).requires_grad_(False)
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
-    stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # keeps every episode
     replay = rl.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
     view = rl.Hindsight("desired_goal", "achieved_goal", judge, ratio=0.8) if hindsight else rl.Transition()
 
@@ -143,7 +143,7 @@ def plot(path: Path, curves: dict[str, list[tuple[int, bool]]], title: str) -> N
 
 if __name__ == "__main__":
     args = arguments()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     curves: dict[str, list[tuple[int, bool]]] = {}
     for hindsight in (True, False) if args.plot else (not args.without_hindsight,):
         label = "with hindsight" if hindsight else "without hindsight"

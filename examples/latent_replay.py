@@ -2,11 +2,11 @@
 
     python examples/latent_replay.py --plot latent_replay.png    # written back and from zeros, both curves, a minute
 
-A boat drifts in a current that nobody sees; what is measured is its speed, with much noise. To foresee the next speed,
-a model has to remember many steps, but it is trained on sequences of a few. From zeros, it hardly learns to remember
-more than these. The state before each step is a `Mutable` `Carry` field: the learner writes the states that it has just
-computed, so that a sequence drawn later starts with all that was seen before it. New sequences are shown first, later
-ones are drawn at random. (Hafner et al., Mastering Diverse Domains through World Models, 2023.)
+A boat drifts in a hidden current; its measured speed is noisy. To predict the next speed, a model has to remember many
+steps, but it is trained on short sequences. If these start from zeros, it hardly learns to remember more than their
+length. The state before each step is a `Mutable` `Carry` field: the learner writes the states that it has just
+computed, and sequences that are drawn later start from them. `NewFirst` draws new sequences first and old ones at
+random. (Hafner et al., Mastering Diverse Domains through World Models, 2023.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Boat(gym.Env[np.ndarray, np.ndarray]):
 
 
 class Model(nn.Module):
-    """The latent state after each step, and the next observation that it foresees."""
+    """The latent state after each step, and the predicted next observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Model(nn.Module):
         self.head = nn.Sequential(nn.Linear(LATENT, LATENT), nn.SiLU(), nn.Linear(LATENT, 2))
 
     def forward(self, obs: Tensor, action: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The states [B, L + 1, H] before each step and after the last one; the foreseen observations [B, L, 2]."""
+        """The states [B, L + 1, H] before each step and after the last one; the predicted observations [B, L, 2]."""
         states = [state]
         for t in range(obs.shape[1]):
             states.append(self.cell(torch.cat([obs[:, t], action[:, t]], 1), states[-1]))
@@ -65,20 +65,20 @@ class Model(nn.Module):
 
 
 def learn(model: Model, optimizer: torch.optim.Optimizer, replay: rl.ReplayBuffer, *, writes_back: bool) -> None:
-    """One update on sequences, and the states that it computed written back."""
+    """Update the model on a batch of sequences, and write the computed states back."""
     batch = replay.sample(BATCH_SIZE, rl.Sequence(LENGTH + 1, step_index=True))
     states, foreseen = model(batch["obs"], batch["action"], batch["state"])
     error = (foreseen - batch["next_obs"]).square().sum(-1)[batch["mask"]].mean()
     optimizer.zero_grad()
     error.backward()
     optimizer.step()
-    if writes_back:  # the state before a step belongs to it; that of the first one came from the buffer
+    if writes_back:  # the state before each step except the first, which came from the buffer
         replay.write(batch["step_index"][:, 1:], state=states[:, 1:-1].detach())
 
 
 @torch.no_grad()
 def evaluate(model: Model, seed: int) -> float:
-    """How far the foreseen speeds lie from the true ones in the second half of new episodes (mean squared distance)."""
+    """Mean squared error of the predicted speeds in the second half of new episodes."""
     random = np.random.default_rng(seed)
     current, speed = random.normal(0, 0.3, (EVALUATED, 2)), np.zeros((EVALUATED, 2))
     state, errors = torch.zeros(EVALUATED, LATENT), []
@@ -93,7 +93,7 @@ def evaluate(model: Model, seed: int) -> float:
 
 
 def train(seed: int, updates: int, *, writes_back: bool) -> list[tuple[int, float]]:
-    """Train and return the curve: (updates, error of the foreseen speed)."""
+    """Train and return the curve: (updates, error of the predicted speed)."""
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
     env = gym.vector.SyncVectorEnv([Boat] * NUM_ENVS)
@@ -102,7 +102,9 @@ def train(seed: int, updates: int, *, writes_back: bool) -> list[tuple[int, floa
     )
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
-    unknown = torch.zeros(NUM_ENVS, LATENT)  # of an episode's first step, and of a step that no update has seen
+    unknown = torch.zeros(
+        NUM_ENVS, LATENT
+    )  # the state of an episode's first step, and of steps that no update has used
 
     curve: list[tuple[int, float]] = []
     obs, _ = env.reset(seed=seed)
@@ -117,7 +119,7 @@ def train(seed: int, updates: int, *, writes_back: bool) -> list[tuple[int, floa
                     break
             learn(model, optimizer, replay, writes_back=writes_back)
         curve.append(((len(curve) + 1) * EVALUATE_EVERY, evaluate(model, seed)))
-        print(f"{curve[-1][0]:7,} updates   error of the foreseen speed {curve[-1][1]:.4f}")
+        print(f"{curve[-1][0]:7,} updates   error of the predicted speed {curve[-1][1]:.4f}")
     env.close()
     return curve
 
@@ -129,7 +131,7 @@ def plot(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
     axes = figure.add_subplot(
         title=f"A model trained on sequences of {LENGTH + 1} steps, in episodes of {EPISODE}",
         xlabel="updates",
-        ylabel="squared error of the foreseen speed",
+        ylabel="squared error of the predicted speed",
     )
     for name, curve in curves.items():
         axes.plot(*np.array(curve).T, linewidth=2, label=name)
@@ -146,7 +148,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=3_000)
     parser.add_argument("--plot", type=Path, default=None, help="save the curves here (needs matplotlib)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     curves: dict[str, list[tuple[int, float]]] = {}
     for name, writes_back in (("from states that were written back", True), ("from zeros", False)):
         print(name)

@@ -1,10 +1,10 @@
-"""PPO for several agents that differ in what they see and do, with rewards, values and advantages of their own.
+"""PPO for several agents that differ in what they see and do, each with its own rewards, values and advantages.
 
     python examples/multi_agent.py    # ten seconds
 
-The environment has PettingZoo's parallel interface: dicts by agent, and an agent that is done is missing from the next
-ones. The buffer takes the dicts as they are, with a place for every agent: one that is gone sees zeros and is not
-alive. Its reward and value are 0 until the episode is over, and the loss leaves its rows out.
+The environment has PettingZoo's parallel interface: dicts by agent, without the agents that are done. The buffer needs
+an entry for every agent: an agent that has left gets an observation of zeros with `alive` 0, and reward and value 0
+until the episode is over. The loss leaves its rows out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENGTH, TIME_LIMIT = 8, 30
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS = 16, 64, 40_000
 GAMMA, LAM, EPOCHS, BATCH_SIZE, LEARNING_RATE, CLIP, ENTROPY = 0.95, 0.95, 6, 256, 2e-3, 0.2, 0.01
 SEES = {"porter": 2, "guest": 3}
-"""How many numbers each agent sees. Their actions: left, right, and press (porter) or enter (guest)."""
+"""Size of each agent's observation. Their actions: left, right, and press (porter) or enter (guest)."""
 SOLVED = 1.2
 """The return of both agents together if they hardly ever stray; a random policy gets less than -3."""
 
@@ -80,7 +80,7 @@ def everyone(seen: ByAgent, gone: ByAgent) -> ByAgent:
 
 
 def stack(parts: list[Any]) -> Any:
-    """A list of dicts, one of each environment, as a dict of tensors [N, …]."""
+    """Stack a list of dicts, one per environment, into a dict of tensors [N, …]."""
     if isinstance(parts[0], dict):
         return {name: stack([part[name] for part in parts]) for name in parts[0]}
     return torch.as_tensor(np.array(parts, np.float32))
@@ -147,7 +147,7 @@ def train(seed: int, total_steps: int) -> list[float]:
             )  # fmt: skip
         num_steps += len(rollout)
 
-        # Judge: every agent by its own rewards and values.
+        # Compute advantages of each agent.
         with torch.no_grad():
             last_value, final_value = team.value(stack(obs)), team.value(rollout.final_obs)
         rollout.compute_advantage(last_value, final_value=final_value, gamma=GAMMA, lam=LAM)
@@ -178,7 +178,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=TOTAL_STEPS)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     history = train(args.seed, args.total_steps)
     verdict = "solved" if np.mean(history[-100:]) > SOLVED else f"not yet the {SOLVED} of a solved task"
     print(f"first 50 episodes {np.mean(history[:50]):.2f}, last 100 {np.mean(history[-100:]):.2f}: {verdict}")

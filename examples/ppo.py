@@ -3,8 +3,8 @@
     python examples/ppo.py                                            # CartPole-v1, under a minute
     python examples/ppo.py --env-id Pendulum-v1 --plot pendulum.png   # continuous, under a minute
 
-The buffer knows how the environment resets (`RolloutBuffer.for_env`), so the loop has no `done`: rows that only reset
-never reach a minibatch, and an episode that the time limit cut off is bootstrapped from its true final observation.
+`RolloutBuffer.for_env` reads the autoreset mode from the environment, so the loop has no `done`: no minibatch contains
+a dummy step, and a truncated episode bootstraps from its true final observation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Settings:
 
 
 DISCRETE = Settings()
-# Pendulum pays about -6 a step and never terminates: a shorter horizon and smaller targets make it easy for the critic.
+# Pendulum pays about -6 per step and never terminates: a shorter horizon and smaller targets help the critic.
 CONTINUOUS = Settings(num_steps=256, total_steps=200_000, gamma=0.9, lam=0.95, epochs=10, reward_scale=0.1)
 
 
@@ -88,7 +88,7 @@ class Agent(nn.Module):
 
 
 def to_env(action: Tensor, space: gym.Space) -> np.ndarray:
-    """The policy's action as the environment wants it; the buffer keeps the action itself, for PPO's ratio."""
+    """Scale the policy's action for the environment; the buffer stores the unscaled action, for PPO's ratio."""
     if not isinstance(space, gym.spaces.Box):
         return action.numpy()
     return space.low + (action.clamp(-1.0, 1.0).numpy() + 1.0) / 2.0 * (space.high - space.low)
@@ -103,7 +103,7 @@ def train(env_id: str, seed: int, total_steps: int | None, autoreset: str = "NEX
     torch.manual_seed(seed)
     agent = Agent(env.single_observation_space, env.single_action_space)
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
-    stats = EpisodeStats(settings.num_envs, window=total_steps)  # wide enough for every episode
+    stats = EpisodeStats(settings.num_envs, window=total_steps)  # keeps every episode
     rollout = RolloutBuffer.for_env(env, settings.num_steps, stats=stats, seed=seed)
 
     obs, _ = env.reset(seed=seed)
@@ -122,7 +122,7 @@ def train(env_id: str, seed: int, total_steps: int | None, autoreset: str = "NEX
             obs = next_obs
         num_steps += len(rollout)
 
-        # Judge. Under NEXT_STEP the final observations are rows of the rollout and final_obs is empty.
+        # Compute advantages. Under NEXT_STEP the final observations are rows of the rollout and final_obs is empty.
         with torch.no_grad():
             last_value, final_value = agent.value(torch.as_tensor(obs)), agent.value(rollout.final_obs)
         rollout.compute_advantage(last_value, final_value=final_value, gamma=settings.gamma, lam=settings.lam)
@@ -167,7 +167,7 @@ def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:
 
 if __name__ == "__main__":
     args = arguments()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     history = train(args.env_id, args.seed, args.total_steps, args.autoreset)
     if args.plot:
         plot(args.plot, history, f"PPO on {args.env_id}, seed {args.seed}")

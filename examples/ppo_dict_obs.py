@@ -2,7 +2,7 @@
 
     python examples/ppo_dict_obs.py
 
-Nothing about the buffer changes: its schema is read from the Dict space, `obs` is passed as the environment gave it,
+Nothing about the buffer changes: its schema is read from the Dict space, `obs` is passed as the environment returns it,
 and a minibatch's `obs` is a nested TensorDict with the same keys.
 """
 
@@ -91,7 +91,7 @@ def train(seed: int, total_steps: int) -> list[float]:
     env = SyncVectorEnv([lambda: TimeLimit(Room(), TIME_LIMIT)] * NUM_ENVS)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), LEARNING_RATE)
-    stats = EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    stats = EpisodeStats(NUM_ENVS, window=total_steps)  # keeps every episode
     rollout = RolloutBuffer.for_env(env, NUM_STEPS, stats=stats, seed=seed)
 
     obs, _ = env.reset(seed=seed)
@@ -109,7 +109,7 @@ def train(seed: int, total_steps: int) -> list[float]:
             obs = step[0]
         num_steps += len(rollout)
 
-        # Judge. This environment resets at the next step, so every final observation is in the rollout.
+        # Compute advantages. This environment resets at the next step, so every final observation is in the rollout.
         with torch.no_grad():
             _, last_value = agent(tensors(obs))
         rollout.compute_advantage(last_value, gamma=GAMMA, lam=LAM)
@@ -138,5 +138,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=TOTAL_STEPS)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     train(args.seed, args.total_steps)

@@ -63,7 +63,7 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
 
     obs, _ = env.reset(seed=seed)
     while stats.num_steps < total_steps:
-        # Act. The buffer goes on updating the norm; this rollout is made and learnt from with what is known now, so
+        # Act. The buffer keeps updating the norm; acting and learning use the copy made at the start of the rollout, so
         # that the first ratio is 1.
         rollout.clear()
         known = copy.deepcopy(norm)
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     parser.add_argument("--total-steps", type=int, default=TOTAL_STEPS)
     parser.add_argument("--log-dir", type=Path, default=Path("runs/ppo"))
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     for name, number in train(args.log_dir, args.seed, args.total_steps).items():
         print(f"{name:18} {number:10.3f}")
     print(f"tensorboard --logdir {args.log_dir}")

@@ -29,7 +29,7 @@ WINDOW, SOLVED = 100, 0.9
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):
-    """A sign says left (−1) or right (+1); some steps later there is a fork. Seen are the sign, once, and the fork."""
+    """A sign shows left (−1) or right (+1), once; some steps later there is a fork, where the agent must turn."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
     action_space = gym.spaces.Discrete(2)
@@ -48,7 +48,7 @@ class Corridor(gym.Env[np.ndarray, np.int64]):
 
 
 class Net(nn.Module):
-    """Action values from what is seen and what is remembered; without memory the state stays zero."""
+    """Action values from the observation and the recurrent state, which stays zero without memory."""
 
     def __init__(self, num_inputs: int, num_actions: int, *, memory: bool) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="train only the network without a recurrent state")
     parser.add_argument("--plot", type=Path, default=None, help="save the curves here (needs matplotlib)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     curves: dict[str, list[tuple[int, float]]] = {}
     for name, memory in (("with memory (GRU)", True), ("without memory", False)):
         if memory and args.no_memory:

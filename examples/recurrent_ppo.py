@@ -2,8 +2,8 @@
 
     python examples/recurrent_ppo.py --plot memory.png    # with a GRU and without, both curves, two minutes
 
-Hidden states are `Carry` fields: `rollout.sequences` returns them at each sequence's start, and the buffer keeps them
-only where sequences start. Sequences end with their episodes, are padded to one length, and come with a mask.
+The hidden state is a `Carry` field: `rollout.sequences` returns it only for the first step of each sequence. Sequences
+end with their episodes, are padded to one length, and come with a mask.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Net(nn.Module):
 
 
 class Agent(nn.Module):
-    """A policy and a critic, each with a memory of its own."""
+    """A policy and a critic, each with its own memory."""
 
     def __init__(self, num_inputs: int, num_actions: int, hidden: int, *, memory: bool) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float
             ended = torch.as_tensor(step[2] | step[3]).unsqueeze(1)
         num_steps += len(rollout)
 
-        # Judge.
+        # Compute advantages.
         rollout.compute_advantage(act(agent, obs, state)[1], gamma=settings.gamma, lam=settings.lam)
         rollout.attach(scaled=rl.normalize(rollout["advantage"], mask=rollout["mask"]))
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--total-steps", type=int, default=120_000)
     parser.add_argument("--plot", type=Path, default=None, help="save both curves here (needs matplotlib)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     curves: dict[str, list[tuple[int, float]]] = {}
     for name, memory in (("with memory (GRU)", True), ("without memory", False)):
         print(name)

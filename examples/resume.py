@@ -1,10 +1,10 @@
-"""A training that is killed and goes on: DQN on CartPole-v1 with checkpoints.
+"""A training that can be killed and resumed: DQN on CartPole-v1 with checkpoints.
 
-    python examples/resume.py runs/resume    # stop it with Ctrl-C or kill -9, run it again, and it goes on
+    python examples/resume.py runs/resume    # stop it with Ctrl-C or kill -9, run it again, and it continues
 
 A training has four parts. The replay buffer saves itself: rows, priorities, statistics and its random generator. The
 networks, the optimizer and the counters go into a file of our own, named after the number of the buffer's checkpoint,
-so that both are of the same step. The environments cannot be saved: they start new episodes, and `cut()` tells the
+so that both belong to the same step. The environments cannot be saved: they start new episodes, and `cut()` tells the
 buffer that the old ones were abandoned.
 """
 
@@ -28,7 +28,7 @@ GAMMA, N_STEP, LEARNING_RATE, EPSILON = 0.99, 3, 1e-3, 0.1
 
 
 class Training:
-    """Everything that is saved beside the buffer, and the buffer."""
+    """The buffer, and everything that is saved beside it."""
 
     def __init__(self, env: gym.vector.VectorEnv, seed: int) -> None:
         torch.manual_seed(seed)
@@ -60,7 +60,7 @@ class Training:
             old.unlink()
 
     def load(self, folder: Path) -> bool:
-        """Go on from the newest pair in the folder; False if there is none."""
+        """Load the newest pair in the folder; returns False if there is none."""
         saved = learners(folder)
         if not saved:
             return False
@@ -72,7 +72,7 @@ class Training:
         self.random.bit_generator.state = state["random"]
         self.num_steps, self.num_updates = state["counts"]
         self.replay = rl.load(folder / "replay", rl.ReplayBuffer, number=number)
-        self.replay.cut()  # the environments start anew: the stored episodes were abandoned
+        self.replay.cut()  # the environments start new episodes
         return True
 
     def act(self, obs: np.ndarray) -> np.ndarray:
@@ -114,7 +114,7 @@ def train(folder: Path, total_steps: int, save_every: int, seed: int = 1) -> Tra
     training = Training(env, seed)
     resumed = training.load(folder)
     print(f"{'resumed' if resumed else 'started'} at step {training.num_steps}", flush=True)
-    # Another seed than before, or the first episodes would be the same again.
+    # A new seed: with the old one the first episodes would repeat.
     obs, _ = env.reset(seed=seed + training.num_steps)
     while training.num_steps < total_steps:
         action = training.act(obs)
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     stats = train(args.folder, args.total_steps, args.save_every, args.seed).replay.stats
     if stats is not None and stats.num_episodes:
         print(f"mean return of the last episodes: {stats.summary()['return_mean']:.0f}")

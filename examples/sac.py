@@ -3,10 +3,8 @@
     python examples/sac.py
     python examples/sac.py --seed 2 --plot pendulum.png
 
-One environment without an env axis, so steps are added one by one and the loop resets by itself. Each observation is
-stored once: `add` compares `obs` with the `next_obs` of the step before, and copies only where an episode begins.
-Pendulum never terminates; its time limit truncates, and the buffer keeps the two apart, so the critics always
-bootstrap from the true final observation.
+A single environment: steps are added one by one, and the loop calls `reset`. Each observation is stored once. Pendulum
+never terminates; its time limit truncates, and the critics bootstrap from the true final observation.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two estimates of Q; the smaller one is believed."""
+    """Two estimates of Q; the learner uses the smaller one."""
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()
@@ -84,12 +82,12 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     actor_optimizer = torch.optim.Adam(actor.parameters(), LEARNING_RATE)
     critic_optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE)
     alpha_optimizer = torch.optim.Adam([log_alpha], LEARNING_RATE)
-    stats = rl.EpisodeStats(None, window=total_steps)  # wide enough for every episode
+    stats = rl.EpisodeStats(None, window=total_steps)  # keeps every episode
     replay = rl.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
 
     obs, _ = env.reset(seed=seed)
     for num_steps in range(1, total_steps + 1):
-        # Act. The buffer keeps the action in (-1, 1), the environment gets it in its own units.
+        # Act. The buffer keeps the action in (-1, 1), the environment gets it in units of its action space.
         if num_steps <= LEARNING_STARTS:
             action = rng.uniform(-1.0, 1.0, num_actions).astype(np.float32)
         else:
@@ -122,7 +120,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         actor_optimizer.zero_grad()
         actor_loss.backward()
         actor_optimizer.step()
-        # and how much an unpredictable action is worth: the target entropy is one nat less than 0 for each dimension.
+        # and the weight of entropy: the target entropy is one nat less than 0 for each dimension.
         alpha_loss = -(log_alpha.exp() * (log_prob.detach() - num_actions)).mean()
         alpha_optimizer.zero_grad()
         alpha_loss.backward()
@@ -153,7 +151,7 @@ def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:
 
 if __name__ == "__main__":
     args = arguments()
-    torch.set_num_threads(1)  # nets this small are faster on one
+    torch.set_num_threads(1)  # small networks run fastest on one core
     history = train(args.seed, args.total_steps)
     returns = [return_ for _, return_ in history[-10:]]
     print(f"mean return of the last {len(returns)} of {len(history)} episodes: {np.mean(returns):.1f}")

@@ -111,9 +111,9 @@ def _report(arguments: argparse.Namespace) -> Report:
 
     if arguments.target:
         return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
-    found = discover(arguments.libraries)
-    results = [ask(adapter, arguments.cases, progress) for adapter in found.adapters]
-    report = Report(results, {missing.name: missing.reason for missing in found.missing})
+    discovery = discover(arguments.libraries)
+    results = [ask(adapter, arguments.cases, progress) for adapter in discovery.adapters]
+    report = Report(results, {missing.name: missing.reason for missing in discovery.missing})
     for python in arguments.python:
         if report.missing:
             _show_progress(f"testing with {python}")

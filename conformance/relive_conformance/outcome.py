@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 _SHOWN = 12
-"""The most numbers of an array that are shown."""
+"""Maximum number of array elements to show."""
 PASSES, DIFFERS, NOT_OFFERED = "pass", "differs", "not offered"
 
 
@@ -51,9 +51,9 @@ def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
     if got.shape != expected.shape:
         raise Differs(f"{what} of shape {expected.shape}", f"shape {got.shape}")
     wide_got, wide_expected = got.astype(np.float64), expected.astype(np.float64)
-    wrong = ~np.isclose(wide_got, wide_expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-    if wrong.any():
-        row = () if expected.size <= _SHOWN else np.unravel_index(int(wrong.argmax()), wrong.shape)[0]
+    differs = ~np.isclose(wide_got, wide_expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if differs.any():
+        row = () if expected.size <= _SHOWN else np.unravel_index(int(differs.argmax()), differs.shape)[0]
         raise Differs(f"{what} {figures(expected[row])}", figures(got[row]))
 
 

@@ -60,8 +60,8 @@ class Probe:
         self.native = self.replay.sample(batch_size)
         read = self._read(self.native)
         named = read if isinstance(read, Mapping) else read._asdict()
-        known = {name: named[name] for name in ReplayBatch._fields if named.get(name) is not None}
-        return ReplayBatch(**{name: np.asarray(array) for name, array in known.items()})
+        fields = {name: named[name] for name in ReplayBatch._fields if named.get(name) is not None}
+        return ReplayBatch(**{name: np.asarray(array) for name, array in fields.items()})
 
     def draw(self, count: int) -> ReplayBatch:
         """Draw at least `count` rows, in several batches."""

@@ -33,7 +33,7 @@ class Result:
         return {number: outcome for number, outcome in self.outcomes.items() if outcome.status == DIFFERS}
 
     def count(self, status: str) -> int:
-        """How many cases have this status."""
+        """Number of cases with this status."""
         return sum(outcome.status == status for outcome in self.outcomes.values())
 
 
@@ -49,8 +49,8 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Add the results of another interpreter for libraries that are missing here."""
-        known = {result.name for result in self.results}
-        self.results += [result for result in other.results if result.name not in known]
+        names = {result.name for result in self.results}
+        self.results += [result for result in other.results if result.name not in names]
         self.missing = {name: why for name, why in self.missing.items() if name in other.missing}
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Report:
         """The report of `to_json`'s text."""
         read = json.loads(text)
         results = [
-            Result(r["name"], r["version"], {number: Outcome(**said) for number, said in r["outcomes"].items()})
+            Result(r["name"], r["version"], {number: Outcome(**fields) for number, fields in r["outcomes"].items()})
             for r in read["results"]
         ]
         return cls(results, read["missing"], read["date"], read["python"])
@@ -98,8 +98,8 @@ def ask(adapter: Adapter, cases: Sequence[Case] = CASES, progress: Progress | No
 
 
 def _reproduction(adapter: Adapter, case: Case, target: str) -> str:
-    if known := REPRODUCTIONS.get(adapter.name, {}).get(case.number):
-        return known.code
+    if reproduction := REPRODUCTIONS.get(adapter.name, {}).get(case.number):
+        return reproduction.code
     if not target:
         return ""
     module, _, attribute = target.partition(":")
@@ -152,6 +152,6 @@ def _markdown(report: Report) -> Iterator[str]:
             if outcome.reproduction:
                 yield ""
                 yield f"```python\n{outcome.reproduction}\n```"
-            if known := REPRODUCTIONS.get(result.name, {}).get(number):
+            if reproduction := REPRODUCTIONS.get(result.name, {}).get(number):
                 yield ""
-                yield f"prints\n\n```\n{known.prints}\n```"
+                yield f"prints\n\n```\n{reproduction.prints}\n```"

@@ -49,10 +49,10 @@ class Scenario:
 
     def rows_of(self, obs: Array) -> list[Row]:
         """The rows of these observations; an unknown observation raises `Differs`."""
-        found = [self._known.get(_key(o)) for o in np.asarray(obs)]
-        if None in found:
-            raise Differs("an observation that was added", figures(np.asarray(obs)[found.index(None)]))
-        return [row for row in found if row is not None]
+        rows = [self._known.get(_key(o)) for o in np.asarray(obs)]
+        if None in rows:
+            raise Differs("an observation that was added", figures(np.asarray(obs)[rows.index(None)]))
+        return [row for row in rows if row is not None]
 
     @cached_property
     def _known(self) -> dict[bytes, Row]:
@@ -90,13 +90,13 @@ def _transitions(x: Array, following: Array, terminated: Array, truncated: Array
 
 def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[Script]:
     """Random episodes of at least `num_steps` steps in every environment."""
-    found: list[Script] = []
+    scripts: list[Script] = []
     for _ in range(num_envs):
         script: list[tuple[int, str]] = []
         while sum(length for length, _ in script) < num_steps:
             script.append((int(random.integers(1, 6)), str(random.choice(["terminated", "truncated"]))))
-        found.append(script)
-    return found
+        scripts.append(script)
+    return scripts
 
 
 def same_transitions(batch: ReplayBatch, scenario: Scenario, names: Sequence[str] = LEARNED) -> list[Row]:

@@ -57,14 +57,14 @@ def act(obs: np.ndarray) -> np.ndarray:
 
 def transitions(env: int, script: Script, count: int) -> list[Transition]:
     """The transitions of one environment, stepped by hand without a vector environment or autoreset."""
-    world, found = Scripted(env, script), []
+    world, transitions = Scripted(env, script), []
     obs, _ = world.reset()
-    while len(found) < count:
+    while len(transitions) < count:
         action = int(act(obs))
         next_obs, reward, terminated, truncated, _ = world.step(action)
-        found.append(Transition(tuple(obs), action, reward, terminated, truncated, tuple(next_obs)))
+        transitions.append(Transition(tuple(obs), action, reward, terminated, truncated, tuple(next_obs)))
         obs = world.reset()[0] if terminated or truncated else next_obs
-    return found
+    return transitions
 
 
 def vector(scripts: list[Script], mode: AutoresetMode) -> SyncVectorEnv:

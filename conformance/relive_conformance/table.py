@@ -19,7 +19,7 @@ def table(report: Report, cases: Sequence[Case]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with its control characters escaped, so that a terminal shows them and does not obey them."""
+    """Escape control characters, to keep a terminal from executing them."""
     return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
 
 

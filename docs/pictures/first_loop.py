@@ -19,7 +19,7 @@ WINDOW = 50
 
 
 def trained() -> EpisodeStats:
-    """The statistics that the loop leaves."""
+    """Run the loop of the README and return its statistics."""
     loop = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     names: dict[str, Any] = {}
     exec(compile(loop, "README.md", "exec"), names)
@@ -27,7 +27,7 @@ def trained() -> EpisodeStats:
 
 
 def draw(path: Path, stats: EpisodeStats) -> None:
-    """Every episode as a point, told apart by how it ended, and their mean as a line."""
+    """Draw every episode as a point, with a colour for how it ended, and the mean as a line."""
     episodes = {name: column.numpy() for name, column in stats.episodes().items()}
     steps, returns = episodes["step"], episodes["return"]
     figure = Figure(figsize=(8, 3.2), layout="constrained", facecolor="white")

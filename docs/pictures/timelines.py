@@ -1,4 +1,4 @@
-"""Draws the timelines of docs/why.md: one episode that ends at a time limit, under each way of resetting.
+"""Draws the timelines of docs/why.md: one episode that ends at a time limit, under each autoreset mode.
 
 Run it as `python docs/pictures/timelines.py`; it writes docs/images/timeline_*.svg, which are kept.
 """
@@ -48,7 +48,7 @@ TIMELINES = {
 
 
 def picture(title: str, cells: list[tuple[str, list[str], str]], remark: str) -> str:
-    """One timeline as SVG that reads on light and dark pages."""
+    """One timeline as SVG, for light and dark pages."""
     width = LEFT + len(cells) * (CELL + 2 * GAP + 14)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 208" role="img" aria-label="{escape(title)}">',

@@ -1,4 +1,4 @@
-"""A user's own buffer, asked by the command and by the plugin: told exactly what is wrong with it."""
+"""The command and the pytest plugin on a user's own buffer: each difference is reported."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ COMMANDS = [
     ("grpo --rollouts 10 --kl 0.1", "mean return of the last"),
     ("her --total-steps 1100 --num-bits 4 --plot curve.png", "without hindsight"),
     ("her --total-steps 1100 --num-bits 4 --without-hindsight", "without hindsight"),
-    ("latent_replay --updates 100 --plot curve.png", "error of the foreseen speed"),
+    ("latent_replay --updates 100 --plot curve.png", "error of the predicted speed"),
     ("multi_agent --total-steps 1000", "mean return of the last"),
     ("ppo --total-steps 1000 --plot curve.png", "mean return of the last"),
     ("ppo_dict_obs --total-steps 1000", "mean return of the last"),

@@ -1,4 +1,4 @@
-"""examples/resume.py: a killed training goes on from its last pair of checkpoints, and invents no transition."""
+"""examples/resume.py: a killed training continues from its last pair of checkpoints, and invents no transition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_transitions(replay: rl.ReplayBuffer) -> None:
 
 
 def kill_after(folder: Path, saves: int) -> None:
-    """Run the example in a process of its own, and kill it after so many saves."""
+    """Run the example in a separate process, and kill it after `saves` saves."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / "resume.py"), str(folder), "--save-every", "300"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

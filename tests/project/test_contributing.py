@@ -20,10 +20,10 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     """The names that the code of the page defines, after its own assertions."""
-    found: dict[str, Any] = {"__name__": "extending"}
+    namespace: dict[str, Any] = {"__name__": "extending"}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec", dont_inherit=True), found)
-    return found
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), namespace)
+    return namespace
 
 
 def filled(sampler: Any) -> rl.ReplayBuffer:
@@ -58,9 +58,9 @@ def test_the_estimator_follows_its_formula_on_every_backend(names: dict[str, Any
     reward = torch.tensor([[1.0, 1.0], [2.0, 2.0], [0.0, 4.0]])
     value, next_value = torch.tensor([[0.0, 0], [5, 0], [5, 0]]), torch.tensor([[5.0, 0], [5, 0], [2, 8]])
     no = torch.zeros(3, 2, dtype=torch.bool)
-    found = names["upgoing_return"](reward, value, next_value, no, no, gamma=0.5)
-    assert found[:, 0].tolist() == [1 + 0.5 * 5, 2 + 0.5 * 5, 0 + 0.5 * 2]
-    assert found[:, 1].tolist() == [1 + 0.5 * 6, 2 + 0.5 * 8, 4 + 0.5 * 8]
+    result = names["upgoing_return"](reward, value, next_value, no, no, gamma=0.5)
+    assert result[:, 0].tolist() == [1 + 0.5 * 5, 2 + 0.5 * 5, 0 + 0.5 * 2]
+    assert result[:, 1].tolist() == [1 + 0.5 * 6, 2 + 0.5 * 8, 4 + 0.5 * 8]
 
 
 def test_the_adapter_can_be_inspected(names: dict[str, Any]) -> None:

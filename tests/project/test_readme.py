@@ -25,7 +25,7 @@ REASON, TRAINING = BLOCKS
 
 
 def run(block: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One block alone: every name that it uses is its own, or one of those given."""
+    """Run one block of code, by itself or with these names."""
     names = {} if names is None else names
     exec(compile(block, str(README), "exec", dont_inherit=True), names)
     return names
@@ -33,7 +33,7 @@ def run(block: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Any]:
-    """The names of the first loop, after it."""
+    """The variables of the first loop after it has run."""
     return run(TRAINING)
 
 
@@ -71,12 +71,12 @@ def test_the_rows_that_the_first_block_leaves_out_are_the_steps_after_an_end() -
 
 @pytest.fixture(scope="module")
 def trained_by_sb3() -> dict[str, Any]:
-    """The models of both sides of the one-line change, after it."""
+    """The trained models of both sides of the one-line change."""
     pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     lines = {side: [line[1:] for line in block.splitlines() if line[:1] in (" ", side)] for side in "-+"}
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # of what Stable-Baselines3 stands on
+        warnings.simplefilter("default")  # warnings of the dependencies of Stable-Baselines3
         return {side: run("\n".join(code))["model"] for side, code in lines.items()}
 
 
@@ -94,11 +94,11 @@ def test_the_tables_are_those_of_the_kept_results() -> None:
 
 
 def test_the_table_of_libraries_counts_the_kept_cases() -> None:
-    kept = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
-    for result in kept["results"]:
-        said = [outcome["status"] for outcome in result["outcomes"].values()]
-        counts = [said.count(status) for status in ("pass", "differs", "not offered")]
-        assert sum(counts) == len(kept["cases"]), result["name"]
+    report = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+    for result in report["results"]:
+        statuses = [outcome["status"] for outcome in result["outcomes"].values()]
+        counts = [statuses.count(status) for status in ("pass", "differs", "not offered")]
+        assert sum(counts) == len(report["cases"]), result["name"]
         (row,) = re.findall(rf"^\| {re.escape(result['name'])} \|(.*)\|$", PAGE, re.MULTILINE)
         assert re.findall(r"\d+", row.split("|")[0]) == [str(count) for count in counts], result["name"]
 
@@ -110,8 +110,10 @@ def test_the_bytes_beside_stable_baselines3_are_those_of_the_code_above_them(tra
 
 def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
     pages = [README, *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
-    told = [str(page) for page in pages if re.search(r"pip install ['\"]?relive", page.read_text(encoding="utf-8"))]
-    assert not told
+    offenders = [
+        str(page) for page in pages if re.search(r"pip install ['\"]?relive", page.read_text(encoding="utf-8"))
+    ]
+    assert not offenders
 
 
 def test_every_file_that_the_readme_names_is_there() -> None:

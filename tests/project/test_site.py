@@ -67,9 +67,9 @@ def test_no_line_of_code_is_cut_off_in_a_window_of_1280_pixels(request: pytest.F
         .map(x => x.textContent.split('\\n').reduce((a, b) => a.length > b.length ? a : b))"""
     with chromium.Chromium(program, 1280, 900) as browser:
         browser.resize(1280, 900)
-        found = {}
+        cut_lines = {}
         for page in pages:
             browser.open(page)
-            found[str(page.relative_to(site))] = browser.run(cut)
+            cut_lines[str(page.relative_to(site))] = browser.run(cut)
     assert sum(page.read_text("utf-8").count("<pre") for page in pages) > 200, "there is code to look at"
-    assert {page: lines for page, lines in found.items() if lines} == {}
+    assert {page: lines for page, lines in cut_lines.items() if lines} == {}

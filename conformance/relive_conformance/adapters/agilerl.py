@@ -64,7 +64,7 @@ class AgileRlRecurrent:
 
 
 class AgileRlGae:
-    """`compute_returns_and_advantages` of a filled `RolloutBuffer`, given the flags as its own collection does."""
+    """`compute_returns_and_advantages` of a filled `RolloutBuffer`, with flags as in AgileRL's own collection loop."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         num_steps, num_envs = trajectory.reward.shape

@@ -1,4 +1,4 @@
-"""CleanRL's pattern, which is no package but a way to write it: plain torch tensors in the training script.
+"""CleanRL's pattern, which is not a package but a style: plain torch tensors in the training script.
 
 Tensors of [T, N, …] are written row by row, a loop over time computes advantages, and each epoch indexes flattened
 tensors with slices of one shuffled numpy index. `done[t]` says that the episode ended *before* t.
@@ -40,7 +40,7 @@ def _gae(
 
 
 class CleanRLGae:
-    """The loop over time, one row of tensor operations a step."""
+    """The loop over time, with one row of tensor operations per step."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         reward = torch.from_numpy(trajectory.reward_with_truncation_folded_in(gamma))
@@ -56,7 +56,7 @@ class CleanRLGae:
 
 
 class CleanRLRollout:
-    """One tensor a field and a step counter."""
+    """One tensor per field, and a step counter."""
 
     standardizes = False
 

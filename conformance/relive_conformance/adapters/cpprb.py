@@ -116,7 +116,7 @@ class CpprbSavingReplay(_ToldOfEnds):
 class CpprbPrioritized(CpprbReplay):
     """`PrioritizedReplayBuffer`, weights divided by the largest that any stored row could have.
 
-    What is documented to be saved are transitions, not priorities.
+    The documentation says that transitions are saved, not priorities.
     """
 
     save: Any = None
@@ -147,7 +147,7 @@ class CpprbPrioritized(CpprbReplay):
 
 
 class CpprbStrictlyPrioritized(CpprbPrioritized):
-    """The same with `eps=0` and `check_for_update`, which remembers what was overwritten since the last draw."""
+    """The same with `eps=0` and `check_for_update`, which records the rows overwritten since the last draw."""
 
     def _make(self, shape: ReplayShape) -> Any:
         return cpprb.PrioritizedReplayBuffer(
@@ -180,7 +180,7 @@ class CpprbNStep(CpprbReplay):
 
 
 class CpprbPlainNStep(_ToldOfEnds):
-    """`Nstep` with its own `done`, told where episodes end."""
+    """`Nstep` with cpprb's own `done` and explicit ends of episodes."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
         if shape.num_envs > 1:
@@ -194,7 +194,7 @@ class CpprbHindsight:
 
     def __init__(self, capacity: int, strategy: str) -> None:
         fields = {"obs": {}, "act": {}, "next_obs": {}}
-        # Every step is stored once for each goal: one of its own and four, or the final one.
+        # Every step is stored once per goal: its original goal, and four future goals or the final one.
         self._buffer = cpprb.HindsightReplayBuffer(
             capacity * (5 if strategy == "future" else 2),
             fields,

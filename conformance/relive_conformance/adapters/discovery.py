@@ -33,11 +33,11 @@ class Discovery:
 
 def discover(modules: Sequence[str] = MODULES) -> Discovery:
     """Import each adapter; a library that cannot be imported is reported, never raised."""
-    found = Discovery([], [])
+    discovery = Discovery([], [])
     for module in modules:
         try:
-            found.adapters.append(import_module(f"{__package__}.{module}").adapter())
+            discovery.adapters.append(import_module(f"{__package__}.{module}").adapter())
         # A half-installed library may raise any error at import: a missing symbol, a binary of another ABI.
         except Exception as error:
-            found.missing.append(Missing(module, f"{type(error).__name__}: {error}"))
-    return found
+            discovery.missing.append(Missing(module, f"{type(error).__name__}: {error}"))
+    return discovery

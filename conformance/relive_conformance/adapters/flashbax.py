@@ -2,7 +2,7 @@
 # (Where the library is missing, pyright takes this file for it.)
 """flashbax: item, prioritised item and trajectory buffers, on the CPU.
 
-Buffers are pure functions over a state, and each draw is given a key. The size of a batch is fixed when a buffer is
+Buffers are pure functions over a state, and each draw takes a key. The size of a batch is fixed when a buffer is
 made, so one is made for every size over the same state. Transitions with their own next observation are items;
 importance weights are left to the learner, who gets probabilities: (N · p)^−β over the largest of the batch here.
 """
@@ -46,12 +46,12 @@ def _runs(capacity: int, num_envs: int, batch_size: int, length: int) -> Any:
 
 
 def _compiled(buffer: Any) -> Any:
-    # A state that is given away is changed in place; otherwise every step would copy the whole memory.
+    # A donated state is changed in place; otherwise every step would copy the whole memory.
     donated = {"add": 0, "set_priorities": 0, "sample": (), "can_sample": ()}
     return buffer.replace(
         **{
-            name: jax.jit(getattr(buffer, name), donate_argnums=given)
-            for name, given in donated.items()
+            name: jax.jit(getattr(buffer, name), donate_argnums=positions)
+            for name, positions in donated.items()
             if hasattr(buffer, name)
         }
     )

@@ -191,11 +191,11 @@ class Adapter:
     """Draws every stored transition once before it draws one again."""
     prioritized: Callable[[ReplayShape], PrioritizedReplay] | None = None
     prioritized_strictly: Callable[[ReplayShape], PrioritizedReplay] | None = None
-    """The same with the strictest settings: nothing is added to priorities, overwritten rows are noticed."""
+    """The same with the strictest settings: nothing is added to priorities, overwritten rows are detected."""
     n_step: Callable[[ReplayShape, int, float], Replay] | None = None
     """Makes a replay, of a shape, n and gamma, whose batches are n-step transitions."""
     n_step_plain: Callable[[ReplayShape, int, float], Replay] | None = None
-    """The same without what the adapter corrects."""
+    """The same without the adapter's corrections."""
     sequence: Callable[[ReplayShape, int], Replay] | None = None
     """Makes a replay, of a shape and a length L, whose batches are sequences [B, L, …]."""
     burn_in: Callable[[ReplayShape, int, int], Replay] | None = None

@@ -91,8 +91,8 @@ class OurRecurrent:
             shape.num_steps, shape.num_envs, shape.obs_dim, shape.action_dim, extra=extra, seed=0
         )
         for step, before in zip(steps, state, strict=True):
-            *given, value, log_prob = (getattr(step, name) for name in _STEP_FIELDS)
-            self._buffer.add(*given, value=value, log_prob=log_prob, state=before)
+            *fields, value, log_prob = (getattr(step, name) for name in _STEP_FIELDS)
+            self._buffer.add(*fields, value=value, log_prob=log_prob, state=before)
         self._buffer.attach({"advantage": advantage, "return": return_})
 
     def minibatches(self, num_steps: int) -> Iterable[Any]:

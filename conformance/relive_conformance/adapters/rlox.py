@@ -96,7 +96,7 @@ class RloxReplay:
             raise NotOffered("flat float32 observations only")
         self._one = shape.num_envs == 1
         self._buffer: Any = ReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
-        # A draw is given its seed; without one of its own a learner would count steps from anywhere.
+        # Each draw takes a seed. Without a seed of the user, the count starts at a random number.
         self._seed = int(np.random.default_rng(shape.seed).integers(2**32))
 
     def prepare(self, step: Transitions) -> Any:

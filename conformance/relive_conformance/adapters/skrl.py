@@ -185,7 +185,7 @@ class SkrlReplayWithoutReplacement(SkrlReplay):
 
 
 class SkrlSequence(SkrlReplay):
-    """The same memory, asked for runs of steps."""
+    """The same memory, sampled as sequences."""
 
     crosses_episodes = "sequences come with their flags, and models start anew where an episode ended"
 

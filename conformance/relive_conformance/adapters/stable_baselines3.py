@@ -191,7 +191,7 @@ class SB3NStep(SB3Replay):
 
 
 class _Rewards:
-    """The only thing that `HerReplayBuffer` asks of an environment."""
+    """The only method that `HerReplayBuffer` calls on an environment."""
 
     def env_method(self, name: str, achieved: Array, goal: Array, infos: Any, indices: Any = None) -> list[Array]:
         return [missed(achieved, goal).reshape(-1)]

@@ -286,7 +286,7 @@ class TianshouNStep(TianshouReplay):
 
 
 class TianshouNStepWithDiscount(TianshouNStep):
-    """The same asked once more with values of one: what is added to the rewards is the discount."""
+    """The same, computed again with values of one: the difference to the rewards is the discount."""
 
     def sample(self, batch_size: int) -> Any:
         batch, index = self._buffer.sample(batch_size)
@@ -303,7 +303,7 @@ class TianshouNStepWithDiscount(TianshouNStep):
 
 
 class TianshouHindsight:
-    """`HERReplayBuffer`, which knows the strategy future only; flags keep what was stored."""
+    """`HERReplayBuffer`, which has only the strategy "future" and does not change flags."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         if strategy != "future":

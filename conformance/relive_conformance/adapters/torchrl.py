@@ -2,7 +2,7 @@
 # (Where the library is missing, pyright takes this file for it.)
 """TorchRL: `TensorDictReplayBuffer` with its samplers and transforms, and `generalized_advantage_estimate`.
 
-Transitions are TensorDicts whose consequences lie under "next", scalars with an axis of length 1. Rows of several
+Transitions are TensorDicts whose consequences are under "next", scalars with an axis of length 1. Rows of several
 environments are extended into one ring. Prioritized sampling is native code, which loads only beside the torch that
 the release was built for: 2.14.1 for TorchRL 0.14.1.
 """
@@ -44,7 +44,7 @@ from relive_conformance.adapters.off_policy import (
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Trajectory
 
-logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every storage
+logging.getLogger("torchrl").setLevel(logging.WARNING)  # it prints a message for every storage
 
 
 class TorchRlGae:
@@ -64,7 +64,7 @@ class TorchRlGae:
 
 
 class TorchRlReplay:
-    """`TensorDictReplayBuffer` on a `LazyTensorStorage`, given a generator."""
+    """`TensorDictReplayBuffer` on a `LazyTensorStorage`, with a seeded generator."""
 
     default_seed = "without a generator draws come from torch's global one, as documented"
     _kind: type[ReplayBuffer] = TensorDictReplayBuffer
@@ -149,7 +149,7 @@ class TorchRlReplayWithoutReplacement(TorchRlReplay):
 
 
 class TorchRlPrioritized(TorchRlReplay):
-    """`PrioritizedSampler`, whose priorities are float32 unless told otherwise."""
+    """`PrioritizedSampler`, whose priorities are float32 by default."""
 
     extend = None
 
@@ -188,7 +188,7 @@ class TorchRlNStep(TorchRlReplay):
 
 
 class TorchRlSequence(TorchRlReplay):
-    """`SliceSampler`, told by "done" where episodes end."""
+    """`SliceSampler`, which reads the ends of episodes from "done"."""
 
     def __init__(self, shape: ReplayShape, length: int) -> None:
         if shape.num_envs > 1:
@@ -245,7 +245,7 @@ class TorchRlStacked(TorchRlReplay):
 
 
 class TorchRlHindsight:
-    """`HERReplayBuffer`, told that a goal is achieved by the state that a step leads to."""
+    """`HERReplayBuffer`, with the next state as the achieved goal."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         self._buffer = HERReplayBuffer(
@@ -273,7 +273,7 @@ class TorchRlHindsight:
 
 
 def adapter() -> Adapter:
-    """TorchRL. Without its native part it does not count as installed: it would be judged by what is left of it."""
+    """TorchRL. Without its native part it does not count as installed: prioritized sampling would be missing."""
     try:
         PrioritizedSampler(1, ALPHA, BETA)
     except RuntimeError as error:

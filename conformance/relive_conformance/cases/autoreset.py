@@ -35,10 +35,10 @@ def every_mode_gives_the_same_transitions(adapter: Adapter) -> None:
         }
         batch = Probe(replay).draw(40 * replay.stored)
         rows = zip(batch.obs.tolist(), batch.reward, batch.terminated, batch.next_obs.tolist(), strict=True)
-        drawn = {tuple(o): (float(r), bool(d), tuple(after)) for o, r, d, after in rows}
-        for obs_, row in drawn.items():
+        by_obs = {tuple(o): (float(r), bool(d), tuple(after)) for o, r, d, after in rows}
+        for obs_, row in by_obs.items():
             expect(row == true.get(obs_), f"{true.get(obs_)} after {obs_} under {mode.name}", row)
-        expect(len(drawn) == len(true), f"{len(true)} different transitions under {mode.name}", len(drawn))
+        expect(len(by_obs) == len(true), f"{len(true)} different transitions under {mode.name}", len(by_obs))
 
 
 def _count(script: Script, mode: AutoresetMode) -> int:

@@ -18,10 +18,10 @@ from relive_conformance.scenario import Scenario, play, same_transitions
 def copies(adapter: Adapter) -> None:
     scenario = play([(5, "open")])
     probe = Probe(require(adapter.replay, "replay buffer")(scenario.shape(8)))
-    given = list(scenario.steps())
-    for step in given:
+    steps = list(scenario.steps())
+    for step in steps:
         probe.add(step)
-    for step in given:
+    for step in steps:
         for field in fields(Transitions):
             getattr(step, field.name)[...] = 0
     _unchanged(probe, scenario, "the arrays that were added")
@@ -36,7 +36,7 @@ def _unchanged(probe: Probe, scenario: Scenario, what: str) -> None:
     try:
         same_transitions(probe.draw(60), scenario)
     except Differs as difference:
-        raise Differs(f"{difference.expected} after the caller changed {what}", difference.got) from None
+        raise Differs(f"stored rows that stay as they are when the caller changes {what}", difference.got) from None
 
 
 IMAGES = ReplayShape(capacity=8, num_envs=1, obs=(2, 2, 1), action_dim=1, dtype=np.uint8)
@@ -79,11 +79,11 @@ WRONG_SHAPES = {
 
 def shapes(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
-    for what, wrong in WRONG_SHAPES.items():
+    for what, misshape in WRONG_SHAPES.items():
         probe = Probe(make(EIGHT.shape(4))).add_all(EIGHT.steps(0, 1))
         step = next(EIGHT.steps(1, 2))
         try:
-            probe.add_raw(wrong(step))
+            probe.add_raw(misshape(step))
         except Exception:
             continue
         raise Differs(f"{what} to be refused", f"accepted: {probe.stored} rows stored")
@@ -96,9 +96,9 @@ def nothing_happened(adapter: Adapter) -> None:
         probe = Probe(make(scenario.shape(8))).add_all(scenario.steps(0, 10))
         before = probe.stored
         step = next(scenario.steps(10, 11))
-        wrong = replace(step, **{field: np.zeros((1, 7), np.float32)})
+        bad_step = replace(step, **{field: np.zeros((1, 7), np.float32)})
         try:
-            probe.add_raw(wrong)
+            probe.add_raw(bad_step)
         except BaseException as error:
             refusal, refused = type(error).__name__, refused + 1
         else:
@@ -107,12 +107,16 @@ def nothing_happened(adapter: Adapter) -> None:
         expect(probe.stored == before, f"{before} rows {where}", probe.stored)
         try:
             same_transitions(probe.draw(240), scenario)
-            drawn = {t for _, t in same_transitions(probe.add_all(scenario.steps(10, 11)).draw(240), scenario)}
+            drawn_rows = {t for _, t in same_transitions(probe.add_all(scenario.steps(10, 11)).draw(240), scenario)}
         except Differs as difference:
             raise Differs(f"{difference.expected} {where}", difference.got) from None
         except BaseException as error:
             raise Differs(f"sampling and adding to go on {where}", f"{type(error).__name__}: {error}") from None
-        expect(drawn == set(range(3, 11)), f"rows 3 to 10 {where} and a good one followed", f"rows {sorted(drawn)}")
+        expect(
+            drawn_rows == set(range(3, 11)),
+            f"rows 3 to 10 {where} and a good one followed",
+            f"rows {sorted(drawn_rows)}",
+        )
     expect(refused, "an add with a field of shape (1, 7) for (1, 2) or (1,) to be refused", "every one accepted")
 
 

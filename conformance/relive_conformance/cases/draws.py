@@ -55,18 +55,18 @@ def the_seed_decides(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     scenario = play([(64, "open")])
 
-    def drawn(seed: int | None) -> list[float]:
+    def draws(seed: int | None) -> list[float]:
         probe = Probe(make(scenario.shape(64, seed))).add_all(scenario.steps())
         if reason := probe.promise("draws_from"):
             raise NotOffered(reason)
         return [float(x) for _ in range(4) for x in probe.sample(16).obs[:, 0]]
 
     before = _global_states()
-    first = drawn(3)
-    expect(first == drawn(3), "the same draws for the same seed", "different draws")
-    expect(first != drawn(4), "different draws for different seeds", "the same draws")
+    first = draws(3)
+    expect(first == draws(3), "the same draws for the same seed", "different draws")
+    expect(first != draws(4), "different draws for different seeds", "the same draws")
     if not Probe(make(scenario.shape(64))).promise("default_seed"):
-        expect(drawn(None) != drawn(None), "two buffers without a seed to draw differently", "the same draws")
+        expect(draws(None) != draws(None), "two buffers without a seed to draw differently", "the same draws")
     expect(before == _global_states(), "the generators of random, numpy and torch untouched", "one was used")
 
 

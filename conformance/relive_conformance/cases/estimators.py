@@ -1,4 +1,4 @@
-"""T1, T2: an end belongs to its own step, and a truncated step bootstraps."""
+"""T1, T2: an end belongs to the step that caused it, and a truncated step bootstraps."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ CUT_OFF = Trajectory(
 
 def estimators(adapter: Adapter) -> list[type[Gae]]:
     """The library's estimators of advantages, each with its name."""
-    found = [estimator for estimator in (adapter.gae, adapter.collected) if estimator is not None]
-    if not found:
+    available = [estimator for estimator in (adapter.gae, adapter.collected) if estimator is not None]
+    if not available:
         raise NotOffered("no advantage estimator")
-    return found
+    return available
 
 
 def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0, lam: float = 1.0) -> Array:
     """The returns [T, N] of one estimator."""
-    made = estimator()
-    return made.read(made.prepare(trajectory, gamma=gamma, lam=lam)())[1]
+    instance = estimator()
+    return instance.read(instance.prepare(trajectory, gamma=gamma, lam=lam)())[1]
 
 
 def an_end_inside(adapter: Adapter) -> None:

@@ -28,7 +28,7 @@ def windows(adapter: Adapter) -> None:
     for n in (2, 3, 4, 5, 1):
         for name, scripts in SCRIPTS.items():
             scenario = play(*scripts)
-            # The second ring is shorter than the scenario, so that windows meet its head.
+            # The second ring is shorter than the scenario, to make windows reach its head.
             for capacity in (20, 9):
                 try:
                     probe = Probe(make(scenario.shape(capacity), n, GAMMA))
@@ -49,8 +49,8 @@ def shortened(adapter: Adapter) -> None:
     make = require(adapter.n_step_plain or adapter.n_step, NO_WINDOWS)
     n, scenario = 4, play([(6, "terminated"), (6, "truncated"), (6, "open")])
     probe = Probe(make(scenario.shape(40), n, GAMMA)).add_all(scenario.steps())
-    drawn = same_windows(probe, scenario, n)
-    missing = sorted(set(range(12)) - drawn)
+    drawn_times = same_windows(probe, scenario, n)
+    missing = sorted(set(range(12)) - drawn_times)
     expect(not missing, "every step of a finished episode to be drawn", f"steps {missing} never")
 
 

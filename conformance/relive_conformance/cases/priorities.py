@@ -38,7 +38,7 @@ class Ranked:
         self.replay.set_priority(handles, np.asarray(priority, np.float64))
 
     def counts(self, draws: int) -> tuple[Array, Array]:
-        """How often each row of the scenario is drawn, and its newest weights (NaN if never drawn)."""
+        """Return the number of draws of each row, and its newest weight (NaN if never drawn)."""
         counts, weights = np.zeros(len(self.scenario.envs[0])), np.full(len(self.scenario.envs[0]), np.nan)
         while counts.sum() < draws:
             batch = self.probe.sample(min(32, self.size))
@@ -106,8 +106,8 @@ def _state(ranked: Ranked) -> str:
 def _zeros(make: Callable[[ReplayShape], PrioritizedReplay]) -> None:
     ranked = Ranked(make, 4)
     ranked.set([0, 1, 2, 3], np.array([0.0, 1.0, 0.0, 1e-3]))
-    drawn = np.flatnonzero(ranked.counts(4000)[0]).tolist()
-    expect(set(drawn) <= {1, 3}, "only rows 1 and 3 drawn of priorities [0, 1, 0, 0.001]", f"rows {drawn}")
+    rows = np.flatnonzero(ranked.counts(4000)[0]).tolist()
+    expect(set(rows) <= {1, 3}, "only rows 1 and 3 drawn of priorities [0, 1, 0, 0.001]", f"rows {rows}")
 
 
 def after_a_million_updates(adapter: Adapter) -> None:

@@ -40,14 +40,14 @@ def around_the_ring(adapter: Adapter) -> None:
 
 
 def _holds_the_newest(probe: Probe, scenario: Scenario, pushed: int, how: str) -> None:
-    kept = set(range(max(0, pushed - CAPACITY), pushed))
-    given = f"{pushed} rows given {how}"
-    expect(probe.stored == len(kept), f"{len(kept)} stored of {given}", probe.stored)
+    stored_rows = set(range(max(0, pushed - CAPACITY), pushed))
+    context = f"{pushed} rows given {how}"
+    expect(probe.stored == len(stored_rows), f"{len(stored_rows)} stored of {context}", probe.stored)
     try:
-        drawn = {t for _, t in same_transitions(probe.draw(60 * CAPACITY), scenario)}
+        drawn_rows = {t for _, t in same_transitions(probe.draw(60 * CAPACITY), scenario)}
     except Differs as difference:
-        raise Differs(f"{difference.expected} ({given})", difference.got) from None
-    expect(drawn == kept, f"rows {sorted(kept)} of {given}", f"rows {sorted(drawn)}")
+        raise Differs(f"{difference.expected} ({context})", difference.got) from None
+    expect(drawn_rows == stored_rows, f"rows {sorted(stored_rows)} of {context}", f"rows {sorted(drawn_rows)}")
 
 
 def next_observations(adapter: Adapter) -> None:
@@ -94,8 +94,12 @@ def _forgets_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
     replay.set_priority(replay.handles(probe.native), np.full(6, 9.0))
     probe.verb("clear")()
     batch = probe.add_all(scenario.steps(6, 10)).draw(64)
-    drawn = {t for _, t in scenario.rows_of(batch.obs)}
-    expect(drawn == {6, 7, 8, 9}, "rows 6 to 9, added after clear() of a prioritized buffer", f"rows {sorted(drawn)}")
+    drawn_rows = {t for _, t in scenario.rows_of(batch.obs)}
+    expect(
+        drawn_rows == {6, 7, 8, 9},
+        "rows 6 to 9, added after clear() of a prioritized buffer",
+        f"rows {sorted(drawn_rows)}",
+    )
     same("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
 
 
@@ -113,7 +117,7 @@ ENDS: list[Script] = [
     [(8, "open")],
 ]
 NEVER_ENDS = 2
-"""The last of them."""
+"""The environment that never ends."""
 
 
 def every_end_is_its_own(adapter: Adapter) -> None:
@@ -123,10 +127,10 @@ def every_end_is_its_own(adapter: Adapter) -> None:
         columns = [_trajectory(scenario, env) for env in range(3)]
         together = Trajectory(*(np.concatenate([getattr(c, name) for c in columns], 1) for name in names))
         try:
-            found = returns(adapter.gae, together, gamma=0.5, lam=0.5)
+            all_returns = returns(adapter.gae, together, gamma=0.5, lam=0.5)
             for env, alone in enumerate(columns):
                 apart = returns(adapter.gae, alone, gamma=0.5, lam=0.5)[:, 0]
-                same(f"returns of environment {env} among three", found[:, env], apart, 1e-4)
+                same(f"returns of environment {env} among three", all_returns[:, env], apart, 1e-4)
             tried += 1
         except NotOffered:
             pass
@@ -165,7 +169,7 @@ def _three_steps(adapter: Adapter) -> Maker | None:
 
 
 def same_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
-    """Raise unless every drawn n-step transition stops at its own end or at the newest row; returns the drawn times."""
+    """Raise unless every n-step transition stops at its episode's end or at the newest row; returns the drawn times."""
     gamma, written = GAMMA, len(scenario)
     batch = probe.draw(40 * len(scenario.envs) * min(written, 20))
     rows = scenario.rows_of(batch.obs)

@@ -95,7 +95,7 @@ def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) ->
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if has_server else "spawn")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_save_for_ever, args=(make, shape, path, there), daemon=True)
+    child = context.Process(target=_save_repeatedly, args=(make, shape, path, there), daemon=True)
     child.start()
     there.close()
     try:
@@ -116,12 +116,12 @@ def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) ->
     return finished
 
 
-def _save_for_ever(make: Maker, shape: ReplayShape, path: str, said: Connection) -> None:
+def _save_repeatedly(make: Maker, shape: ReplayShape, path: str, pipe: Connection) -> None:
     probe = Probe(make(shape))
     for rows, step in enumerate(play([(20_000, "open")]).steps(), 1):
         probe.add(step)
         probe.replay.save(path)
-        said.send(min(rows, shape.capacity))
+        pipe.send(min(rows, shape.capacity))
 
 
 CASES = (

@@ -53,11 +53,11 @@ def whole_rows(adapter: Adapter) -> None:
 def _check(batch: ReplayBatch) -> None:
     """Raise unless all numbers of a row come from the same x."""
     x = batch.obs[:, 0]
-    said = np.stack([-batch.obs[:, 1], batch.action.reshape(-1) / 2, batch.reward / 3, batch.next_obs[:, 0] - 1], 1)
-    torn = (said != x[:, None]).any(1)
+    sources = np.stack([-batch.obs[:, 1], batch.action.reshape(-1) / 2, batch.reward / 3, batch.next_obs[:, 0] - 1], 1)
+    torn = (sources != x[:, None]).any(1)
     if torn.any():
         row = int(torn.argmax())
-        raise Differs(f"every field of row {x[row]:g}", f"fields of rows {figures(said[row])}")
+        raise Differs(f"every field of row {x[row]:g}", f"fields of rows {figures(sources[row])}")
 
 
 CASES = (Case("T19", "no torn row", "One thread writes while others sample.", "no torn row", whole_rows),)
