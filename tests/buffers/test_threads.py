@@ -1,12 +1,8 @@
-"""Threads: what is written, drawn and read at once is whole, and every pair of calls returns.
-
-RELIVE_THREAD_SECONDS says how long the long test goes on, half an hour without it.
-"""
+"""D: threads write, sample and read one buffer. Rows are complete, and every pair of calls returns."""
 
 from __future__ import annotations
 
 import atexit
-import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,9 +19,8 @@ import torch
 import relive as rl
 from tests.faults.traffic import Traffic
 from tests.tiers import select
-from tests.totals import tell
+from tests.totals import tell, trials
 
-LONG = float(os.environ.get("RELIVE_THREAD_SECONDS", "1800"))
 WATCHDOG = 60.0
 """No few short calls take this long, however busy the machine is."""
 REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
@@ -59,11 +54,12 @@ def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG
 class TestTraffic:
     """Four writers, four samplers, their updates of priorities and saves, on a ring of 64 rows with checksums."""
 
-    def assert_whole(self, traffic: Traffic, rows: int, seconds: float) -> None:
-        traffic.run(rows, seconds)
+    def assert_whole(self, traffic: Traffic, rows: int, seconds: float, *, min_saves: int = 0) -> None:
+        traffic.run(rows, seconds, min_drawn=1001, min_saves=min_saves)
         assert traffic.errors == []
         assert (traffic.torn, traffic.unknown) == (0, 0)
         assert traffic.drawn > 1000
+        assert traffic.saves >= min_saves
         assert len(traffic.replay) == 64
         traffic.count(traffic.replay[traffic.replay.ids()])
         assert (traffic.torn, traffic.unknown) == (0, 0)
@@ -71,9 +67,7 @@ class TestTraffic:
     @pytest.mark.promise("D1")
     @pytest.mark.parametrize("seconds", select(3, of=[3, 10]))
     def test_no_row_is_torn_or_unknown(self, seconds: int, tmp_path: Path) -> None:
-        traffic = Traffic(64, rl.Prioritized(), tmp_path)
-        self.assert_whole(traffic, rows=200_000, seconds=seconds)
-        assert traffic.saves >= 5
+        self.assert_whole(Traffic(64, rl.Prioritized(), tmp_path), rows=200_000, seconds=seconds, min_saves=5)
 
     # Rows of this size are copied without the GIL: only the buffer's lock keeps a reader from half a row.
     @pytest.mark.thorough
@@ -83,7 +77,7 @@ class TestTraffic:
 
     @pytest.mark.long
     def test_no_row_is_torn_or_unknown_for_half_an_hour(self, tmp_path: Path) -> None:
-        self.assert_whole(Traffic(1 << 12, rl.Prioritized(), tmp_path), rows=10**15, seconds=LONG)
+        self.assert_whole(Traffic(1 << 12, rl.Prioritized(), tmp_path), rows=10**15, seconds=trials("D1_LONG", 1_800))
 
 
 class TestCounts:

@@ -17,6 +17,8 @@ import relive as rl
 from tests.totals import tell
 
 WRITERS, SAMPLERS, ROWS = 4, 4, 64
+PATIENCE = 120.0
+"""Seconds after which the traffic ends without its minima."""
 HEADER = 16
 """Bytes in front of an observation's payload: its tag and the checksum of everything else."""
 
@@ -63,19 +65,23 @@ class Traffic:
     def written(self) -> int:
         return sum(self.begun)
 
-    def run(self, rows: int, seconds: float) -> None:
+    def run(self, rows: int, seconds: float, *, min_drawn: int = 0, min_saves: int = 0) -> None:
+        """Run until enough rows or seconds are over; longer on a busy machine, until the minima are reached."""
         works = [lambda env=env: self._write(env) for env in range(WRITERS)] + [self._sample] * SAMPLERS
         works += [self._save] if self.folder is not None else []
         threads = [threading.Thread(target=self._until_stopped, args=(work,), daemon=True) for work in works]
         start = time.monotonic()
         for thread in threads:
             thread.start()
-        while self.written < rows and time.monotonic() - start < seconds and not self.errors:
+        while not self.errors and (spent := time.monotonic() - start) < max(seconds, PATIENCE):
+            has_minima = self.drawn >= min_drawn and self.saves >= min_saves
+            if has_minima and (self.written >= rows or spent >= seconds):
+                break
             time.sleep(0.01)
         self._stop.set()
         for thread in threads:
             thread.join(60)
-        assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+        assert not any(thread.is_alive() for thread in threads), "a thread never ended"
         tell(
             f"D1: {self.written} rows of {self.width} bytes written, {self.drawn} observations read, {self.updated} "
             f"priorities updated, {self.saves} saves loaded in {time.monotonic() - start:.1f} s: {self.torn} torn, "

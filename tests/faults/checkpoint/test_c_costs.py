@@ -200,6 +200,14 @@ def cost(root: Path) -> tuple[str, str, float, float]:
     return kind, said, time.process_time() - began, grown
 
 
+def cheapest(root: Path, seconds: float, limit: float) -> float:
+    """The smallest of up to three costs: on a busy machine, one measurement may be too high."""
+    for _ in range(2):
+        if seconds >= limit:
+            seconds = min(seconds, apart(cost, root)[2])
+    return seconds
+
+
 SELECTED = ("a shape that overflows", "an unknown array of a known part", "60,000 arrays of a byte")
 
 
@@ -214,7 +222,7 @@ def test_a_forged_checkpoint_costs_little_and_an_older_one_is_tried(name: str, t
     assert kind == ("loaded" if is_newest else "CorruptCheckpoint"), said
     assert grown < 64
     most = 1 if is_newest else 6
-    assert seconds < most or apart(cost, tmp_path)[2] < most  # a busy machine may be slow once
+    assert cheapest(tmp_path, seconds, most) < most
     if is_newest:
         with pytest.raises(rl.CorruptCheckpoint, match="0000000[12]"):
             rl.load(tmp_path, number=2)
@@ -229,7 +237,7 @@ def test_a_forged_commit_costs_little(name: str, tmp_path: Path) -> None:
     assert kind in ("CorruptCheckpoint", "loaded"), said
     assert kind == "loaded" or "commit" in said
     assert grown < 64
-    assert seconds < 2
+    assert cheapest(tmp_path, seconds, 2) < 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, 1e300], ids=str)

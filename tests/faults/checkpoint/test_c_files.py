@@ -134,8 +134,25 @@ def test_what_lies_in_lock_and_tmp_does_not_matter(tmp_path: Path) -> None:
 Outcome = tuple[Counter[str], float, float, list[str]]
 
 
+LOAD_SECONDS = 1.0
+"""CPU seconds that a load of a small checkpoint may take at most."""
+
+
+def timed_load(root: Path) -> tuple[float, str, str]:
+    """Load a checkpoint; return the CPU seconds of this process, "loaded" or the type of the error, and its message."""
+    began, outcome, message = time.process_time(), "loaded", ""
+    try:
+        rl.load(root, number=2)
+    except BaseException as error:
+        outcome, message = type(error).__name__, str(error)
+    return time.process_time() - began, outcome, message
+
+
 def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
-    """Load each; what came of it, the longest time, the most memory, and what should not have been."""
+    """Load each manifest; return the counts of outcomes, the largest CPU time, the MiB of growth, and wrong errors.
+
+    A load that is too slow is measured again, because a busy machine makes one of many slow.
+    """
     outcomes, slowest, wrong = Counter[str](), 0.0, list[str]()
     rng, document = random.Random(seed), document_of(root, 2)
     with warnings.catch_warnings():
@@ -144,15 +161,14 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for i in range(bodies if isinstance(bodies, int) else len(bodies)):
             write(root, 2, body_of(forged(document, rng)) if isinstance(bodies, int) else bodies[i])
-            began = time.process_time()  # of this process: others may keep the machine busy
-            try:
-                rl.load(root, number=2)
-                outcomes["loaded"] += 1
-            except (rl.CorruptCheckpoint, rl.IncompatibleCheckpoint) as error:
-                outcomes[type(error).__name__] += 1
-            except BaseException as error:
-                wrong.append(f"{i}: {type(error).__name__}: {error}"[:300])
-            slowest = max(slowest, time.process_time() - began)
+            seconds, outcome, message = timed_load(root)
+            if seconds >= LOAD_SECONDS:
+                seconds = min(seconds, timed_load(root)[0])
+            slowest = max(slowest, seconds)
+            if outcome in ("loaded", "CorruptCheckpoint", "IncompatibleCheckpoint"):
+                outcomes[outcome] += 1
+            else:
+                wrong.append(f"{i}: {outcome}: {message}"[:300])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
     return outcomes, slowest, grown, wrong
 
@@ -167,7 +183,7 @@ def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None
     assert not wrong, [(list(bodies)[int(line.split(":")[0])], line) for line in wrong]
     assert len(bodies) >= 60
     assert not outcomes["loaded"]
-    assert slowest < 1
+    assert slowest < LOAD_SECONDS
     assert grown < 64
 
 
@@ -206,7 +222,7 @@ def forge(path: Path, count: int, seed: int) -> None:
         tell(f"C4: {kind}, manifests {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB, seed {seed}")
         assert not wrong, wrong[:5]
         assert outcomes["CorruptCheckpoint"] > outcomes["loaded"]
-        assert slowest < 1
+        assert slowest < LOAD_SECONDS
         assert grown < 64
 
 
