@@ -1,4 +1,4 @@
-"""A: the process dies, Ctrl-C, the power fails. What is loaded is the old checkpoint or the new one, bit for bit."""
+"""A: kills, Ctrl-C and power failures during a save. `load` returns the old checkpoint or the new one, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.totals import SEED, tell, trials
 
 
 def kill_saves(path: Path, count: int, seed: int) -> None:
-    """A1, at operations: spread over all of them, for all kinds."""
+    """A1: kill saves of all kinds of buffers at file operations, spread over all of them."""
     rng, phases, outcomes = random.Random(seed), Counter[str](), Counter[str]()
     known: dict[str, Any] = {}
     for kind in KINDS:
@@ -134,7 +134,7 @@ def test_many_kills_during_first_saves_leave_nothing_or_the_new(tmp_path: Path) 
 
 
 def interrupt_saves(path: Path, count: int, seed: int) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     rng, interrupted = random.Random(seed), 0
     for trial in range(count):
         kind, root = list(KINDS)[trial % len(KINDS)], path / f"{trial}"
@@ -171,7 +171,7 @@ def test_many_interrupts_leave_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = False) -> tuple[int, int]:
-    """A5 for one kind, of a save over another or of the first; returns how many prefixes and different states."""
+    """A5: fail the power during a later save or the first; return the numbers of prefixes and of distinct states."""
     rng, root = random.Random(seed), path / "root"
     old = None if first else old_checkpoint(kind, root)
     start = state_of(root)
@@ -194,7 +194,7 @@ def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = F
             expected = (new,) if prefix > committed else (old, new)
             assert one_of(found, *expected), f"seed {seed}: {kind}, power lost after {recorded.log[prefix - 1][:1]}"
             if len(tried) % 8 == 0:
-                with warnings.catch_warnings():  # what the power left is of another buffer now and then
+                with warnings.catch_warnings():  # the surviving checkpoint may belong to another buffer
                     warnings.filterwarnings("ignore", "save to .* checkpoints of another buffer")
                     buffer.save(path / "state")
                 assert equal(loaded(path / "state"), new), f"seed {seed}: {kind}, a save after {prefix} operations"

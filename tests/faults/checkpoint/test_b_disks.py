@@ -1,4 +1,4 @@
-"""B: disks that fail and disks that are full. A typed error, the old checkpoint, and a buffer as it was."""
+"""B: failing and full disks. `save` raises a typed error; the old checkpoint and the buffer stay unchanged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
             assert leftovers(root) == set(), f"{code} at {point}"
             assert one_of(loaded(root), old, new)
             assert equal(digest(rl.load(root, number=2)), old)
-        else:  # what cannot be removed now is removed by a later save
+        else:  # a later save removes the rest
             assert equal(loaded(root), new)
         assert equal(digest(buffer), new)
         buffer.save(root)
@@ -66,7 +66,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
 
 
 def leftovers(root: Path) -> set[str]:
-    """The files of a folder that no checkpoint in it needs."""
+    """Files of a folder that none of its checkpoints needs."""
     archive = Archive(root)
     needed = {name for number in archive.numbers() for name in archive.manifest(number).files}
     found = (path for folder in ("tmp", "segments", "state") for path in (root / folder).glob("*"))
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_pa
 
 
 def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -> None:
-    """Another process may be between its segments and its manifest, or reading."""
+    """Another process may be reading, or may have written its segments but not yet its manifest."""
     held: list[bool] = []
 
     class Watching(Files):

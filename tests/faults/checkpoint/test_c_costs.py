@@ -1,4 +1,4 @@
-"""C4: forged files that are small and ask for much: memory, time, or an error that nobody expects."""
+"""C4: small forged files that request much memory or time, or provoke an unexpected error."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ GIB = 1 << 30
 
 
 def zeros(nbytes: int) -> list[int]:
-    """The checksums of a file of zeros."""
+    """Return the checksums of a file of zeros."""
     whole = zlib.crc32(bytes(CHUNK))
     return [whole] * (nbytes // CHUNK) + ([zlib.crc32(bytes(nbytes % CHUNK))] if nbytes % CHUNK else [])
 
 
 def sparse(root: Path, arrays: list[Any], nbytes: int) -> None:
-    """Make the state a file of zeros that takes no room on the disk."""
+    """Replace the state by a sparse file of zeros."""
     document = document_of(root, 2)
     (root / "state" / document["state"]["name"]).write_bytes(b"")
     os.truncate(root / "state" / document["state"]["name"], nbytes)
@@ -54,7 +54,7 @@ def unknown_array_of_a_known_part(root: Path) -> None:
 
 
 def longer_state(root: Path, name: str, kind: str) -> None:
-    """An array that the buffer does have, a thousand times as long as it can be, and the others as they were."""
+    """Make one array of the state 1 GiB long and leave the other arrays unchanged."""
     old_checkpoint(kind, root)
     document = document_of(root, 2)
     path, arrays = root / "state" / document["state"]["name"], document["state"]["arrays"]
@@ -139,7 +139,7 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
 
 
 def commit(root: Path, change: Callable[[dict[str, Any], bytes], tuple[bytes, bytes]]) -> None:
-    """Write the commits of a new disk memory again, with right checksums."""
+    """Create disk memory and rewrite its commits through `change`, with correct checksums."""
     with rl.ReplayBuffer(64, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.disk(root)) as replay:
         replay.add(np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
     for path in root.glob("commit?"):
@@ -187,7 +187,7 @@ COMMITS: dict[str, Callable[[Path], None]] = {
 
 
 def cost(root: Path) -> tuple[str, str, float, float]:
-    """Load a folder: the error and its message, the seconds of this process, and the MiB that it grew by."""
+    """Load a folder; return the type and message of the error, the CPU seconds, and the growth in MiB."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
@@ -201,7 +201,7 @@ def cost(root: Path) -> tuple[str, str, float, float]:
 
 
 def cheapest(root: Path, seconds: float, limit: float) -> float:
-    """The smallest of up to three costs: on a busy machine, one measurement may be too high."""
+    """Measure up to twice more while a cost exceeds the limit; return the smallest: a busy machine inflates some."""
     for _ in range(2):
         if seconds >= limit:
             seconds = min(seconds, apart(cost, root)[2])
@@ -259,7 +259,7 @@ def test_numbers_of_a_sampler_on_disk_that_cannot_be_are_refused(
     except rl.CorruptCheckpoint:
         return
     assert not closes
-    assert (place, value) == (0, 1e300)  # a large priority, but one
+    assert (place, value) == (0, 1e300)  # large, but a valid priority
     loaded.check()
     loaded.close()
 

@@ -1,4 +1,4 @@
-"""C: files that are not what was saved: damaged, forged, planted, or made for something else."""
+"""C: damaged, forged and planted files, and checkpoints of something else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.totals import SEED, tell, trials
 
 
 def checked_files(root: Path, number: int = 2) -> list[Path]:
-    """The files that the checkpoint consists of."""
+    """Return the files of a checkpoint."""
     document = document_of(root, number)
     segments = [root / "segments" / segment["name"] for segment in document["segments"]]
     manifest = root / "manifests" / f"{number:08}.json"
@@ -96,7 +96,7 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
 
 
 def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
-    """Also that of its version, from 1 to 0, which no checksum covers."""
+    """This includes the version, which no checksum covers."""
     old_checkpoint("distillation", tmp_path)
     manifest = checked_files(tmp_path)[1]
     data = manifest.read_bytes()
@@ -128,7 +128,7 @@ def test_what_lies_in_lock_and_tmp_does_not_matter(tmp_path: Path) -> None:
     assert equal(digest(rl.load(tmp_path)), old)
 
 
-# Forged manifests, read in a process of their own, whose memory is measured
+# Forged manifests, loaded in a new process, whose memory is measured
 
 
 Outcome = tuple[Counter[str], float, float, list[str]]
@@ -236,11 +236,11 @@ def test_a_million_generated_manifests(tmp_path: Path) -> None:
     forge(tmp_path, trials("C4_LONG", 1_000_000), SEED)
 
 
-# Forged numbers: whole files with right checksums, in which no buffer can be
+# Forged numbers: intact files with correct checksums and impossible contents
 
 
 def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Load each; what came of it, and what should not have been: another error, or a buffer that does not work."""
+    """Load forged states; return the counts of outcomes, and failures: other errors, or buffers that do not work."""
     outcomes, wrong, rng = Counter[str](), list[str](), random.Random(seed)
     original = State(root, 2)
     with warnings.catch_warnings():
@@ -259,11 +259,11 @@ def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[s
 
 
 CHECK = {kind: kind.check for kind in (rl.ReplayBuffer, rl.RolloutBuffer, rl.DistillationBuffer)}
-"""As they are now: a loader that is broken on purpose has none."""
+"""The original `check` of each class: canaries replace it."""
 
 
 def live_on(kind: str, buffer: Any) -> None:
-    """A buffer that was loaded is one, though its rewards may be no priorities, and its flags or counts in the way."""
+    """Use a loaded buffer; forged rewards, flags and counts may be refused, but must not break it."""
     CHECK[type(buffer)](buffer)
     for n in range(60, 64):
         with suppress(rl.PriorityError, rl.NotReadyError, OverflowError):
@@ -293,7 +293,7 @@ def test_many_generated_states_are_refused_or_are_buffers(tmp_path: Path) -> Non
 
 
 def no_transition(kinds: torch.Tensor) -> None:
-    """Make the first transition something else."""
+    """Change the kind of the first transition."""
     kinds.view(-1)[int((kinds.view(-1) == 1).nonzero()[0])] = 2
 
 
@@ -366,7 +366,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -
 
 
 def grown_checkpoint(kind: str, root: Path) -> None:
-    """As `old_checkpoint`, and in the middle of everything: an epoch has begun, final observations are kept."""
+    """Save as `old_checkpoint` does, but within an epoch and with stored final observations."""
     buffer = KINDS[kind].make()
     for n in range(26):
         KINDS[kind].act(buffer, n)
@@ -388,7 +388,7 @@ class Planted:
 
 
 def planted(root: Path, outside: Path, what: str) -> None:
-    """Put something in place of a file or a folder."""
+    """Replace a file or folder by something else."""
     name, kind = what.split(" as ")
     target = {
         "manifest": root / "manifests" / "00000002.json",
@@ -415,7 +415,7 @@ PLANTS = [f"{name} as {kind}" for name in _NAMES for kind in ("link", "fifo", "d
 
 
 def watch_load(root: Path) -> tuple[str, list[str]]:
-    """Load under an audit hook; the error, and every forbidden event."""
+    """Load under an audit hook; return the error and every forbidden event."""
     seen: list[str] = []
     watching = [False]
 
@@ -511,7 +511,7 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
         live = KINDS[kind].make()
         before = digest(live)
         with pytest.raises(rl.IncompatibleCheckpoint):
-            live.save(root)  # a newer folder is not written to
+            live.save(root)  # a folder of a newer format is not written to
         assert equal(digest(live), before)
         count += 2
     for kind, other in (("uniform", "rollout"), ("rollout", "distillation"), ("distillation", "uniform")):

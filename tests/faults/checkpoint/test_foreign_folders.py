@@ -1,4 +1,4 @@
-"""Folders that hold somebody else's files: nothing of them is deleted, and a folder that is not ours is refused."""
+"""Folders with foreign files: `save` deletes none of them, and refuses a folder that is no checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THEIRS = ("tmp/thesis.tex", "state/optimizer.pt", "segments/video.mp4", "manifes
 
 
 def contents(root: Path) -> dict[str, bytes | str]:
-    """Every file and link below a folder."""
+    """Return every file and link below a folder."""
     found = sorted(path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
     return {
         str(path.relative_to(root)): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found
