@@ -1,4 +1,4 @@
-"""Looping over a buffer is refused, with the name of what to loop over instead."""
+"""Iterating a buffer raises an error that names what to iterate instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import relive as rl
 
 
 def replay() -> rl.ReplayBuffer:
-    """Six steps of three, of which the ring keeps the newest: a loop would begin with rows that are gone."""
+    """Return a buffer of three rows after six steps: a loop over indices would begin with overwritten rows."""
     buffer = rl.ReplayBuffer(4, obs=1, action=(), seed=0)
     for t in range(6):
         buffer.add([float(t)], 0.0, 1.0, t % 3 == 2, False, [t + 1.0])

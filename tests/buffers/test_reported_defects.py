@@ -1,4 +1,4 @@
-"""Defects that a hostile review found, each with one test."""
+"""Defects found by a hostile review, each with one test."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sequences_of_unsigned_observations_are_read_by_torch_ops() -> None:
 
 
 class Shifting(rl.Sampler):
-    """A sampler that changes what the storage has drawn, behind torch's back."""
+    """A sampler that modifies the drawn slots through numpy, unseen by torch."""
 
     def sample(self, count: int) -> Any:
         slots = self.storage.draw(count, self.rng)
@@ -89,7 +89,7 @@ def test_readers_refuse_what_they_do_not_know(tmp_path: Path) -> None:
 
 
 ABSENT = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
-"""A device that this machine lacks."""
+"""A device that this machine does not have."""
 
 
 def rollout() -> rl.RolloutBuffer:

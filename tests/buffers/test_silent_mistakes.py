@@ -1,4 +1,4 @@
-"""Mistakes that a step gives away: a wrong autoreset mode, memory that is used again, rewards that are no numbers."""
+"""Mistakes that a step reveals: a wrong autoreset mode, reused memory, rewards that are NaN."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cartpole(mode: str, seed: int = 0) -> Any:
 
 
 def play(env: Any, steps: int, *, forgets: bool = False) -> Iterator[tuple[Any, Any, Any]]:
-    """Steps of a random policy; `forgets` is a loop without `obs = step[0]`."""
+    """Add steps of a random policy; `forgets` omits `obs = step[0]` from the loop."""
     obs = env.reset(seed=0)[0]
     for _ in range(steps):
         action = env.action_space.sample()
@@ -167,7 +167,7 @@ class TestRolloutSteps:
 
         def run() -> None:
             for t in range(8):
-                obs[:] = t + 1  # a step in place
+                obs[:] = t + 1  # the environment steps in place
                 rollout.add(obs, np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
 
         (message,) = messages(run)

@@ -1,4 +1,4 @@
-"""States that are handed out and taken in: memory stays where the core knows it, and numbers are verified first."""
+"""`state` and `load_state`: memory stays in place for the native core, and numbers are verified first."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_state_that_cannot_be_is_refused_whole(sampler: str | None, change: Ca
 
 
 def test_a_state_stays_the_callers() -> None:
-    """A loaded state is copied: changing it later changes no buffer."""
+    """`load_state` copies: changing the state later does not change the buffer."""
     for sampler in SAMPLERS.values():
         source, replay = lived(made(sampler)), made(sampler)
         source.sample(3)
@@ -177,7 +177,7 @@ def test_a_state_stays_the_callers() -> None:
         assert digest(replay) == before
 
 
-@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # observations jump on purpose
 @pytest.mark.parametrize("usual", select(40, of=[40, 150]))
 def test_states_with_random_numbers_load_or_change_nothing(usual: int) -> None:
     random, loaded, count = np.random.default_rng(SEED), 0, trials("STATES", usual)
@@ -209,7 +209,7 @@ def test_states_with_random_numbers_load_or_change_nothing(usual: int) -> None:
 
 @pytest.mark.parametrize("envs", [1, 3])
 def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(envs: int) -> None:
-    """The tensors of a state share memory: nothing of what is written there may lead out of the columns."""
+    """The tensors of a state share the buffer's memory; no number written there may cause access outside the columns."""
     random = np.random.default_rng(SEED)
     hostile = [-(2**63), -(2**63) + 1, -(2**62), -100_000, -1, 0, 7, 10**12, 2**62, 2**63 - 2, 2**63 - 1]
     for _ in range(trials("HEADS", 60)):
@@ -235,7 +235,7 @@ def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(
             for view in (None, rl.Transition() if stored else rl.Sequence(3, burn_in=2)):
                 try:
                     replay.sample(4, view)
-                except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 is none
+                except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 counts as 0
                     continue
 
 

@@ -34,12 +34,14 @@ def tag_of(row: np.ndarray) -> int | None:
 
 
 class Board:
-    """Numbers [processes, columns] that all processes see and each writes its own row of; kept in a file that has no
-    name and so cannot be forgotten."""
+    """Counters [processes, columns] in shared memory, of which each process writes one row.
+
+    The file is anonymous: it disappears with the last process.
+    """
 
     COLUMNS = ("done", "began", "seen", "torn", "unknown", "mended", "pause")
-    """Steps written; steps begun; observations read; of them torn; of rows nobody wrote; steps that were undone for a
-    process that died; the longest time between two calls, in microseconds."""
+    """Steps written; steps begun; observations read; torn observations; observations never written; steps undone after
+    a kill; the longest time between two calls in microseconds."""
 
     def __init__(self, file: int | None = None, owner: int | None = None) -> None:
         size = 64 * len(self.COLUMNS) * 8

@@ -1,4 +1,4 @@
-"""A8: Ctrl-C at every point of a public call leaves it whole or absent."""
+"""A8: Ctrl-C at any point of a public call leaves its effect complete or absent."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::relive.DataWarning"),  # steps that lead nowhere
+    pytest.mark.filterwarnings("ignore::relive.DataWarning"),  # steps do not continue each other
     pytest.mark.filterwarnings("ignore:load. .* memory became own memory"),
-    # Python prints and forgets what is raised in the callback of a weak reference.
+    # Python prints and drops an exception raised in the callback of a weak reference.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -40,13 +40,13 @@ PATIENCE = 10.0
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     gc.collect()
-    gc.disable()  # a signal that is delivered in a finalizer is printed and lost
+    gc.disable()  # Python prints and drops an exception raised in a finalizer
     with handler():
         yield
     gc.enable()
 
 
-# What a buffer is
+# State of a buffer
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -54,7 +54,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def state_of(buffer: Any) -> dict[str, Any]:
-    """Everything that a buffer is, but for its generator: what may be read, saved and drawn."""
+    """Return the state of a buffer without its generator: everything that can be read, saved and sampled."""
     values, arrays = buffer.state()
     state = {f"array {name}": bits(x) for name, x in arrays.items() if not name.startswith("random")}
     state |= {f"value {name}": repr(value) for name, value in values.items() if name != "random"}
@@ -63,7 +63,7 @@ def state_of(buffer: Any) -> dict[str, Any]:
         rows = buffer[buffer.ids()]
         state |= {f"row {name}": bits(rows[name]) for name in names}
         state["traffic"] = bits(buffer._traffic)
-    if isinstance(buffer, rl.RolloutBuffer):  # the row after the stored ones may hold half of a step
+    if isinstance(buffer, rl.RolloutBuffer):  # the row after the stored ones may hold a partial step
         for i, tensor in enumerate(buffer._storage.tensors):
             state[f"array rows.column{i}"] = bits(tensor[: num_steps(buffer)]) if len(tensor) > 1 else b""
     if isinstance(buffer, rl.DistillationBuffer):
@@ -86,18 +86,18 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 @dataclass
 class Call:
-    """A public call that is tried at every point; `prepare` is called before, without signals."""
+    """A public call to interrupt; `prepare` runs before it, without signals."""
 
     name: str
     make: Callable[[Any, int], Callable[[], Any]]
     prepare: Callable[[Any, int], Any] | None = None
     draws: bool = False
-    """Parts of the sampler may each be as before or as after."""
+    """Whether each part of the sampler may be in its old or new state."""
 
 
 @dataclass
 class Trial:
-    """A buffer that is interrupted, beside one that is not."""
+    """A buffer that is interrupted, and a twin that is not."""
 
     live: Any
     twin: Any
@@ -122,13 +122,13 @@ class Trial:
             action = call.make(self.live, self.number)
             try:
                 wrong = self._wrong(call, before, interrupted(action, at))
-            except Exception as error:  # the buffer is broken: whatever is raised now is the failure
+            except Exception as error:  # the buffer is broken: report its error as the failure
                 wrong = [f"{type(error).__name__}: {error}"]
             self.tried += 1
             assert not wrong, f"{call.name} at {at} ({place} of {len(places)}): {wrong}"
 
     def _prepared(self, call: Call, *, traced: bool = True) -> list[int]:
-        """Go to the next number; returns the points of that call, made on the twin."""
+        """Advance the step number and prepare both buffers; return the points of the call, traced on the twin."""
         self.number += 1
         if call.prepare is not None:
             for buffer in (self.live, self.twin):
@@ -158,12 +158,12 @@ class Trial:
         if not call.draws and difference(now, after):
             call.make(live, self.number)()
             return difference(state_of(live), after)
-        if call.draws:  # neither is ahead of the other
+        if call.draws:  # both samplers continue from the same state
             self._synchronise()
         return []
 
     def _left_behind(self) -> list[str]:
-        """What an interrupt may leave beside the buffer's state."""
+        """Return what an interrupt left outside the buffer's state: a held lock, disabled gradients."""
         if not is_free(self.live._lock, PATIENCE):
             return ["the lock is held"]
         if not torch.is_grad_enabled():
@@ -187,7 +187,7 @@ class Trial:
 
 
 def step(number: int, envs: int = NUM_ENVS) -> dict[str, Any]:
-    """Steps whose numbers tell where they come from; an episode ends now and then."""
+    """Return a step with recognisable numbers; every seventh step ends an episode."""
     obs = np.arange(envs, dtype=np.float32) * 1000 + number
     ends = np.array([(number + env) % 7 == 0 for env in range(envs)])
     return {
@@ -204,7 +204,7 @@ EXTRA = {"mark": rl.Mutable(rl.Field()), "number": rl.Field((), torch.int64)}
 
 
 def made(where: Any, sampler: Any, **settings: Any) -> rl.ReplayBuffer:
-    is_shared = rl.Memory.of(where).is_shared  # which refuses statistics
+    is_shared = rl.Memory.of(where).is_shared  # shared memory refuses statistics
     return rl.ReplayBuffer(
         CAPACITY, obs=2, action=(), num_envs=NUM_ENVS, sampler=sampler, device=where, extra=EXTRA, seed=0,
         **({} if is_shared else {"stats": rl.EpisodeStats(NUM_ENVS, window=4), "norm": {"obs": rl.RunningNorm(2)}}),
@@ -280,11 +280,11 @@ def sample_steps(buffer: Any, number: int) -> Callable[[], Any]:
 
 
 COPIES: dict[int, Any] = {}
-"""States that buffers have left behind."""
+"""Earlier states of buffers by `id`."""
 
 
 def copy_state(buffer: Any, number: int) -> None:
-    """A state that the buffer has left behind."""
+    """Copy the state of a buffer, then change the buffer."""
     taken = buffer.state_dict()
     COPIES[id(buffer)] = {**taken, "rows": _copied(taken["rows"]), "arrays": _copied(taken["arrays"])}
     add_more(buffer, number, 2)
@@ -336,7 +336,7 @@ def call_names(place: str, sampler: str, autoreset: str | None) -> list[str]:
 
 
 def tried(folder: Path, place: str, name: str, most: int, seed: int, autoreset: str | None) -> int:
-    """Interrupt the calls of one kind of replay buffer; returns at how many points."""
+    """Interrupt the calls of one kind of replay buffer; return the number of interrupts."""
     sampler = SAMPLERS[name][0]
     with rl.kernels.force_torch() if place == "torch" else nullcontext():
         folders = [folder / f"{place} {name} {i}" for i in range(2)]
@@ -358,7 +358,7 @@ def memory(place: str, folder: Path) -> Any:
     return rl.Memory.disk(folder) if place == "disk" else "cpu"
 
 
-# Rollouts and rows to imitate
+# Rollout and distillation buffers
 
 
 def rollout(**settings: Any) -> rl.RolloutBuffer:
@@ -376,7 +376,7 @@ def rollout_step(number: int) -> dict[str, Any]:
 
 
 def room(buffer: rl.RolloutBuffer, number: int) -> None:
-    """Make room for a step after one whose advantage is known, or after few steps."""
+    """Make room for one more step; after three steps, compute advantages first."""
     if num_steps(buffer) == buffer.num_steps:
         buffer.clear()
     if num_steps(buffer) == 3:
@@ -452,7 +452,7 @@ DISTILLATION_CALLS = [
 
 
 def tried_others(folder: Path, place: str, most: int, seed: int) -> int:
-    """Interrupt the calls of rollouts and of rows to imitate; returns at how many points."""
+    """Interrupt the calls of rollout and distillation buffers; return the number of interrupts."""
     with rl.kernels.force_torch() if place == "torch" else nullcontext():
         live, twin = (rollout(autoreset="NEXT_STEP") for _ in range(2))
         trial = Trial(live, twin, folder / f"{place} rollout", random.Random(seed))
@@ -496,7 +496,7 @@ MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED", None)
 @pytest.mark.promise("A8")
 @pytest.mark.parametrize("place", PLACES)
 def test_interrupted_calls_of_every_kind_and_mode_are_whole_or_absent(tmp_path: Path, place: str) -> None:
-    """Rounds over all calls: short ones at every point, long ones at other points in each round."""
+    """Each round tries every point of short calls and different points of long ones."""
     require_place(place)
     cases = [(mode, name) for mode in MODES for name in SAMPLERS]
     num_calls = sum(len(call_names(place, name, mode)) for mode, name in cases)
@@ -525,7 +525,7 @@ def test_a_rate_limit_counts_what_was_added() -> None:
 
 @pytest.mark.promise("A8")
 def test_disk_memory_that_is_being_closed_is_open_or_closed(tmp_path: Path) -> None:
-    """An interrupted `close()` may be called again, and others can have the folder then."""
+    """An interrupted `close()` can be repeated and releases the folder."""
     require_place("disk")
 
     def opened(number: int) -> rl.ReplayBuffer:
@@ -559,7 +559,7 @@ def test_a_buffer_that_is_filled_leaves_gradients_as_they_were() -> None:
 
 
 def test_real_signals_leave_a_write_whole_or_absent() -> None:
-    """The timer of the system instead of a trace function: what is simulated above is what happens."""
+    """A system timer instead of a trace function confirms the simulation of the other tests."""
     live, twin = (made("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
     rng, number, done = random.Random(SEED), 0, 0
     for _ in range(trials("A8_REAL", 100)):
@@ -595,7 +595,7 @@ def test_real_signals_leave_a_write_whole_or_absent() -> None:
 
 
 def found_wrong(folder: Path, place: str = "heap") -> str:
-    """What the check says of a variant."""
+    """Return the failure that the check reports for a broken variant."""
     with pytest.raises(AssertionError) as caught:
         tried(folder, place, "prioritized", 40, SEED, autoreset="SAME_STEP")
     return str(caught.value)

@@ -25,7 +25,7 @@ ROWS = 256 - 256 % WRITERS
 PATIENCE = 120.0
 """Seconds that a replaced writer has for its first step on a busy machine."""
 STALL = 5_000_000
-"""Microseconds that nobody may wait for a process that was killed."""
+"""Longest permitted wait for a killed process, in microseconds."""
 pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 
 
@@ -50,7 +50,7 @@ def samplers(replay: rl.ReplayBuffer, board: Board, batch_size: int) -> Iterator
 
 
 def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
-    """E1: writers and samplers at once."""
+    """E1: run writers and samplers at the same time."""
     replay, board = shared(width, sampler), Board()
     start = time.monotonic()
     steps = rows // WRITERS
@@ -62,7 +62,7 @@ def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
         for process in writers:
             process.join(max(seconds - (time.monotonic() - start), 0.1))
         late = [process for process in writers if process.is_alive()]
-        for process in late:  # the time is over; the machine is slow
+        for process in late:  # the time is over on a slow machine
             process.kill()
             process.join()
         assert late or all(process.exitcode == 0 for process in writers)
@@ -73,7 +73,7 @@ def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
         last = int(board[env, "done"])
         expected = torch.arange(last - min(last, ROWS // WRITERS), last)
         lost = expected[~torch.isin(expected, kept)]
-        # A step that was killed is undone, and takes the oldest rows along.
+        # Undoing the step of a killed writer drops a few of the oldest rows.
         assert len(lost) <= (5 if late else 0), lost
     look(replay[replay.ids()], board, 60)
     tell(
@@ -85,7 +85,7 @@ def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
 
 
 def killing(width: int, kills: int, sampler: Any, seed: int) -> Board:
-    """E3: a random writer is killed every 100 ms and another goes on in its place."""
+    """E3: kill a random writer every 100 ms and start another in its place."""
     replay, board = shared(width, sampler), Board()
     random_ = random.Random(seed)
     start = time.monotonic()
@@ -174,6 +174,6 @@ def test_nothing_is_left_behind_by_processes_that_were_all_killed(tmp_path: Path
     assert killed(share_and_die, tmp_path / "told")
     assert "1 of 64 rows" in (tmp_path / "told").read_text()
     deadline = time.monotonic() + PATIENCE
-    while left := set(Path("/dev/shm").iterdir()) - before:  # tests beside this one have files there for a moment
+    while left := set(Path("/dev/shm").iterdir()) - before:  # parallel tests have files there for a moment
         assert time.monotonic() < deadline, left
         time.sleep(0.01)

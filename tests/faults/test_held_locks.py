@@ -1,4 +1,4 @@
-"""Locks whose holder is stopped, and files that cannot be opened for the moment: typed errors, in time."""
+"""Locks of stopped processes and temporarily unreadable files: typed errors within the time limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE = 0.5
 
 @contextmanager
 def stopped(hold: Any, argument: Any) -> Iterator[None]:
-    """A process that has taken a lock, and was stopped with it."""
+    """Run a process that acquires a lock, and stop it."""
     here, there = CONTEXT.Pipe(duplex=False)
     process: Any = CONTEXT.Process(target=hold, args=(argument, there))
     process.start()
@@ -56,7 +56,7 @@ def hold_buffer(handle: Any, told: Any) -> None:
 
 
 def impatient(call: str, argument: Any) -> tuple[str, str, float]:
-    """The error of a call that waits for at most `PATIENCE`, and how long it took."""
+    """Run a call with a lock timeout of `PATIENCE`; return its error, message and duration."""
     locking.LOCK_SECONDS = PATIENCE
     buffer = rl.ReplayBuffer(8, 2, 1)
     calls: dict[str, Any] = {
@@ -84,7 +84,7 @@ def test_a_folder_whose_holder_is_stopped_is_given_up(tmp_path: Path, call: str)
 
 
 def shared_calls(handle: Any) -> dict[str, tuple[str, str, float]]:
-    """What becomes of calls of a shared buffer whose lock another process has."""
+    """Call a shared buffer whose lock another process holds; return each call's error, message and duration."""
     locking.LOCK_SECONDS = PATIENCE
     row = (np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
     replay = rl.connect(handle)
@@ -114,7 +114,7 @@ def test_a_shared_buffer_whose_holder_is_stopped_is_given_up_and_goes_on_later()
         assert kind == "TimeoutError", name
         assert "shared buffer: expected its lock within 0.5 s, got it held by another process (thread " in said
         assert seconds < 30
-    assert len(replay) == 3  # the holder was killed, and its lock handed on
+    assert len(replay) == 3  # the kernel released the lock of the killed process
     replay.check()
 
 
@@ -122,7 +122,7 @@ def test_a_shared_buffer_whose_holder_is_stopped_is_given_up_and_goes_on_later()
 
 
 def failing(number: int, folder: str) -> type[Files]:
-    """Files of which those of the newest checkpoint cannot be opened."""
+    """Return `Files` that cannot open the files of the newest checkpoint."""
 
     class Failing(Files):
         def open(self, name: str) -> int:
@@ -145,7 +145,7 @@ def test_what_cannot_be_opened_now_is_not_taken_for_damage(tmp_path: Path, folde
 
 
 def load_with_few_files(root: Path, more: int) -> str:
-    """Load where so many files may be opened beside those that are open; which checkpoint it was, or the error."""
+    """Load with a limit of `more` further open files; return the number of the loaded checkpoint or the error."""
     spare = os.open(os.devnull, os.O_RDONLY)
     os.close(spare)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""A process is killed while it writes rows back, in shared memory or on disk: each row is old or new, never mixed."""
+"""A process is killed while it rewrites rows in shared or disk memory: each row is old or new, never mixed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"),
 
 
 def killed_while_writing(where: Any, counts: Path, seconds: float, *, careless: bool = False) -> tuple[int, int]:
-    """Kill a process some time after its first pass; returns the last pass that was begun and that was done."""
+    """Kill a process some seconds after its first pass; return the last passes begun and done."""
     process: Any = CONTEXT.Process(target=rewriter.rewrite_for_ever, args=(where, counts, careless))
     told = np.memmap(counts, np.int64, "r", shape=(2,))
     before = int(told[1])
@@ -37,10 +37,10 @@ def killed_while_writing(where: Any, counts: Path, seconds: float, *, careless: 
 
 
 def require_whole(replay: rl.ReplayBuffer, begun: int, done: int) -> bool:
-    """Every row is whole and of the last pass or the one before; returns whether there are rows of both."""
+    """Assert that every row is of the last pass or the one before; return whether both occur."""
     rows = replay[replay.ids()]
     assert len(rows) >= rewriter.ROWS - 1
-    assert not torn_rows(rows), "half of a row"
+    assert not torn_rows(rows), "a torn row"
     marks = set(rows["mark"].tolist())
     assert marks <= {begun, done}, f"rows of the passes {marks}, got to {done}, begun {begun}"
     replay.check()
@@ -94,7 +94,7 @@ def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
-    """Canary: without the journal, a kill leaves half of a row."""
+    """Canary: without the journal, a kill leaves a torn row."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())
     fill(replay)
@@ -110,7 +110,7 @@ def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_copy_beside_the_lock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Canary: mutable fields that are copied without the lock are read while another process writes them."""
+    """Canary: mutable fields copied without the lock are torn by another process."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())
     fill(replay)

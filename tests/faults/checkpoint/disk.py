@@ -145,8 +145,8 @@ class Recorded:
 def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Random) -> State:
     """Return a possible state of the disk when the power fails after the operations of `log`.
 
-    Bytes that were not synchronised are there, or not, or in part, or zero; names of a folder that was not synchronised
-    (those of other folders too) are there or not, each for itself.
+    Unsynchronised bytes are complete, missing, partial or zero. Each file name in an unsynchronised folder exists or
+    not, independently of other names.
     """
     data: dict[int, bytes] = {}
     safe: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Folders that others made, damaged or have open: typed errors, and never a row that was not written."""
+"""Disk folders that are foreign, damaged or open elsewhere: typed errors, and never a wrong row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUT = Layout(3, 40, options={"sampler": rl.Prioritized()})
 
 
 def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
-    """Memory with rows in it; what was written there, for `verify`."""
+    """Create disk memory with rows; return the arguments of `verify`."""
     layout = LAYOUT
     replay, clock = layout.make(rl.Memory.disk(root)), np.zeros(layout.envs, np.int64)
     for turn in range(turns):
@@ -40,7 +40,7 @@ def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
 
 
 def outcome(root: Path, lives: list[Any]) -> str:
-    """What becomes of a damaged folder; a row that is wrong is an AssertionError."""
+    """Load a damaged folder and return the outcome; a wrong row is an AssertionError."""
     try:
         replay = rl.load(root, rl.ReplayBuffer)
     except rl.CheckpointError as error:
@@ -75,7 +75,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
             else:
                 os.truncate(file, size + change)
             found = outcome(tmp_path / "damaged", lives)
-            # Of two commits one is enough, and that the memory was closed is in the newer: rows since are looked at.
+            # One of two commits is enough. Only the newer one records the close: without it, later rows are verified.
             may_be = {"CorruptCheckpoint", "exact"} if path.name.startswith("commit") else {"CorruptCheckpoint"}
             may_be |= {"NoCheckpoint", "IncompatibleCheckpoint"} if path.name == "FORMAT" else set()
             assert found in may_be, (path.name, change, found)
@@ -253,7 +253,7 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os.close(writer)
         os.read(reader, 1)
         os._exit(0)
-    del replay  # as if killed: the lock goes with this process's file
+    del replay  # as after a kill: closing this process's file releases the lock
     try:
         rl.load(tmp_path / "memory", rl.ReplayBuffer).close()
     finally:
@@ -292,7 +292,7 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
 
 
 def refuse_to_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk give a read error for a file."""
+    """Make reads of a file fail."""
     whole = Files.open
 
     def fail(files: Files, wanted: str) -> int:
@@ -306,7 +306,7 @@ def refuse_to_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read error may pass: to go back to the commit before would give up what was acknowledged."""
+    """A read error may be temporary: falling back to the older commit would lose acknowledged rows."""
     lives = made(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
@@ -344,7 +344,7 @@ def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
     with monkeypatch.context() as patch:
 
         def fail(*_: Any) -> None:
-            patch.undo()  # the disk answers again
+            patch.undo()  # the disk works again
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         patch.setattr(Files, operation, fail)
