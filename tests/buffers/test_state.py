@@ -209,7 +209,7 @@ def test_states_with_random_numbers_load_or_change_nothing(usual: int) -> None:
 
 @pytest.mark.parametrize("envs", [1, 3])
 def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(envs: int) -> None:
-    """The tensors of a state share the buffer's memory; no number written there may cause access outside the columns."""
+    """The tensors of a state share the buffer's memory; no number in them may cause access outside the columns."""
     random = np.random.default_rng(SEED)
     hostile = [-(2**63), -(2**63) + 1, -(2**62), -100_000, -1, 0, 7, 10**12, 2**62, 2**63 - 2, 2**63 - 1]
     for _ in range(trials("HEADS", 60)):

@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 NUM_ENVS, CAPACITY = 2, 24
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds that a thread waits for the lock of a buffer."""
 
 
@@ -59,22 +59,17 @@ def state_of(buffer: Any) -> dict[str, Any]:
     state = {f"array {name}": bits(x) for name, x in arrays.items() if not name.startswith("random")}
     state |= {f"value {name}": repr(value) for name, value in values.items() if name != "random"}
     if isinstance(buffer, rl.ReplayBuffer):
-        names = ("obs", "action", "reward", "next_obs", *buffer._schema.names[5:]) if len(buffer) else ()
         rows = buffer[buffer.ids()]
-        state |= {f"row {name}": bits(rows[name]) for name in names}
+        state |= {f"row {name}": bits(rows[name]) for name in rows.keys()}
         state["traffic"] = bits(buffer._traffic)
     if isinstance(buffer, rl.RolloutBuffer):  # the row after the stored ones may hold a partial step
         for i, tensor in enumerate(buffer._storage.tensors):
-            state[f"array rows.column{i}"] = bits(tensor[: num_steps(buffer)]) if len(tensor) > 1 else b""
+            state[f"array rows.column{i}"] = bits(tensor[: buffer.num_stored]) if len(tensor) > 1 else b""
     if isinstance(buffer, rl.DistillationBuffer):
         ring = buffer._ring
         rows = torch.arange(ring.oldest, ring.head) % ring.capacity
         state |= {f"row {i}": bits(column[rows]) for i, column in enumerate(buffer._columns)}
     return state
-
-
-def num_steps(buffer: rl.RolloutBuffer) -> int:
-    return buffer._storage.num_stored
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
@@ -377,9 +372,9 @@ def rollout_step(number: int) -> dict[str, Any]:
 
 def room(buffer: rl.RolloutBuffer, number: int) -> None:
     """Make room for one more step; after three steps, compute advantages first."""
-    if num_steps(buffer) == buffer.num_steps:
+    if buffer.num_stored == buffer.num_steps:
         buffer.clear()
-    if num_steps(buffer) == 3:
+    if buffer.num_stored == 3:
         buffer.compute_advantage(np.full(NUM_ENVS, number, np.float32), bootstrap_truncated=False)
 
 
@@ -424,7 +419,7 @@ def advantage(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
 
 
 def attached(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
-    return partial(buffer.attach, note=torch.full((num_steps(buffer), NUM_ENVS), float(number)))
+    return partial(buffer.attach, note=torch.full((buffer.num_stored, NUM_ENVS), float(number)))
 
 
 ROLLOUT_CALLS = [

@@ -249,7 +249,7 @@ def test_a_distillation_buffer_passes_a_border_as_if_it_were_none(backend: str, 
         ):
             for mine, theirs in zip(read(buffer), read(twin), strict=True):
                 assert_equal_batches(mine, theirs, start)
-        newest = twin._ring.head - 1
+        newest = 3 * (t + 1) + (t + 1) // 4 - 1
         assert_equal_batches(buffer[[newest + start]], twin[[newest]], start)
         for wrong in (newest + 1 + start, start - 1):
             with pytest.raises(IndexError):
@@ -265,7 +265,6 @@ def test_a_distillation_buffer_ends_before_its_ids_do(backend: str) -> None:
     assert digest(buffer) == before
     buffer.add(np.ones((2, 1)), np.ones(2))
     buffer.next_round()
-    assert buffer._ring.head == 2**63 - 1
     rows = torch.cat([batch["index"] for batch in buffer.epochs(4)])
     assert sorted(rows.tolist()) == list(range(2**63 - 9, 2**63 - 1))
     assert (buffer.sample(100)["index"] >= 2**63 - 9).all()

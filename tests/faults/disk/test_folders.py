@@ -20,7 +20,7 @@ from relive.cli import main
 from relive.inspector.saved import peek
 from relive.storage.commits import newest
 from relive.storage.files import Files
-from tests.faults.disk.writer import Layout, Story, verify, write
+from tests.faults.disk.writer import Layout, Life, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select
 from tests.totals import SEED, tell, trials
@@ -332,14 +332,20 @@ def test_rows_are_not_swept_because_the_disk_does_not_give_a_commit(
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
 
 
+def ten_steps(root: Path) -> tuple[rl.ReplayBuffer, Story, list[Life]]:
+    """Create disk memory with ten steps; return the buffer and the arguments of `verify`."""
+    clock, story = np.zeros(3, np.int64), Story(LAYOUT, [0])
+    replay = LAYOUT.make(rl.Memory.disk(root))
+    for turn in range(10):
+        write(replay, story, clock, turn)
+    return replay, story, [(0, clock, clock)]
+
+
 @pytest.mark.parametrize("operation", ["rename", "overwrite", "sync_folder", "sync_kept"])
 def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
     tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, clock = LAYOUT, np.zeros(3, np.int64)
-    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
-    for turn in range(10):
-        write(replay, Story(layout, [0]), clock, turn)
+    replay, story, lives = ten_steps(tmp_path / "memory")
     state = replay.state_dict()
     with monkeypatch.context() as patch:
 
@@ -351,17 +357,12 @@ def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
         with pytest.raises((OSError, rl.CheckpointError)):
             replay.load_state_dict(state)
     replay.close()
-    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), Story(layout, [0]), [(0, clock, clock)])
+    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 
 
 @pytest.mark.parametrize("operation", ["sync_kept", "overwrite"])
-def test_a_disk_that_fails_at_a_commit_is_told_of(
-    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout, clock = LAYOUT, np.zeros(3, np.int64)
-    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
-    for turn in range(10):
-        write(replay, Story(layout, [0]), clock, turn)
+def test_a_disk_that_fails_at_a_commit_raises(tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, story, lives = ten_steps(tmp_path / "memory")
 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -370,6 +371,6 @@ def test_a_disk_that_fails_at_a_commit_is_told_of(
         patch.setattr(f"relive.storage.files.Files.{operation}", fail)
         with pytest.raises(rl.CheckpointError, match="Input/output error"):
             replay.commit()
-    verify(replay, Story(layout, [0]), [(0, clock, clock)])
+    verify(replay, story, lives)
     replay.close()
-    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), Story(layout, [0]), [(0, clock, clock)])
+    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
