@@ -102,7 +102,7 @@ def _resident() -> int | None:
 
 def print_memory(results: Iterable[MemoryResult], console: Console) -> None:
     """One table of all shapes."""
-    table = Table("case", "library", title="bytes a transition")
+    table = Table("case", "library", title="bytes per transition")
     for heading in ("held", "process grew by", "bar", "met"):
         table.add_column(heading, justify="right")
     table.add_column("wrong")

@@ -206,7 +206,7 @@ class TestAttach:
         only = next(rollout.minibatches(6, fields=[("both", "x"), ("reward", "fox")], shuffle=False))
         assert set(only.keys(True, True)) == {("both", "x"), ("reward", "fox")}
 
-    def test_what_cannot_be_attached_is_named(self) -> None:
+    def test_attach_names_refused_fields(self) -> None:
         rollout = make()
         rollout.add(**one_step())
         numbers = np.zeros((1, N))

@@ -227,13 +227,13 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
 
 
 @pytest.mark.parametrize("name", REPLAY)
-def test_what_is_planted_in_a_replay_buffer_is_found(backend: str, name: str) -> None:
+def test_corruption_of_a_replay_buffer_is_detected(backend: str, name: str) -> None:
     options, break_it, message = REPLAY[name]
     assert_found(lived(**options), break_it, message)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_what_is_planted_in_the_columns_is_found(backend: str, name: str) -> None:
+def test_corruption_of_the_columns_is_detected(backend: str, name: str) -> None:
     break_it, message = COLUMNS[name]
     rollout = rl.RolloutBuffer(4, 2, obs=1, action=())
     for t in range(3):
@@ -303,7 +303,7 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_is_planted_in_a_sampler_is_found(backend: str, name: str) -> None:
+def test_corruption_of_a_sampler_is_detected(backend: str, name: str) -> None:
     sampler, break_it, message = SAMPLERS[name]
     assert_found(lived(sampler=sampler), break_it, message)
 
@@ -313,11 +313,11 @@ def test_a_smallest_priority_that_is_not_is_found() -> None:
     replay = lived(sampler=rl.Prioritized(normalize="global", alpha=1.0, eps=0.0))
     replay.sample(2)  # from now on the smallest priority is cached
 
-    def keep_the_sum(replay: Any) -> None:
+    def keep_total(replay: Any) -> None:
         replay.sampler.tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
 
     assert_found(
-        replay, keep_the_sum, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"
+        replay, keep_total, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"
     )
 
 
@@ -390,7 +390,7 @@ LISTENERS: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", LISTENERS)
-def test_what_is_planted_in_statistics_and_norms_is_found(name: str) -> None:
+def test_corruption_of_statistics_and_norms_is_detected(name: str) -> None:
     assert_found(told(), *LISTENERS[name])
 
 
@@ -486,7 +486,7 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
 
 
 @pytest.mark.parametrize("name", ROLLOUT)
-def test_what_is_planted_in_a_rollout_is_found(backend: str, name: str) -> None:
+def test_corruption_of_a_rollout_is_detected(backend: str, name: str) -> None:
     options, break_it, message = ROLLOUT[name]
     assert_found(rolled(**options), break_it, message)
 
@@ -524,7 +524,7 @@ DISTILLATION: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", DISTILLATION)
-def test_what_is_planted_in_a_distillation_buffer_is_found(name: str) -> None:
+def test_corruption_of_a_distillation_buffer_is_detected(name: str) -> None:
     assert_found(taught(), *DISTILLATION[name])
 
 

@@ -73,7 +73,7 @@ class Named(rl.ReplayBuffer):
 
 
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
-def test_a_subclass_is_copied_with_what_it_added(way: Callable[[Any], Any]) -> None:
+def test_a_subclass_is_copied_with_its_attributes(way: Callable[[Any], Any]) -> None:
     named = Named("mine")
     named.add([1.0], 0.5, 1.0, False, False, [2.0])
     copied = way(named)
@@ -109,7 +109,7 @@ def test_norms_of_a_copy_are_found_by_field_and_by_path(way: Callable[[Any], Any
 
 @pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="needs Linux and the native core")
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
-def test_memory_that_others_use_is_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_shared_and_disk_memory_are_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
     for memory, remedy in ((rl.Memory.shared(), r"handle\(\)"), (rl.Memory.disk(tmp_path / "memory"), r"save\(\)")):
         replay = rl.ReplayBuffer(8, 1, (), device=memory, seed=0)
         with pytest.raises(TypeError, match=remedy):
@@ -185,7 +185,7 @@ def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
     assert type(rl.load(tmp_path, rl.ReplayBuffer)) is rl.ReplayBuffer
 
 
-def test_a_damaged_file_is_told_of_after_the_save(tmp_path: Path) -> None:
+def test_a_damaged_file_warns_after_the_save(tmp_path: Path) -> None:
     """All rows are saved again, even if warnings are errors, and the next save does not warn."""
     replay = rl.ReplayBuffer(8, 1, (), seed=0)
     replay.add([1.0], 0.5, 1.0, False, False, [2.0])

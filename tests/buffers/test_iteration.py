@@ -41,7 +41,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loop_names_what_to_loop_over(kind: str) -> None:
+def test_a_loop_raises_and_names_the_remedy(kind: str) -> None:
     make, message = KINDS[kind]
     buffer: Any = make()
     for loop in (list, iter, tuple, lambda each: next(iter(each)), dict.fromkeys):
@@ -53,7 +53,7 @@ def test_a_loop_names_what_to_loop_over(kind: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"batch_size": 2, "shuffle": True}, {"batch_size": 2, "collate_fn": list}], ids=str
 )
-def test_a_data_loader_is_told_the_same_at_its_first_batch(kind: str, options: dict[str, Any]) -> None:
+def test_a_data_loader_raises_the_same_at_its_first_batch(kind: str, options: dict[str, Any]) -> None:
     make, message = KINDS[kind]
     buffer: Any = make()
     with pytest.raises(TypeError, match=message):

@@ -79,7 +79,7 @@ def test_the_names_of_steps_are_not_left_out_by_a_store_that_draws_and_reads_at_
     assert torch.equal(batch["step_index"][:, 0], batch["index"])
 
 
-def test_readers_refuse_what_they_do_not_know(tmp_path: Path) -> None:
+def test_readers_refuse_unknown_fields(tmp_path: Path) -> None:
     from relive.datasets import from_hdf5, to_hdf5  # noqa: PLC0415 (which needs h5py)
 
     to_hdf5(filled(8), tmp_path / "steps.hdf5")

@@ -148,7 +148,7 @@ class TestRolloutSteps:
         assert "obs: expected a rollout that starts where the last one led, got 2 of 2" in message
         assert "clear(restarted=True)" in message
 
-    def test_rollouts_that_go_on_are_silent(self) -> None:
+    def test_continued_rollouts_do_not_warn(self) -> None:
         for mode in ("NEXT_STEP", "SAME_STEP"):
             env = cartpole(mode)
             rollout = rl.RolloutBuffer.for_env(env, 8)
@@ -282,7 +282,7 @@ class TestCounters:
     @pytest.mark.parametrize(
         "counted", [{"stats": rl.EpisodeStats(None)}, {"norm": {"obs": rl.RunningNorm(2)}}], ids=str
     )
-    def test_shared_memory_refuses_what_would_count_one_process_alone(self, tmp_path: Path, counted: Any) -> None:
+    def test_shared_memory_refuses_statistics_of_one_process(self, tmp_path: Path, counted: Any) -> None:
         (name,) = counted
         with pytest.raises(rl.SchemaError, match=f"{name}: expected None in shared memory, where other processes"):
             rl.ReplayBuffer(8, 2, (), device=rl.Memory.shared(), **counted)

@@ -639,13 +639,13 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
 
 
 def covered() -> set[str]:
-    """Return the names of all functions that trials call, in the form of `names_of_the_core`."""
+    """Return the names of all functions that trials call, in the form of `core_names`."""
     near = Near(0)
     methods = {f"{kind.name}.{name}" for kind in SUBJECTS for name in kind(near).methods()}
     return set(FUNCTIONS) | {kind.name for kind in SUBJECTS} | methods
 
 
-def names_of_the_core() -> set[str]:
+def core_names() -> set[str]:
     """Return the names of all functions, constructors and methods of the core."""
     special = ("__enter__", "__exit__", "__len__")
     names: set[str] = set()

@@ -30,15 +30,15 @@ def started(work: Callable[..., Any], *arguments: Any, timeout: float = 120) -> 
 
     def answer() -> Any:
         try:
-            told = here.recv() if here.poll(timeout) else None
+            reply = here.recv() if here.poll(timeout) else None
         except EOFError:
-            told = None
-        if told is None:
+            reply = None
+        if reply is None:
             process.kill()
         process.join()
-        assert told is not None, f"{work.__name__}{arguments} ended with {process.exitcode}"
-        value, wrong = told
-        assert wrong is None, f"in a process of its own: {wrong}"
+        assert reply is not None, f"{work.__name__}{arguments} ended with {process.exitcode}"
+        value, error = reply
+        assert error is None, f"in a process of its own: {error}"
         return value
 
     return answer

@@ -42,7 +42,7 @@ def write_without_journal(ring: Any, memory: Any) -> Any:
     return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, None)
 
 
-def rewrite_for_ever(where: Handle | Path, counts: Path, careless: bool) -> None:
+def rewrite_until_killed(where: Handle | Path, counts: Path, careless: bool) -> None:
     """Rewrite all rows, pass after pass; `counts` [2] holds the passes begun and done."""
     torch.set_num_threads(1)
     if careless:

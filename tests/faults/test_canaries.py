@@ -202,7 +202,7 @@ def forgets_cuts(storage: NativeBackend, env: torch.Tensor, then: Any) -> None:
     then()
 
 
-def finds_what_is_gone(storage: NativeBackend, ids: torch.Tensor) -> torch.Tensor:
+def returns_overwritten_rows(storage: NativeBackend, ids: torch.Tensor) -> torch.Tensor:
     return _locate(storage, ids).clamp(min=0)
 
 
@@ -247,7 +247,7 @@ _commit = RolloutStorage.commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", NativeBackend, "cut", forgets_cuts),
-    "ids of rows that are gone": ("shared prioritized", NativeBackend, "locate", finds_what_is_gone),
+    "ids of rows that are gone": ("shared prioritized", NativeBackend, "locate", returns_overwritten_rows),
     "an epoch for every batch": ("shared epochs", rl.WithoutReplacement, "sample", begins_epochs_anew),
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", NativeBackend, "write", writes_and_then_fails),
@@ -277,6 +277,6 @@ def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkey
         assert streams.stream(kind, twin, 3, 20) != streams.stream(kind, buffer, 3, 20)
 
 
-def test_the_fork_server_can_import_what_it_preloads() -> None:
+def test_the_fork_server_can_import_its_preloaded_modules() -> None:
     """The fork server silently ignores a module that it cannot import; then every process would import torch."""
     assert importlib.import_module("tests.faults.preloaded").__all__

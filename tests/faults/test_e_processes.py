@@ -144,7 +144,7 @@ def test_rows_that_several_processes_write_and_read_at_once_are_whole_and_all_th
     ("width", "sampler"),
     select((1 << 16, rl.Prioritized()), of=[(1 << 16, rl.Prioritized()), (1 << 20, rl.Uniform())]),
 )
-def test_the_others_go_on_with_whole_rows_when_a_writer_is_killed(width: int, sampler: Any) -> None:
+def test_other_processes_continue_with_whole_rows_when_a_writer_is_killed(width: int, sampler: Any) -> None:
     assert_whole(killing(width // 2, 20, sampler, random.randrange(1 << 30)))
 
 

@@ -29,9 +29,9 @@ def called(folder: Path, first: int, count: int) -> int:
 
 
 def test_every_name_of_the_core_is_called() -> None:
-    from tests.faults.native_calls import covered, names_of_the_core  # noqa: PLC0415 (needs the native core)
+    from tests.faults.native_calls import core_names, covered  # noqa: PLC0415 (needs the native core)
 
-    assert covered() >= names_of_the_core()
+    assert covered() >= core_names()
 
 
 @pytest.mark.promise("G2")

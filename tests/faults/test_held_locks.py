@@ -73,7 +73,7 @@ def impatient(call: str, argument: Any) -> tuple[str, str, float]:
 
 
 @pytest.mark.parametrize("call", ["load", "save", "check"])
-def test_a_folder_whose_holder_is_stopped_is_given_up(tmp_path: Path, call: str) -> None:
+def test_calls_time_out_on_a_folder_locked_by_a_stopped_process(tmp_path: Path, call: str) -> None:
     old = old_checkpoint("uniform", tmp_path)
     with stopped(hold_folder, tmp_path):
         kind, said, seconds = apart(impatient, call, tmp_path, timeout=60)
@@ -104,7 +104,7 @@ def shared_calls(handle: Any) -> dict[str, tuple[str, str, float]]:
     return found
 
 
-def test_a_shared_buffer_whose_holder_is_stopped_is_given_up_and_goes_on_later() -> None:
+def test_calls_time_out_on_a_shared_buffer_locked_by_a_stopped_process() -> None:
     replay = rl.ReplayBuffer(8, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.shared(), seed=0)
     for _ in range(3):
         replay.add(np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
@@ -135,7 +135,7 @@ def failing(number: int, folder: str) -> type[Files]:
 
 @pytest.mark.parametrize("folder", ["manifests", "state", "segments"])
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE"])
-def test_what_cannot_be_opened_now_is_not_taken_for_damage(tmp_path: Path, folder: str, name: str) -> None:
+def test_files_that_cannot_be_opened_now_do_not_count_as_damaged(tmp_path: Path, folder: str, name: str) -> None:
     old_checkpoint("uniform", tmp_path)
     with pytest.raises(rl.CheckpointError, match="Nothing is known to be wrong with the file") as caught:
         rl.load(tmp_path, files=failing(getattr(errno, name), folder))

@@ -180,7 +180,7 @@ def leak(what: str, cycles: int) -> dict[str, int]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("what", "cycles"), [(what, 900 if what == "memory" else 60) for what in Held._fields])
-def test_what_is_left_behind_is_seen(what: str, cycles: int) -> None:
+def test_every_kind_of_leak_is_detected(what: str, cycles: int) -> None:
     assert what in apart(leak, what, cycles)
     assert apart(grown_of_nothing, 20) == {}
 

@@ -85,12 +85,12 @@ def resume(path: Path, kind: str, scripts: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "scripts"), select(("prioritized", 6), of=[("prioritized", 6), *((kind, 20) for kind in KINDS)])
 )
-def test_a_new_process_goes_on_with_the_same_batches(kind: str, scripts: int, tmp_path: Path) -> None:
+def test_a_new_process_continues_with_the_same_batches(kind: str, scripts: int, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1", scripts), SEED)
 
 
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_scripts_go_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
+def test_many_scripts_continue_with_the_same_batches(kind: str, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1_LONG", 1_000), SEED)

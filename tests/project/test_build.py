@@ -79,7 +79,7 @@ def test_the_native_module_is_hardened() -> None:
 
 
 @pytest.mark.thorough
-def test_importing_leaves_the_generators_of_others_alone() -> None:
+def test_importing_leaves_global_random_generators_alone() -> None:
     """`rich` uses Python's random generator on import."""
     lines = (
         "import random, numpy, torch",

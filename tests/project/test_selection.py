@@ -109,7 +109,7 @@ def test_cases_that_are_not_selected_are_thorough() -> None:
         select("d", of="abc")
 
 
-def test_where_the_time_went_is_told_by_folder_and_the_slowest_test_by_test() -> None:
+def test_durations_are_reported_by_folder_and_for_the_slowest_tests() -> None:
     times = Times()
     for number in range(20):
         times.add(f"tests/fast/test_a.py::test_x[{number}]", 0.25)

@@ -66,7 +66,7 @@ def old_checkpoint(kind: str, root: Path) -> Any:
     return digest(buffer)
 
 
-def gone_on(kind: str, root: Path, steps: int = 1) -> Any:
+def load_and_change(kind: str, root: Path, steps: int = 1) -> Any:
     """Load the newest checkpoint and change the buffer a few times."""
     buffer = rl.load(root)
     for step in range(steps):
@@ -83,7 +83,7 @@ def count_operations(kind: str, root: Path, copy: Path) -> list[str]:
     """Return the names of all file operations of the save that follows `old_checkpoint`."""
     names: list[str] = []
     shutil.copytree(root, copy)
-    save(gone_on(kind, copy), copy, files=before(lambda name, *_: names.append(name)))
+    save(load_and_change(kind, copy), copy, files=before(lambda name, *_: names.append(name)))
     shutil.rmtree(copy)
     return names
 

@@ -24,7 +24,7 @@ from tests.faults.checkpoint.disk import (
     before,
     build,
     count_operations,
-    gone_on,
+    load_and_change,
     loaded,
     old_checkpoint,
     one_of,
@@ -43,7 +43,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
         root = path / kind
         old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
-        known[kind] = root, fingerprint(rl.load(root)), fingerprint(gone_on(kind, root)), operations
+        known[kind] = root, fingerprint(rl.load(root)), fingerprint(load_and_change(kind, root)), operations
     for trial in range(count):
         kind = list(KINDS)[trial % len(KINDS)]
         template, old, new, operations = known[kind]
@@ -56,7 +56,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
         found = loaded_apart(root)
         assert found in (old, new), f"seed {seed}: {kind} killed at operation {point}"
         outcomes["the new" if found == new else "the old"] += 1
-        again = gone_on(kind, root)
+        again = load_and_change(kind, root)
         again.save(root)
         assert equal(loaded(root), digest(again))
         shutil.rmtree(root)
@@ -83,7 +83,7 @@ def kill_at_random_times(path: Path, count: int, seed: int) -> None:
         old_checkpoint(kind, root)
         template = path / f"template{trial}"
         shutil.copytree(root, template)
-        process: Any = CONTEXT.Process(target=victim.save_for_ever, args=(kind, root, ready))
+        process: Any = CONTEXT.Process(target=victim.save_until_killed, args=(kind, root, ready))
         process.start()
         while not ready.exists():
             time.sleep(0.001)
@@ -92,7 +92,7 @@ def kill_at_random_times(path: Path, count: int, seed: int) -> None:
         process.join()
         number = max(int(name.stem) for name in (root / "manifests").iterdir())
         numbers.append(number - 2)
-        assert loaded_apart(root) == fingerprint(gone_on(kind, template, number - 2)), f"seed {seed}: {kind}"
+        assert loaded_apart(root) == fingerprint(load_and_change(kind, template, number - 2)), f"seed {seed}: {kind}"
         shutil.rmtree(root)
         shutil.rmtree(template)
     tell(f"A1: {count} kills at random times, after {numbers[:20]}… saves, seed {seed}")
@@ -141,7 +141,7 @@ def interrupt_saves(path: Path, count: int, seed: int) -> None:
         old = old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
         point = int((trial + rng.random()) * len(operations) / count)
-        buffer = gone_on(kind, root)
+        buffer = load_and_change(kind, root)
         new = digest(buffer)
 
         def stop(_: str, n: int, __: Any, point: int = point) -> None:
@@ -175,7 +175,7 @@ def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = F
     rng, root = random.Random(seed), path / "root"
     old = None if first else old_checkpoint(kind, root)
     start = state_of(root)
-    buffer, recorded = lived(kind) if first else gone_on(kind, root), Recorded()
+    buffer, recorded = lived(kind) if first else load_and_change(kind, root), Recorded()
     save(buffer, root, files=recorded.files)
     new, tried = digest(buffer), set[int]()
     committed = next(n for n, entry in enumerate(recorded.log) if entry[0] == "sync_folder" and entry[2] == "manifests")
@@ -208,7 +208,7 @@ def lived(kind: str) -> Any:
     return buffer
 
 
-def lose_power_of_all(path: Path, kind: str, states: int) -> None:
+def lose_power_in_both_saves(path: Path, kind: str, states: int) -> None:
     for first in (False, True):
         prefixes, found = lose_power(path / f"{first}", kind, states, SEED, first=first)
         what = "the first save" if first else "a save over another"
@@ -219,13 +219,13 @@ def lose_power_of_all(path: Path, kind: str, states: int) -> None:
 @pytest.mark.promise("A5")
 @pytest.mark.parametrize("kind", select("prioritized", of=KINDS))
 def test_a_power_failure_leaves_the_old_or_the_new_and_after_save_the_new(kind: str, tmp_path: Path) -> None:
-    lose_power_of_all(tmp_path, kind, trials("A5", 16))
+    lose_power_in_both_saves(tmp_path, kind, trials("A5", 16))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_power_failures(kind: str, tmp_path: Path) -> None:
-    lose_power_of_all(tmp_path, kind, trials("A5_LONG", 1_000))
+    lose_power_in_both_saves(tmp_path, kind, trials("A5_LONG", 1_000))
 
 
 def test_the_folders_above_a_new_root_are_synchronised_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
-from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
+from tests.faults.checkpoint.disk import before, count_operations, load_and_change, loaded, old_checkpoint, one_of
 from tests.tiers import select
 from tests.totals import tell
 
@@ -38,7 +38,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
     for point in range(len(operations)):
         root = tmp_path / f"{point}"
         shutil.copytree(template, root)
-        buffer = gone_on(kind, root)
+        buffer = load_and_change(kind, root)
         new = digest(buffer)
 
         def fail(_: str, n: int, __: Any, point: int = point) -> None:

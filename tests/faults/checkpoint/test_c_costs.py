@@ -243,7 +243,7 @@ def test_a_forged_commit_costs_little(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, 1e300], ids=str)
 @pytest.mark.parametrize("place", [0, 1], ids=["largest", "draws"])
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
-def test_numbers_of_a_sampler_on_disk_that_cannot_be_are_refused(
+def test_impossible_numbers_of_a_sampler_on_disk_are_refused(
     tmp_path: Path, place: int, value: float, closes: bool
 ) -> None:
     replay = rl.ReplayBuffer(8, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.disk(tmp_path))
@@ -266,7 +266,7 @@ def test_numbers_of_a_sampler_on_disk_that_cannot_be_are_refused(
 
 @pytest.mark.parametrize("name", ["sampler.largest", "sampler.draws"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0], ids=str)
-def test_numbers_of_a_sampler_that_cannot_be_are_refused(tmp_path: Path, name: str, value: float) -> None:
+def test_impossible_numbers_of_a_sampler_are_refused(tmp_path: Path, name: str, value: float) -> None:
     old_checkpoint("prioritized", tmp_path)
     state = State(tmp_path, 2)
     state.arrays[name] = torch.full_like(state.arrays[name], value) if name.endswith("t") else torch.tensor(value)
@@ -277,7 +277,7 @@ def test_numbers_of_a_sampler_that_cannot_be_are_refused(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("setting", ["alpha", "beta", "eps"])
 @pytest.mark.parametrize("value", [1e308, -1.0, 10**400, "x"], ids=["1e308", "-1", "10^400", "x"])
-def test_settings_of_a_sampler_that_cannot_be_are_refused(tmp_path: Path, setting: str, value: Any) -> None:
+def test_impossible_settings_of_a_sampler_are_refused(tmp_path: Path, setting: str, value: Any) -> None:
     old_checkpoint("prioritized", tmp_path)
     document = document_of(tmp_path, 2)
     document["config"]["sampler"][setting] = value

@@ -82,15 +82,15 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
             damaged = bytearray(data)
             damaged[bit // 8] ^= 1 << bit % 8
             file.write_bytes(damaged)
-            told: Exception | None = None
+            refusal: Exception | None = None
             try:
                 rl.load(root, number=2)
             except (rl.CorruptCheckpoint, rl.IncompatibleCheckpoint) as error:
-                told = error
-            assert told is not None, f"seed {seed}: bit {bit} of {file} was not seen"
-            assert file.name in str(told), f"seed {seed}: bit {bit} of {file}"
-            assert re.search(r"bytes \d+ to \d+|format 1 at most", str(told)), str(told)
-            found[type(told).__name__] += 1
+                refusal = error
+            assert refusal is not None, f"seed {seed}: bit {bit} of {file} was not seen"
+            assert file.name in str(refusal), f"seed {seed}: bit {bit} of {file}"
+            assert re.search(r"bytes \d+ to \d+|format 1 at most", str(refusal)), str(refusal)
+            found[type(refusal).__name__] += 1
             file.write_bytes(data)
     tell(f"C2: {dict(found)}, seed {seed}")
 
@@ -119,7 +119,7 @@ def test_every_one_of_many_flipped_bits_is_seen(tmp_path: Path) -> None:
     flip_bits(tmp_path, trials("C2_LONG", 50_000), SEED)
 
 
-def test_what_lies_in_lock_and_tmp_does_not_matter(tmp_path: Path) -> None:
+def test_the_contents_of_lock_and_tmp_do_not_matter(tmp_path: Path) -> None:
     old = old_checkpoint("prioritized", tmp_path)
     (tmp_path / "LOCK").write_bytes(b"anything")
     (tmp_path / "tmp" / "rest").write_bytes(b"half a segment")
@@ -201,7 +201,7 @@ CLAIMS: dict[str, tuple[str, tuple[str, ...], Any]] = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_what_is_only_claimed_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_impossible_settings_in_a_manifest_are_refused(name: str, tmp_path: Path) -> None:
     kind, path, value = CLAIMS[name]
     old_checkpoint(kind, tmp_path)
     document = document_of(tmp_path, 2)
@@ -250,7 +250,7 @@ def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[s
             try:
                 buffer = rl.load(root, number=2)
                 outcomes["loaded"] += 1
-                live_on(kind, buffer)
+                use_loaded_buffer(kind, buffer)
             except (rl.CorruptCheckpoint, rl.IncompatibleCheckpoint) as error:
                 outcomes[type(error).__name__] += 1
             except BaseException as error:
@@ -262,7 +262,7 @@ CHECK = {kind: kind.check for kind in (rl.ReplayBuffer, rl.RolloutBuffer, rl.Dis
 """The original `check` of each class: canaries replace it."""
 
 
-def live_on(kind: str, buffer: Any) -> None:
+def use_loaded_buffer(kind: str, buffer: Any) -> None:
     """Use a loaded buffer; forged rewards, flags and counts may be refused, but must not break it."""
     CHECK[type(buffer)](buffer)
     for n in range(60, 64):
@@ -355,9 +355,9 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
 
 @pytest.mark.promise("C4")
 @pytest.mark.parametrize("name", BY_HAND)
-def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_impossible_numbers_are_refused_by_name(name: str, tmp_path: Path) -> None:
     kind, array, edit, words = BY_HAND[name]
-    grown_checkpoint(kind, tmp_path)
+    advanced_checkpoint(kind, tmp_path)
     state = State(tmp_path, 2)
     edit(state.arrays[array])
     state.write()
@@ -365,7 +365,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -
         rl.load(tmp_path, number=2)
 
 
-def grown_checkpoint(kind: str, root: Path) -> None:
+def advanced_checkpoint(kind: str, root: Path) -> None:
     """Save as `old_checkpoint` does, but within an epoch and with stored final observations."""
     buffer = KINDS[kind].make()
     for n in range(26):
@@ -434,13 +434,13 @@ def watch_load(root: Path) -> tuple[str, list[str]]:
     watching[0] = True
     try:
         rl.load(root, number=2)
-        told = "loaded"
+        refusal = "loaded"
     except rl.CheckpointError as error:
-        told = type(error).__name__
+        refusal = type(error).__name__
     except BaseException as error:
-        told = repr(error)
+        refusal = repr(error)
     watching[0] = False
-    return told, seen
+    return refusal, seen
 
 
 @pytest.mark.promise("C5")
@@ -449,8 +449,8 @@ def test_planted_files_are_refused_and_nothing_outside_is_touched(what: str, tmp
     root = tmp_path / "root"
     old_checkpoint("prioritized", root)
     planted(root, tmp_path / "outside", what)
-    told, seen = apart(watch_load, root)
-    assert told in ("CorruptCheckpoint", "IncompatibleCheckpoint")
+    refusal, seen = apart(watch_load, root)
+    assert refusal in ("CorruptCheckpoint", "IncompatibleCheckpoint")
     assert seen == []
     assert check_tells(root)
 
@@ -547,7 +547,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.promise("C10")
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Path) -> None:
+def test_load_explains_requests_that_it_cannot_fulfil(name: str, tmp_path: Path) -> None:
     kind, arguments, words = ARGUMENTS[name]
     old = old_checkpoint(kind, tmp_path)
     with pytest.raises(rl.IncompatibleCheckpoint, match=words):
@@ -557,7 +557,7 @@ def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Pat
 
 @pytest.mark.promise("C10")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_machine_with_too_little_memory_is_told(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_typed_error(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = old_checkpoint(kind, tmp_path)
     monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: 100)
     with pytest.raises(rl.IncompatibleCheckpoint, match="the buffer does not fit into the memory of this machine"):
@@ -567,7 +567,7 @@ def test_a_machine_with_too_little_memory_is_told(kind: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_device_that_is_not_here_is_said(kind: str, tmp_path: Path) -> None:
+def test_a_missing_device_is_a_typed_error(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
     with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected a device of this machine"):

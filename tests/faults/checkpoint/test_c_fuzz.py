@@ -21,7 +21,7 @@ import relive as rl
 from tests.checkpoint.traffic import KINDS
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import State, body, document_of, forged, forged_state, write
-from tests.faults.checkpoint.test_c_files import CHECK, live_on
+from tests.faults.checkpoint.test_c_files import CHECK, use_loaded_buffer
 from tests.faults.processes import apart
 from tests.totals import SEED, tell, trials
 
@@ -82,7 +82,7 @@ def forge_array(root: Path, rng: random.Random) -> str:
     return path.name
 
 
-def once(root: Path, rng: random.Random) -> tuple[str, str, str]:
+def forge_once(root: Path, rng: random.Random) -> tuple[str, str, str]:
     """Forge a folder and load it; return what was forged, the outcome, and a wrong error or ""."""
     if root.exists():
         shutil.rmtree(root)
@@ -110,7 +110,7 @@ def once(root: Path, rng: random.Random) -> tuple[str, str, str]:
 def lives_on(kind: str, buffer: Any) -> None:
     if kind != "disk":
         with suppress(rl.SchemaError):  # a forged manifest may declare other fields
-            live_on(kind, buffer)
+            use_loaded_buffer(kind, buffer)
         CHECK[type(buffer)](buffer)
         return
     try:
@@ -128,19 +128,19 @@ def lives_on(kind: str, buffer: Any) -> None:
     buffer.close()
 
 
-def many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], float, float, list[str]]:
+def forge_many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], float, float, list[str]]:
     """Forge for some seconds; return counts of outcomes, the longest CPU time, growth in MiB, and wrong errors."""
     outcomes, slowest, wrong, rng = Counter[str](), 0.0, list[str](), random.Random(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(20):
-            once(root, rng)  # memory of the first use is not counted
+            forge_once(root, rng)  # memory of the first use is not counted
         start, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic() + seconds
         while time.monotonic() < until and len(wrong) < 20:
             began = time.process_time()
-            what, came, error = once(root, rng)
+            what, outcome, error = forge_once(root, rng)
             slowest = max(slowest, time.process_time() - began)
-            outcomes[came] += 1
+            outcomes[outcome] += 1
             if error:
                 wrong.append(f"seed {seed}, trial {sum(outcomes.values())}: {what}: {error}"[:400])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
@@ -148,7 +148,7 @@ def many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], float, fl
 
 
 def fuzz(root: Path, seconds: float, seed: int) -> None:
-    outcomes, slowest, grown, wrong = apart(many, root, seconds, seed, timeout=seconds + 600)
+    outcomes, slowest, grown, wrong = apart(forge_many, root, seconds, seed, timeout=seconds + 600)
     count = sum(outcomes.values())
     tell(f"forged files: {count}, {dict(outcomes)}, {slowest:.2f} s and {grown:.0f} MiB at most, seed {seed}")
     assert not wrong, "\n".join(wrong)

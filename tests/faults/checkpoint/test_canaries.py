@@ -128,7 +128,7 @@ def test_a_disk_that_loses_nothing_would_be_seen(tmp_path: Path) -> None:
     """The model disk reproduces the result of a complete save."""
     old_checkpoint("distillation", tmp_path)
     recorded, start = a.Recorded(), state_of(tmp_path)
-    buffer = a.gone_on("distillation", tmp_path)
+    buffer = a.load_and_change("distillation", tmp_path)
     a.save(buffer, tmp_path, files=recorded.files)
     log = [*recorded.log, *(("sync_folder", 0, folder) for folder in start)]
     end, real = a.after_power_loss(start, log, random.Random(0)), state_of(tmp_path)

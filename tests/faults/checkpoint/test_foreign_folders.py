@@ -55,7 +55,7 @@ def test_disk_memory_is_no_folder_for_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [(), ("LOCK",), ("tmp/FORMAT",), ("LOCK", "tmp/FORMAT")], ids=str)
-def test_what_an_interrupted_first_save_has_left_is_taken_over(tmp_path: Path, left: tuple[str, ...]) -> None:
+def test_remains_of_an_interrupted_first_save_are_reused(tmp_path: Path, left: tuple[str, ...]) -> None:
     for folder in ("manifests", "segments", "state", "tmp"):
         (tmp_path / folder).mkdir()
     for name in left:
@@ -65,7 +65,7 @@ def test_what_an_interrupted_first_save_has_left_is_taken_over(tmp_path: Path, l
     assert equal(digest(rl.load(tmp_path)), digest(buffer))
 
 
-def test_sweeping_and_collecting_leave_alone_what_no_save_has_made(tmp_path: Path) -> None:
+def test_clean_up_leaves_foreign_files_alone(tmp_path: Path) -> None:
     root, outside = tmp_path / "checkpoints", tmp_path / "outside"
     outside.write_bytes(b"precious")
     kind = KINDS["uniform"]

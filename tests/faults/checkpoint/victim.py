@@ -6,12 +6,12 @@ from pathlib import Path
 
 from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS
-from tests.faults.checkpoint.disk import change, gone_on, killed_at
+from tests.faults.checkpoint.disk import change, killed_at, load_and_change
 
 
 def save_until(kind: str, root: Path, point: int) -> None:
     """Load the newest checkpoint, change and save the buffer, and die at an operation."""
-    save(gone_on(kind, root), root, files=killed_at(point))
+    save(load_and_change(kind, root), root, files=killed_at(point))
 
 
 def save_first(kind: str, root: Path, point: int) -> None:
@@ -22,9 +22,9 @@ def save_first(kind: str, root: Path, point: int) -> None:
     save(buffer, root, files=killed_at(point))
 
 
-def save_for_ever(kind: str, root: Path, ready: Path) -> None:
+def save_until_killed(kind: str, root: Path, ready: Path) -> None:
     """Change and save the buffer until the process is killed."""
-    buffer = gone_on(kind, root, 0)
+    buffer = load_and_change(kind, root, 0)
     ready.touch()
     for step in range(1 << 20):
         change(kind, buffer, step)

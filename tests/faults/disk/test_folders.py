@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool, count:
     assert sum(outcomes.values()) == trials("DISK_BITS", count)
 
 
-def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: Path) -> None:
+def test_check_detects_every_flipped_bit_of_a_stored_row(tmp_path: Path) -> None:
     made(tmp_path / "whole")
     layout, rng = LAYOUT, random.Random(SEED)
     with rl.load(tmp_path / "whole", rl.ReplayBuffer) as replay:
@@ -119,7 +119,7 @@ def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: P
 
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "folder"])
-def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
+def test_folders_with_foreign_files_are_refused(tmp_path: Path, what: str) -> None:
     made(tmp_path / "memory")
     target = tmp_path / "memory" / "column0"
     shutil.move(target, tmp_path / "elsewhere")
@@ -156,7 +156,7 @@ def test_files_without_an_extension_are_not_swept(tmp_path: Path, beside: str, n
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_what_an_interrupted_creation_has_left_is_swept(tmp_path: Path) -> None:
+def test_remains_of_an_interrupted_creation_are_removed(tmp_path: Path) -> None:
     for name in ("LOCK", "column0", "ring.head", "sampler.numbers", "FORMAT.new"):
         (tmp_path / name).write_bytes(b"half")
     made(tmp_path)
@@ -183,7 +183,7 @@ def test_numbers_that_lead_out_of_the_memory_are_not_followed(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_a_folder_that_does_not_say_what_it_is_is_not_emptied(tmp_path: Path, damage: str) -> None:
+def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: str) -> None:
     made(tmp_path / "memory")
     if damage == "missing":
         (tmp_path / "memory" / "FORMAT").unlink()
@@ -291,7 +291,7 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
     assert not (tmp_path / "memory").exists()
 
 
-def refuse_to_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_reads_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reads of a file fail."""
     whole = Files.open
 
@@ -310,7 +310,7 @@ def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
     lives = made(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
-        refuse_to_give(newest(tmp_path / "memory").name, patch)
+        fail_reads_of(newest(tmp_path / "memory").name, patch)
         with pytest.raises(rl.CorruptCheckpoint, match="^commit[01]: expected a file that can be read, got "):
             rl.load(tmp_path / "memory")
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
@@ -326,7 +326,7 @@ def test_rows_are_not_swept_because_the_disk_does_not_give_a_commit(
     others = [other for other in ("commit0", "commit1") if other != name]
     (tmp_path / "memory" / others[0]).unlink()
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
-    refuse_to_give(name, monkeypatch)
+    fail_reads_of(name, monkeypatch)
     with pytest.raises(rl.CorruptCheckpoint, match="expected "):
         LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before

@@ -96,7 +96,7 @@ def live_through_full_disk(sampler: str, tmp_path: Path) -> tuple[int, bool]:
 
 @pytest.mark.promise("B3")
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_disk_that_fills_up_after_it_was_opened_stops_nobody(sampler: str, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_after_opening_stops_neither_adds_nor_commits(sampler: str, tmp_path: Path) -> None:
     commits, is_real = live_through_full_disk(sampler, tmp_path)
     disk = "a small file system" if is_real else "a pretended disk: nothing may be mounted here"
     tell(f"B3: {sampler}, {commits} commits and every add between them on {disk} that was full")
@@ -141,7 +141,7 @@ class Growing(rl.Uniform):
 
 
 @pytest.mark.promise("B3")
-def test_a_state_beyond_what_was_reserved_is_a_typed_error_that_loses_nothing(tmp_path: Path) -> None:
+def test_a_state_beyond_the_reserved_space_is_a_typed_error_that_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
         replay = made(disk.root / "replay", Growing())
         sampler: Any = replay.sampler

@@ -176,15 +176,11 @@ def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, st
 @pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
 @pytest.mark.parametrize("count", select(len(LAYOUTS), of=[len(LAYOUTS), 28]))
-def test_after_a_loss_of_power_what_was_committed_is_there(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_rows_survive_a_power_failure(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", count), 2)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("other_boot")
-def test_after_many_losses_of_power_what_was_committed_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_rows_survive_many_power_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power_often(tmp_path, monkeypatch, trials("A7_POWER_LONG", 1_000), 4)

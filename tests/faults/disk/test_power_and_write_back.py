@@ -99,7 +99,7 @@ def lose_power(path: Path, machine: Machine, rng: random.Random) -> tuple[int, i
 
 @pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
-def test_a_loss_of_power_leaves_no_half_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_failure_leaves_no_torn_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, rng, withheld, left = trials("WRITE_BACK_POWER", 10), random.Random(SEED), 0, 0
     for _ in range(count):
         more = lose_power(tmp_path, Machine(monkeypatch), rng)

@@ -193,7 +193,7 @@ def _single(story: Story, t: int, e: int) -> dict[str, np.ndarray]:
 # Functions for processes that are killed
 
 
-def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> None:
+def write_until_killed(name: str, root: Path, counts: Path, begins: list[int]) -> None:
     """Reopen the memory and add until killed; `counts` [2, envs] holds the steps begun and done."""
     layout = LAYOUTS[name]
     replay = layout.make(rl.Memory.disk(root))

@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
             self._remember(number)
 
     @rule(data=st.data())
-    def call_it_wrongly(self, data: st.DataObject) -> None:
+    def make_wrong_call(self, data: st.DataObject) -> None:
         calls = self.wrong_calls()
         call = calls[data.draw(st.integers(0, len(calls) - 1), "call")]
         then = digest(self.buffer)
