@@ -1,1 +1,1 @@
-"""Timings of relive and its peers, interleaved in one run, after their results were found equal."""
+"""Timings of relive and its peers, interleaved in one run, after a check that their results are equal."""

@@ -23,7 +23,7 @@ SUITES = {
     "replay": "add, uniform, prioritized, n-step and sequence samples",
     "counters": "statistics, norms, lists and SAME_STEP, beside a plain step",
     "sequences": "sequence minibatches of a rollout",
-    "memory": "bytes a transition",
+    "memory": "bytes per transition",
     "save_load": "checkpoints",
     "disk": "memory on disk",
     "processes": "several writers and samplers: threads and shared memory",
@@ -36,12 +36,12 @@ SUITES = {
     "devices": "calls on an accelerator, beside the buffers of others there (with --device only)",
 }
 NEEDS = {"training": ("stable_baselines3", "sb3"), "ray_service": ("ray", "ray")}
-"""The packages that a suite needs, each with the extra that installs it."""
+"""Packages that a suite needs, each with the extra that installs it."""
 DONE, FAILED, NONE_RAN = 0, 1, 2
 
 
 def options_of(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    """The command line's arguments."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Time relive beside the experience libraries that are installed here.",
@@ -68,7 +68,7 @@ def _suites(text: str) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run each suite in a process of its own, so that it leaves no memory or threads behind; a sentence for each."""
+    """Run each suite in a new process, which leaves no memory or threads behind; return a sentence per suite."""
     console = Console(highlight=False)
     files: dict[str, Path] = {}
     failed = []
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _missing(device: str) -> str | None:
-    from .devices import missing  # which imports torch
+    from .devices import missing  # late: imports torch
 
     return missing(device)
 

@@ -1,4 +1,4 @@
-"""The bars: how fast each operation must be compared with the fastest peer, and how much memory it may take."""
+"""Performance bars: required speed relative to the fastest peer, and permitted memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bar:
-    """The bar that our median must reach in the same run."""
+    """Bar for our median within one run."""
 
     times_faster: float
     """At least this many times as fast as the fastest peer."""
@@ -24,7 +24,7 @@ _ADD_ONE_STEP = Bar(2.5, aside="rlox", times_aside=4.0)
 
 _SEQUENCES = Bar(5.0)
 
-# Beside a plain step of the same buffer: it may take four, eight and three times as long.
+# Relative to a plain step of the same buffer: at most four, eight and three times as long.
 _COUNTED, _LISTS, _SAME_STEP = Bar(0.25), Bar(0.125), Bar(0.33)
 
 BARS: dict[str, Bar] = {
@@ -64,16 +64,16 @@ KINDS_OF_BARS: dict[str, Bar] = {
     # An adapter is not slower than the original.
     **dict.fromkeys(("AgileRL", "ApexRL", "EmbodiChain", "rl-buffer", "rsl_rl", "Stable-Baselines3"), Bar(1.0)),
 }
-"""Bars of cases that are many of a kind: their names begin with "<kind>: "."""
+"""Bars of families of cases, whose names begin with "<kind>: "."""
 
 
 def bar_of(case: str) -> Bar | None:
-    """The bar of a case, if it has one."""
+    """Return the bar of a case; None without one."""
     return BARS.get(case) or KINDS_OF_BARS.get(case.partition(":")[0])
 
 
-BYTES_A_TRANSITION: dict[str, float] = {
+BYTES_PER_TRANSITION: dict[str, float] = {
     "memory image": 7120.0,
     "memory obs(17)": 106.0,
 }
-"""The most bytes per transition, everything counted; for images with the single frames that `Stacked` keeps."""
+"""Maximum bytes per transition, everything counted; images are stored as single frames by `Stacked`."""

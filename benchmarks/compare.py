@@ -1,4 +1,4 @@
-"""Report what became slower or faster between two runs: `python -m benchmarks.compare BEFORE.json AFTER.json`.
+"""Report cases that became slower or faster between two runs: `python -m benchmarks.compare BEFORE.json AFTER.json`.
 
 Machines differ and have slow days, so the comparison uses ratios within each run, not durations: ours to the fastest
 peer, or to the physical limit without a peer. A change counts if the bootstrap intervals of both do not overlap.
@@ -20,7 +20,7 @@ _BESIDE = {"times_fastest_peer": "the fastest peer", "times_limit": "the limit"}
 
 @dataclass(frozen=True)
 class Change:
-    """One of our lines whose ratio changed."""
+    """A timing of ours whose ratio changed."""
 
     case: str
     library: str
@@ -39,7 +39,7 @@ class Change:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
-    """Our lines whose ratios differ by more than chance between the runs; the worst first."""
+    """Yield our timings whose ratios differ by more than chance between the runs, worst first."""
     found = []
     for case, now in after.get("cases", {}).items():
         then = before.get("cases", {}).get(case, {"timings": {}})
@@ -59,7 +59,7 @@ def _change(case: str, name: str, before: dict[str, Any], after: dict[str, Any])
 
 
 def remarks(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    """Reasons why the comparison is weak."""
+    """Yield reasons why the comparison is weak."""
     for run, name in ((before, "before"), (after, "after")):
         if run["machine"].get("busy"):
             yield f"others used the machine in the run {name}"

@@ -1,4 +1,4 @@
-"""Compile every Triton kernel ahead of time for three GPUs, none of which is needed, and write a page of what they use.
+"""Compile every Triton kernel ahead of time for three GPUs (none is needed) and write a page of used resources.
 
     python -m benchmarks.compile_kernels --page docs/compiled_kernels.md
 
@@ -32,15 +32,15 @@ class Usage(NamedTuple):
     variant: str
     target: str
     registers: int | None
-    """Registers per thread; on gfx942 the vector registers. Triton 3.4 does not say what NVIDIA's assembler told it."""
+    """Registers per thread; on gfx942 the vector registers. Triton 3.4 drops the report of NVIDIA's assembler."""
     spilled: int | None
-    """Bytes that a thread stores to and loads from memory for want of registers (registers on gfx942)."""
+    """Spilled bytes per thread; on gfx942 spilled registers."""
     shared: int
-    """Bytes of memory that a program shares."""
+    """Bytes of shared memory per program."""
 
 
 def variants() -> Iterator[Any]:
-    """Every variant that a module of `relive.kernels.triton` lists."""
+    """Yield every variant listed by a module of `relive.kernels.triton`."""
     package = importlib.import_module("relive.kernels.triton")
     for found in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{found.name}")
@@ -48,7 +48,7 @@ def variants() -> Iterator[Any]:
 
 
 def compiled(variant: Any, target: str, **options: Any) -> Usage:
-    """Resources of this variant on this target; raises if it cannot be compiled."""
+    """Compile a variant for a target and return its resources."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -68,14 +68,14 @@ def compiled(variant: Any, target: str, **options: Any) -> Usage:
     if hasattr(amd, "lld_path"):  # Triton 3.4 calls ROCm's linker, which its wheel lacks: the assembly is enough
         amd.lld_path = amd.lld_path or shutil.which("true")
     told = io.StringIO()
-    with redirect_stdout(told):  # what the assembler of NVIDIA says
+    with redirect_stdout(told):  # report of NVIDIA's assembler
         result: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={**variant.options, **options})
     used = _amd(result.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(told.getvalue())
     return Usage(kernel.__name__, variant.name, target, *used, result.metadata.shared)
 
 
 def _aligned(variant: Any, names: list[str]) -> Iterator[tuple[int, ...]]:
-    """The places of arguments that are divisible by 16, each one of a tuple too."""
+    """Return the positions of arguments divisible by 16, items of tuples included."""
     for name in variant.aligned:
         types = variant.types[name]
         if isinstance(types, tuple):
@@ -85,7 +85,7 @@ def _aligned(variant: Any, names: list[str]) -> Iterator[tuple[int, ...]]:
 
 
 def _nvidia(told: str) -> tuple[int | None, int | None]:
-    """Registers, and spilled bytes; None where Triton hands nothing on."""
+    """Return registers and spilled bytes; None if Triton does not report them."""
     if not told:
         return None, None
     return _number(r"Used (\d+) registers", told), sum(map(int, re.findall(r"(\d+) bytes spill", told)))
@@ -104,14 +104,14 @@ def _number(pattern: str, text: str) -> int:
 
 
 def chosen_variants(kernel: str, name: str) -> Iterator[Any]:
-    """The variants of kernels whose name contains `kernel`; with a name, the one that is called so."""
+    """Select the variants of kernels whose name contains `kernel`, or the one variant of a given name."""
     for variant in variants():
         if kernel in variant.kernel.__name__ and name in ("", variant.name):
             yield variant
 
 
 def page(rows: Sequence[Usage]) -> str:
-    """The page of the docs."""
+    """Return the page of the docs."""
     import triton
 
     lines = [

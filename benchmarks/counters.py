@@ -1,4 +1,4 @@
-"""Time what counting adds to a step: statistics, norms, Python lists and SAME_STEP beside a plain step of the same run.
+"""Time the cost of statistics, norms, Python lists and SAME_STEP relative to a plain step of the same run.
 
 Run it as `python -m benchmarks.counters [--quick] [--only counted,lists,same_step] [--json PATH]`.
 """
@@ -32,7 +32,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The key of the case."""
+        """Key of the case."""
         kind = "replay" if self.buffer is rl.ReplayBuffer else "rollout"
         what = {"counted": "add, stats and norm", "lists": "add, lists", "same_step": "add_step, SAME_STEP"}
         return f"{kind} {what[self.operation]} N={self.num_envs or 1}"
@@ -47,7 +47,7 @@ CASES = [
 
 
 def make_buffer(case: Case, **options: Any) -> Any:
-    """A buffer that holds `STEPS` steps."""
+    """Return a buffer that holds `STEPS` steps."""
     if case.buffer is rl.ReplayBuffer:
         capacity = STEPS * (case.num_envs or 1)
         return rl.ReplayBuffer(capacity, obs=OBS, action=6, num_envs=case.num_envs, seed=0, **options)
@@ -55,7 +55,7 @@ def make_buffer(case: Case, **options: Any) -> Any:
 
 
 def make_steps(case: Case, *, ends: bool) -> list[tuple[Any, ...]]:
-    """Steps (obs, action, reward, terminated, truncated, next_obs) in which an episode ends now and then."""
+    """Return steps (obs, action, reward, terminated, truncated, next_obs); an episode ends now and then."""
     rng, lead = np.random.default_rng(0), () if case.num_envs is None else (case.num_envs,)
     frames = [rng.normal(size=(*lead, OBS)).astype(np.float32) for _ in range(STEPS + 1)]
     steps = []
@@ -69,7 +69,7 @@ def make_steps(case: Case, *, ends: bool) -> list[tuple[Any, ...]]:
 
 
 def adding(case: Case, steps: list[tuple[Any, ...]], **options: Any) -> Callable[[], None]:
-    """A function that adds all steps to an empty rollout, or to a replay."""
+    """Return a function that adds all steps to an empty rollout or to a replay buffer."""
     buffer = make_buffer(case, **options)
     is_replay = case.buffer is rl.ReplayBuffer
 
@@ -86,7 +86,7 @@ def adding(case: Case, steps: list[tuple[Any, ...]], **options: Any) -> Callable
 
 
 def stepping(case: Case, autoreset: str) -> Callable[[], None]:
-    """The same of steps as Gymnasium gives them under an autoreset mode."""
+    """Return a function that adds all steps with `add_step`, as Gymnasium returns them under an autoreset mode."""
     buffer = make_buffer(case, autoreset=autoreset)
     steps = []
     for obs, action, reward, terminated, truncated, next_obs in make_steps(case, ends=True):
@@ -107,7 +107,7 @@ def stepping(case: Case, autoreset: str) -> Callable[[], None]:
 
 
 def enter_case(case: Case, _: Sequence[Adapter]) -> tuple[Result, list[Contestant]]:
-    """A kind of step beside the plain one."""
+    """Compare a kind of step with the plain one."""
     steps = make_steps(case, ends=False)
     if case.operation == "same_step":
         ours, plain = stepping(case, "SAME_STEP"), stepping(case, "NEXT_STEP")

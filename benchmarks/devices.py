@@ -1,4 +1,4 @@
-"""The calls of training loops on a device, beside the buffers of others there: `python -m benchmarks.devices`.
+"""Time the calls of training loops on a device, beside other libraries: `python -m benchmarks.devices`.
 
 A call is timed alone and until the device is done, and in brackets until the host may go on. It is made ready again for
 each round, and the libraries take turns. The table is printed and written as a page.
@@ -28,11 +28,11 @@ from .suite import RESULTS, describe, file_name, parser_of
 
 ROUNDS, QUICK_ROUNDS = 50, 5
 Times = dict[str, dict[str, tuple[float, float]]]
-"""By call and library: µs until the device is done, and until the call returned."""
+"""By call and library: µs until the device is done, and until the call returns."""
 
 
 class Library(NamedTuple):
-    """A library, and what its calls are made and run inside."""
+    """A library and the context in which its calls are prepared and run."""
 
     title: str
     calls: Calls
@@ -40,7 +40,7 @@ class Library(NamedTuple):
 
 
 def missing(device: str) -> str | None:
-    """Why there is no such device, or None."""
+    """Return the reason why a device is missing, or None."""
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -50,7 +50,7 @@ def missing(device: str) -> str | None:
 
 
 def libraries(device: str, fasttd3: Path | None) -> Iterator[Library]:
-    """Ours with the kernels that serve the device, ours with torch ops, and the others that are here."""
+    """Yield relive with the device's kernels, relive with torch ops, and the installed peers."""
     served = kernels.serving([torch.zeros(1, device=device)])
     yield Library(f"relive ({served})", launches.ours(device))
     if served != "torch":
@@ -60,7 +60,7 @@ def libraries(device: str, fasttd3: Path | None) -> Iterator[Library]:
 
 
 def timed(entrants: Sequence[Library], device: str, rounds: int) -> Times:
-    """The medians of every call of every library; one that fails is left out, and says so."""
+    """Return the medians of every call of every library; a failing one is reported and omitted."""
     wait, rng, found = _waiter(device), np.random.default_rng(0), {}
     for name in CALLS:
         samples: dict[str, list[tuple[float, float]]] = {each.title: [] for each in entrants if name in each.calls}
@@ -74,7 +74,7 @@ def timed(entrants: Sequence[Library], device: str, rounds: int) -> Times:
                     except Exception as error:  # a library that breaks must not end the run
                         print(f"{title}: {name}: {type(error).__name__}: {error}")
                         del samples[title]
-        # The first round makes what is made once, and compiles.
+        # The first round allocates and compiles.
         found[name] = {title: tuple(map(median, zip(*every[1:], strict=True))) for title, every in samples.items()}
     return found
 
@@ -94,7 +94,7 @@ def _waiter(device: str) -> Callable[[], None]:
 
 
 def table(times: Times) -> Iterator[str]:
-    """A line for each call."""
+    """Return a table with a row per call."""
     titles = list(dict.fromkeys(title for found in times.values() for title in found))
     yield f"| µs | {' | '.join(titles)} |"
     yield "|---|" + "--:|" * len(titles)
@@ -104,7 +104,7 @@ def table(times: Times) -> Iterator[str]:
 
 
 def page(times: Times, device: str, about: dict[str, Any]) -> str:
-    """The measurements as a page of Markdown."""
+    """Return the measurements as a Markdown page."""
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else about["machine"]["cpu"]
     lines = (
         f"# Calls on {name} (`{device}`)",

@@ -38,7 +38,7 @@ BATCHES = (32, 256)
 
 
 PIECES = 8
-"""How often each figure is measured."""
+"""Number of repetitions of each measurement."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class Figures:
     stored_gib: float
     limit_gib: float | None
     peak_gib: float | None
-    """The most bytes of memory in use, page cache included."""
+    """Peak memory in bytes, page cache included."""
     seconds: dict[str, list[float]]
     """A transition, by what was done: fill (into new memory), refill (over rows that are there already, and long out of
     memory), sample."""
     wrong: int
-    """The number of sampled transitions that differ from what was added."""
+    """Number of sampled transitions that differ from the added ones."""
 
 
 def blocks(start: int, count: int) -> Iterator[dict[str, Any]]:
-    """Steps of one long episode; each frame is noise that begins with the number of its step."""
+    """Yield steps of one long episode; each frame is noise that begins with the step number."""
     noise = np.random.default_rng(0).integers(0, 256, (BLOCK + 1, FRAME), dtype=np.uint8)
     for first in range(start, start + count, BLOCK):
         frames = noise.copy()
@@ -145,7 +145,7 @@ def run_torchrl(count: int, folder: str | None) -> tuple[float, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A contestant, and the memory it gets."""
+    """A contestant and its memory limit."""
 
     run: Callable[[int, str | None], tuple[float, dict[str, Any]]]
     in_folder: bool = True
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     session = Session.of("disk", options)
     session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "torchrl")}
-    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # so little data fits in any memory
+    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # this little data fits in any memory
     count = int((options.gib or (0.25 if options.quick else 4.0)) * 2**30) // FRAME // BLOCK * BLOCK
     done: list[Figures] = []
     with TemporaryDirectory(dir=options.folder) as root:
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def results(done: list[Figures]) -> list[Result]:
-    """A case for each operation, with little memory and with enough; RAM is the limit."""
+    """Return a case per operation, with little and with enough memory; RAM is the physical limit."""
     found = []
     for kind, of_kind in (("with little memory", [f for f in done if f.limit_gib]), ("cached", _cached(done))):
         for action in ("fill", "refill", *(f"sample {size}" for size in BATCHES)) if of_kind else ():

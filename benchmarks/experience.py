@@ -1,4 +1,4 @@
-"""The transitions that every replay buffer gets; each can be recognised when it is sampled."""
+"""Recognisable transitions for the replay buffers of all libraries."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Experience:
     frames: Array
     """[F, …] observations, or the single frames of stacked ones."""
     place: Array
-    """[T·N] the place of a row's observation in `frames`."""
+    """[T·N] index of a row's observation in `frames`."""
     first: Array
-    """[T·N] the place of the first observation of a row's episode."""
+    """[T·N] index of the first observation of a row's episode."""
     action: Array
     reward: Array
     terminated: Array
@@ -41,7 +41,7 @@ class Experience:
         return len(self.place)
 
     def rows(self, index: Array) -> Transitions:
-        """The transitions of these rows."""
+        """Return the transitions of the given rows."""
         place, first = self.place[index], self.first[index]
         return Transitions(
             obs=self._seen(place, first),
@@ -53,14 +53,14 @@ class Experience:
         )
 
     def blocks(self) -> Iterator[Transitions]:
-        """All rows of a single environment, in time order and in small pieces."""
+        """Yield all rows of a single environment in time order, in small blocks."""
         row_bytes = 2 * int(np.prod(self.shape.obs)) * np.dtype(self.shape.dtype).itemsize
         length = max(1, _BLOCK_BYTES // row_bytes)
         for start in range(0, len(self), length):
             yield self.rows(np.arange(start, min(start + length, len(self))))
 
     def steps(self) -> list[Transitions]:
-        """Step by step. A next observation and the observation after it are the same array, as in a training loop."""
+        """Yield single steps; a next observation and the observation after it are the same array."""
         num_envs = self.shape.num_envs
         steps: list[Transitions] = []
         for start in range(0, len(self), num_envs):
@@ -71,14 +71,14 @@ class Experience:
         return steps
 
     def row_of(self, obs: Array) -> Array:
-        """The rows [B] of observations [B, …]; -1 for an unknown observation."""
+        """Return the rows [B] of observations [B, …]; −1 for an unknown observation."""
         rows = np.full(len(self.frames) + 1, -1)
         rows[self.place] = np.arange(len(self))
         number = self._number(obs)
         return rows[np.where((number >= 0) & (number < len(self.frames)), number, -1)]
 
     def last_of_episode(self) -> Array:
-        """[T] the row that ends each row's episode, for a single environment."""
+        """Return [T] the last row of each row's episode, for a single environment."""
         ends = np.flatnonzero(self.terminated | self.truncated)
         return ends[np.searchsorted(ends, np.arange(len(self)))]
 

@@ -24,7 +24,7 @@ Calls = dict[str, Callable[[], object]]
 
 
 def drive() -> None:
-    """Let Triton launch on a GPU that is none. Nothing may have imported Triton before."""
+    """Install a fake GPU driver for Triton, which must not have been imported before."""
     spec = find_spec("triton")
     if spec is None or spec.origin is None:
         raise SystemExit("host_time: expected an installed Triton, got none. Install relive[triton].")
@@ -55,7 +55,7 @@ def drive() -> None:
 
 
 def ours(replay: Any, prioritized: Any) -> Calls:
-    """The calls of relive."""
+    """Return the calls of relive."""
     import torch
 
     import relive as rl
@@ -80,7 +80,7 @@ def ours(replay: Any, prioritized: Any) -> Calls:
 
 
 def theirs(path: Path) -> Calls:
-    """The calls of FastTD3, on a full buffer."""
+    """Return the calls of FastTD3 on a full buffer."""
     from . import launch_peers
 
     launch_peers.NUM_ENVS, launch_peers.ROWS = ENVS, ROWS
@@ -90,7 +90,7 @@ def theirs(path: Path) -> Calls:
 
 
 def timed(contestants: dict[str, Calls]) -> dict[tuple[str, str], float]:
-    """The lower quartile of each call in µs of CPU time, in turns."""
+    """Return the lower quartile of each call in µs of CPU time; the calls take turns."""
     samples: dict[tuple[str, str], list[float]] = {
         (title, name): [] for title, calls in contestants.items() for name in calls
     }
@@ -100,13 +100,13 @@ def timed(contestants: dict[str, Calls]) -> dict[tuple[str, str], float]:
             start = time.thread_time_ns()
             for _ in range(CALLS):
                 call()
-            if turn:  # the first one compiles
+            if turn:  # the first call compiles
                 every.append((time.thread_time_ns() - start) / 1e3 / CALLS)
     return {key: sorted(every)[len(every) // 4] for key, every in samples.items()}
 
 
 def compiled_for_new_sizes(replay: Any, prioritized: Any) -> dict[str, int]:
-    """How many kernels the third and every further batch size or sequence length compiles."""
+    """Return the number of kernels compiled for the third and each further batch size or sequence length."""
     import torch
     from triton import knobs
 
@@ -133,7 +133,7 @@ def compiled_for_new_sizes(replay: Any, prioritized: Any) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, and what new sizes compile."""
+    """Print the table, and the number of kernels that new sizes compile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_time", description=__doc__)
     parser.add_argument("--fasttd3", metavar="PATH", type=Path, help="the file fast_td3_utils.py of a clone of FastTD3")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Measure what `import relive` costs beside `import torch`: CPU time and resident memory of fresh interpreters.
+"""Measure the cost of `import relive` beside `import torch`: CPU time and resident memory of fresh interpreters.
 
 Run it as `python -m benchmarks.imports [--rounds 15]`; exits with 1 above the limits that the docs state.
 """
@@ -17,8 +17,8 @@ USAGE = "; from resource import *; r = getrusage(RUSAGE_SELF); print(r.ru_utime 
 
 
 def cost(line: str) -> tuple[float, float]:
-    """CPU seconds and megabytes of an interpreter that runs one line."""
-    # As in an installation, bytecode is kept.
+    """Return the CPU seconds and megabytes of an interpreter that runs one line."""
+    # Bytecode is cached, as in an installation.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", line + USAGE]
     answer = subprocess.run(command, check=True, capture_output=True, text=True, env=kept).stdout
@@ -33,7 +33,7 @@ def main() -> int:
     for line in LINES:
         cost(line)  # the first one reads the files from the disk
     costs: dict[str, list[tuple[float, float]]] = {line: [] for line in LINES}
-    for _ in range(rounds):  # interleaved: what else the machine does reaches all of them
+    for _ in range(rounds):  # interleaved: other load on the machine affects all of them
         for line in LINES:
             costs[line].append(cost(line))
     medians = {line: tuple(map(median, zip(*each, strict=True))) for line, each in costs.items()}

@@ -21,7 +21,7 @@ CALLS = (
     "minibatch of a rollout", "rollout add",
 )  # fmt: skip
 Calls = Mapping[str, Callable[[], Callable[[], object]]]
-"""Preparations of a call, by the call's name."""
+"""Functions that prepare a call, by the call's name."""
 
 
 def transition(device: str) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ def step(device: str) -> dict[str, torch.Tensor]:
 
 
 def installed_peers(fasttd3: Path | None, device: str = "cpu") -> Iterator[tuple[str, Calls]]:
-    """Every library that is here, with its calls on a device."""
+    """Yield every installed library with its calls on a device."""
     if fasttd3 is not None:
         yield "FastTD3", _fasttd3(fasttd3, device)
     for title, calls in (("TorchRL", _torchrl), ("skrl", _skrl), ("rsl_rl", _rsl_rl), ("CleanRL", _cleanrl)):
@@ -194,7 +194,7 @@ def _rsl_rl(device: str) -> Calls:
 
 
 class _Critic:
-    """A critic of rsl_rl's that has made up its mind."""
+    """A critic for rsl_rl that returns a constant."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self._value = value
@@ -210,7 +210,7 @@ class _Critic:
 
 
 def _cleanrl(device: str) -> Calls:
-    """Tensors of [T, N, …] and an index, as its scripts have them."""
+    """Tensors [T, N, …] and an index, as in CleanRL's scripts."""
     now = rollout_step(device)
     stored = {name: torch.zeros(STEPS, *value.shape, dtype=value.dtype, device=device) for name, value in now.items()}
 

@@ -1,4 +1,4 @@
-"""How many operations each call launches on a device, beside other libraries: `python -m benchmarks.launches`.
+"""Count the operations that each call launches on a device, beside other libraries: `python -m benchmarks.launches`.
 
 Views (a slice, another shape) and allocations are dispatched but launch nothing: they are not counted. A Triton grid is
 one launch. Torch ops of ours are counted on the meta device, where the path is that of every device other than the CPU
@@ -39,7 +39,7 @@ WAITING = (
     "_local_scalar_dense", "nonzero", "item", "is_nonzero", "masked_select", "equal.default", "unique", "bincount",
     "repeat_interleave.Tensor",
 )  # fmt: skip
-"""Operations that hold up the host until the device has come so far."""
+"""Operations that make the host wait for the device."""
 _NO_LAUNCH = (
     "aten.detach.",
     "aten.lift_fresh.",
@@ -51,7 +51,7 @@ _NO_LAUNCH = (
 
 
 class Launches(TorchDispatchMode):
-    """The operations that were launched inside, and those of them that wait for the device."""
+    """Records the launched operations, and those of them that wait for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def _waits(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool
     if any(word in name for word in WAITING):
         return True
     tensors = [each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)]
-    if name.startswith(("aten.index.", "aten.index_put", "aten._index_put")):  # of flags it must count them
+    if name.startswith(("aten.index.", "aten.index_put", "aten._index_put")):  # indexing by flags counts them first
         indices = [each for each in _flat(args[1]) if isinstance(each, torch.Tensor)]
         return any(each.dtype in (torch.bool, torch.uint8) for each in indices)
     copies = isinstance(result, torch.Tensor) and name.startswith(("aten._to_copy", "aten.copy", "aten._foreach_copy"))
@@ -101,7 +101,7 @@ def _flat(arguments: Any) -> Iterator[Any]:
 
 @contextmanager
 def _counted_grids(names: list[str]) -> Iterator[None]:
-    """Append each grid that Triton's interpreter runs to `names`; what it does with torch inside is not counted."""
+    """Append each grid that Triton's interpreter runs to `names`; its own torch operations are not counted."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is None:
         yield
@@ -128,7 +128,7 @@ def _interpreted() -> Iterator[None]:
 
 
 def ours(device: str) -> Calls:
-    """Every call of relive's, each made ready before it is counted."""
+    """Yield every call of relive, each prepared before it is counted."""
     return {
         "replay add": lambda: _adding(_replay(device)),
         "replay add, prioritized": lambda: _adding(_replay(device, rl.Prioritized())),
@@ -144,7 +144,7 @@ def ours(device: str) -> Calls:
 
 
 def _replay(device: str, sampler: Any = None) -> rl.ReplayBuffer:
-    """A buffer that has been sampled and updated before: what is made once is made."""
+    """Return a buffer that was sampled and updated before: caches exist."""
     rows = 256 if device == "meta" else 32
     replay = rl.ReplayBuffer(
         rows * NUM_ENVS, OBS, launch_peers.ACTION, num_envs=NUM_ENVS, sampler=sampler, device=device, seed=0
@@ -201,7 +201,7 @@ def _taking_one(batches: Iterator[Any]) -> Callable[[], object]:
 
 
 def counted(calls: Calls) -> dict[str, Launches]:
-    """The launches of every call, by its name."""
+    """Return the launches of every call by name."""
     found = {}
     for name, prepare in calls.items():
         call = prepare()
@@ -212,8 +212,8 @@ def counted(calls: Calls) -> dict[str, Launches]:
 
 
 def of_ours(backend: Literal["torch", "triton"], device: str) -> dict[str, str]:
-    """The counts of relive with one kind of kernels; a call that waits is an error."""
-    # Meta tensors have no generator: torch's own is as many launches.
+    """Return the counts of relive with one kind of kernels; raise if a call waits."""
+    # Meta tensors have no generator: torch's default one launches as much.
     unseeded: AbstractContextManager[Any] = nullcontext()
     if device == "meta":
         unseeded = patch.object(Randomness, "generator", lambda *_: None)
@@ -235,14 +235,14 @@ def _with_waits(count: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, keep the counts and print them. Columns of libraries that are missing here stay as they are kept."""
+    """Count, store and print the launches. Stored columns of libraries that are not installed stay."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__)
     parser.add_argument("--fasttd3", metavar="PATH", type=Path, help="the file fast_td3_utils.py of a clone of FastTD3")
     parser.add_argument("--json", metavar="FILE", type=Path, default=KEPT, help="where counts are kept")
     options = parser.parse_args(arguments)
     kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     kept["relive, torch ops"] = of_ours("torch", "meta")
-    of_ours("torch", "cpu")  # for its error
+    of_ours("torch", "cpu")  # for the error of a missing device
     if find_spec("triton") is not None and not torch.cuda.is_available():
         kept["relive, Triton"] = of_ours("triton", "cpu")
     for title, calls in launch_peers.installed_peers(options.fasttd3):

@@ -13,7 +13,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """A new control group below the group of this process; the page cache counts, too."""
+    """A new control group below that of this process; it counts the page cache too."""
 
     folder: Path
     most: str
@@ -21,7 +21,7 @@ class Limit:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that was in use."""
+        """Peak memory in bytes."""
         return int((self.folder / self.peak).read_text())
 
 

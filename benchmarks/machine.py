@@ -45,7 +45,7 @@ def is_busy() -> bool:
 
 
 def _idle_and_all() -> tuple[int, int] | None:
-    """The seconds that all cores were idle, and that they ran; None if the system does not tell."""
+    """Return the idle and total seconds of all cores; None if the system does not report them."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None

@@ -1,4 +1,4 @@
-"""The physical limit: a copy of the bytes that an operation must move, in one piece."""
+"""The physical limit: one copy of the bytes that an operation must move."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAME = "memcpy of the same bytes"
 
 
 def memcpy_of(nbytes: int, units: int = 1) -> Contestant:
-    """A function that copies `nbytes` between warm memory: no library that returns copies can be faster."""
+    """Return a function that copies `nbytes` between warm memory: no library that returns copies can be faster."""
     source = np.ones(max(nbytes, 1), np.uint8)
     target = np.zeros_like(source)
     return Contestant(NAME, "limit", lambda: np.copyto(target, source), units=units)

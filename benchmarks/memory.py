@@ -1,4 +1,4 @@
-"""Measure the bytes of a stored transition, for each library in a process of its own.
+"""Measure the bytes per stored transition, for each library in a new process.
 
 Run it as `python -m benchmarks.memory [--quick] [--only image] [--json PATH]`.
 """
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from relive_conformance.adapters import Adapter, NotOffered, Replay, ReplayShape
 
-from .bars import BYTES_A_TRANSITION
+from .bars import BYTES_PER_TRANSITION
 from .experience import make_experience
 from .replay import ATARI, ROBOT
 from .suite import Session, role_of
@@ -29,31 +29,31 @@ from .verify_replay import check_transitions, fill
 Make = Callable[[ReplayShape], Replay]
 SHAPES = {"image": ATARI._replace(capacity=4_000), "obs(17)": ROBOT}
 TRUNCATED_SHARE = 0.5
-"""The share of truncated ends: libraries that save memory make mistakes there."""
+"""Share of truncated ends, where libraries that save memory make mistakes."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """The memory of one library per transition that can be sampled."""
+    """Memory of one library per sampleable transition."""
 
     name: str
     role: Role
     held: float | None
-    """The bytes of all arrays of the buffer; None if the library hides them."""
+    """Bytes of all arrays of the buffer; None if the library hides them."""
     resident: float | None
-    """The bytes by which the process grew while the buffer was filled; None if the system does not tell."""
+    """Growth of the process while the buffer was filled, in bytes; None if the system does not report it."""
     wrong: str | None
-    """How the output differs from the input."""
+    """Difference between output and input."""
 
     @property
     def figure(self) -> float | None:
-        """The bytes that are compared with the bar."""
+        """Bytes that are compared with the bar."""
         return self.resident if self.held is None else self.held
 
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """All libraries at one shape."""
+    """Results of all libraries at one shape."""
 
     case: str
     lines: list[Bytes] = field(default_factory=list)
@@ -64,11 +64,11 @@ class MemoryResult:
         smallest = next((other for other in self.lines if other.role == "ours"), None)
         if line is not smallest or line.figure is None:
             return None
-        return line.figure <= BYTES_A_TRANSITION[self.case] and line.wrong is None
+        return line.figure <= BYTES_PER_TRANSITION[self.case] and line.wrong is None
 
 
 def measure_memory(case: str, shape: ReplayShape, entrants: Iterable[tuple[str, Role, Make]]) -> MemoryResult:
-    """Fill a buffer of each entrant in a new process; smallest first."""
+    """Fill a buffer of each entrant in a new process; return the results, smallest first."""
     result = MemoryResult(case)
     for name, role, make in entrants:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -81,7 +81,7 @@ def measure_memory(case: str, shape: ReplayShape, entrants: Iterable[tuple[str, 
 
 
 def _measure(name: str, role: Role, make: Make, shape: ReplayShape) -> Bytes:
-    # A small buffer first, so that memory of a library's first use does not count.
+    # A small buffer first: memory of a library's first use must not count.
     small = shape._replace(capacity=512)
     fill(make(small), make_experience(small, small.capacity, seed=0))
     data = make_experience(shape, shape.capacity, seed=0, truncated_share=TRUNCATED_SHARE)
@@ -102,14 +102,14 @@ def _resident() -> int | None:
 
 def print_memory(results: Iterable[MemoryResult], console: Console) -> None:
     """One table of all shapes."""
-    table = Table("case", "library", title="bytes a transition")
+    table = Table("case", "library", title="bytes per transition")
     for heading in ("held", "process grew by", "bar", "met"):
         table.add_column(heading, justify="right")
     table.add_column("wrong")
     for result in results:
         for number, line in enumerate(result.lines):
             met = result.meets(line)
-            bar = "" if met is None else f"≤ {BYTES_A_TRANSITION[result.case]:,.0f}"
+            bar = "" if met is None else f"≤ {BYTES_PER_TRANSITION[result.case]:,.0f}"
             cells = [
                 line.name,
                 _number(line.held),
@@ -128,7 +128,7 @@ def _number(value: float | None) -> str:
 
 
 def entrants(peers: Sequence[Adapter]) -> list[tuple[str, Role, Make]]:
-    """Every library, with and without the settings that save memory."""
+    """Yield every library, with and without the settings that save memory."""
     found: list[tuple[str, Role, Make]] = []
     for peer in peers:
         forms = {peer.name: peer.replay} if peer.replay else {}
@@ -141,7 +141,7 @@ def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
     """The results as data for a file."""
     return {
         result.case: {
-            "bar": BYTES_A_TRANSITION[result.case],
+            "bar": BYTES_PER_TRANSITION[result.case],
             "libraries": {line.name: {**asdict(line), "met": result.meets(line)} for line in result.lines},
             "not_offered": result.not_offered,
         }

@@ -20,7 +20,7 @@ from .timing import Contestant
 from .verify import check_epoch, check_gae, check_rollout, fill
 
 GAMMA, LAM = 0.99, 0.95
-EPOCHS_A_CYCLE = 4
+EPOCHS_PER_CYCLE = 4
 SUBJECT = "Time the on-policy operations beside the peers."
 
 
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def any_batch_size(self) -> int:
-        """The batch size of the check if the case itself reads no minibatches; it divides the rows."""
+        """Batch size of the check, also for cases without minibatches; a divisor of the number of rows."""
         return self.batch_size or self.shape.num_steps * self.shape.num_envs // 4
 
 
@@ -57,7 +57,7 @@ CASES = (
 
 
 def enter_gae(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
-    """The stand-alone estimator on inputs in the library's own layout."""
+    """Time the stand-alone estimator on inputs in the library's layout."""
     if peer.gae is None:
         raise NotOffered
     refuse(check_gae(peer.gae(), data, gamma=GAMMA, lam=LAM))
@@ -65,7 +65,7 @@ def enter_gae(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
 
 
 def enter_add(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
-    """T adds into an empty buffer, per step."""
+    """Time T adds into an empty buffer, per step."""
     if peer.rollout is None:
         raise NotOffered
     rollout = peer.rollout(case.shape)
@@ -80,7 +80,7 @@ def enter_add(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
 
 
 def enter_epoch(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
-    """One shuffled epoch of a full rollout."""
+    """Time one shuffled epoch of a full rollout."""
     epoch = _full(peer, case, data)
     refuse(check_epoch(epoch, case.batch_size, data, gamma=GAMMA, lam=LAM))
 
@@ -102,7 +102,7 @@ def _full(peer: Adapter, case: Case, data: RolloutData) -> Epoch:
 
 
 def enter_cycle(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
-    """T adds, advantages, four epochs."""
+    """Time T adds, advantages and four epochs."""
     if peer.rollout is None:
         raise NotOffered
     rollout = peer.rollout(case.shape)
@@ -114,7 +114,7 @@ def enter_cycle(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
         for step in prepared:
             rollout.add(step)
         rollout.advantage(last_value, last_done, gamma=GAMMA, lam=LAM)
-        for _ in range(EPOCHS_A_CYCLE):
+        for _ in range(EPOCHS_PER_CYCLE):
             for _ in rollout.minibatches(case.batch_size):
                 pass
 
@@ -136,7 +136,7 @@ def limit_of(case: Case, data: RolloutData) -> Contestant:
         "gae": (read + 2 * trajectory.reward.nbytes) // 2,
         "epoch": 4 * rows * (case.shape.obs_dim + case.shape.action_dim + 4),
     }
-    moved["cycle"] = moved["add"] + moved["gae"] + EPOCHS_A_CYCLE * moved["epoch"]
+    moved["cycle"] = moved["add"] + moved["gae"] + EPOCHS_PER_CYCLE * moved["epoch"]
     return memcpy_of(moved[case.operation], len(data.steps) if case.operation == "add" else 1)
 
 

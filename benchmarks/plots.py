@@ -52,7 +52,7 @@ def bars(cases: Mapping[str, Any], path: Path) -> None:
 
 
 def _split(names: Sequence[str], heights: Sequence[float], columns: int) -> list[list[str]]:
-    """The cases in order, in columns of similar height."""
+    """Distribute the cases in order over columns of similar height."""
     halves: list[list[str]] = [[] for _ in range(columns)]
     done = 0.0
     for name, height in zip(names, heights, strict=True):
@@ -97,7 +97,7 @@ def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
 
 
 def duration(micros: float) -> str:
-    """A duration with a suitable unit."""
+    """Format a duration with a suitable unit."""
     for least, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
         if micros >= least:
             number = micros / least
@@ -106,7 +106,7 @@ def duration(micros: float) -> str:
 
 
 def curves(points: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel for each operation over each size."""
+    """Draw a panel per operation and size."""
     panels = {title: [p for p in points if (p["operation"], p["axis"]) == key] for key, title in PANELS.items()}
     panels = {title: chosen for title, chosen in panels.items() if chosen}
     columns = min(3, len(panels) + 1)
@@ -153,7 +153,7 @@ def _figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")  # pages may be dark
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")  # readable on dark pages
     FigureCanvasAgg(figure)
     return figure
 

@@ -24,12 +24,12 @@ from .timing import Contestant
 SUBJECT = "Count the updates a second of a learner with and without prefetching."
 ACTIONS, GAMMA = 4, 0.99
 UPDATES = 20
-"""The number of updates in a row, enough for the thread to start."""
+"""Updates per sample, enough for the thread to start."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The shape of a learner's data."""
+    """Shape of a learner's data."""
 
     obs: tuple[int, ...]
     dtype: torch.dtype
@@ -74,7 +74,7 @@ class Learner:
 
 
 def filled(task: Task) -> rl.ReplayBuffer:
-    """A full buffer of noise."""
+    """Return a full buffer of noise."""
     replay = rl.ReplayBuffer(task.capacity, rl.Field(task.obs, task.dtype), rl.Field((), torch.int64), seed=0)
     random, block = torch.Generator().manual_seed(0), 1000
     frames = torch.randint(0, 255, (block + 1, *task.obs), generator=random).to(task.dtype)

@@ -29,7 +29,7 @@ KINDS = {
     "84x84x4": {"obs": (84, 84, 4), "dtype": np.uint8, "capacity": 4_000, "batch": 32},
 }
 CROWDS = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2), (4, 4)]
-"""The numbers of writers and samplers."""
+"""Numbers of writers and samplers."""
 MOST = 4
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["relive"])
@@ -41,23 +41,23 @@ class Entrant(Protocol):
 
     name: str
     draws: str
-    """How its samplers draw; only contestants that draw alike are compared."""
+    """Sampling method; only contestants with the same method are compared."""
 
     def make(self, kind: str) -> Any:
-        """A full buffer, as workers get it."""
+        """Return a full buffer in the form that workers receive."""
         ...
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
-        """In a worker: a function that adds one step."""
+        """In a worker: return a function that adds one step."""
         ...
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
-        """In a worker: a function that draws one batch as torch tensors and updates its priorities."""
+        """In a worker: return a function that samples one batch as torch tensors and updates its priorities."""
         ...
 
 
 def step_of(kind: str) -> dict[str, np.ndarray]:
-    """One step of one environment [1, …]."""
+    """Return one step of one environment [1, …]."""
     random, settings = np.random.default_rng(0), KINDS[kind]
     obs = random.integers(0, 255, (2, 1, *settings["obs"])).astype(settings["dtype"])
     action = random.standard_normal((1, 6)).astype(np.float32)
@@ -72,9 +72,7 @@ class Ours:
     sampling: Sampler = rl.Prioritized()
 
     def make(self, kind: str) -> Any:
-        self._replay = _ours(
-            kind, rl.Memory.shared(), self.sampling
-        )  # the memory is freed with the last process that has it
+        self._replay = _ours(kind, rl.Memory.shared(), self.sampling)  # the last process frees the memory
         return self._replay.handle()
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
@@ -85,7 +83,7 @@ class Ours:
 
 
 class OursUniform(Ours):
-    """Without priorities."""
+    """Shared memory with uniform sampling."""
 
     name, draws = "relive, shared memory, uniform", "uniform"
     sampling = rl.Uniform()
@@ -96,7 +94,7 @@ class OursUniform(Ours):
 
 
 class Threads:
-    """The same in threads of one process."""
+    """One buffer used by threads of one process."""
 
     name, draws = "relive, threads", "prioritized"
 
@@ -132,7 +130,7 @@ def _learner(replay: rl.ReplayBuffer, kind: str) -> Callable[[], object]:
 
 
 class Cpprb:
-    """`MPPrioritizedReplayBuffer`."""
+    """cpprb's `MPPrioritizedReplayBuffer`."""
 
     name, draws = "cpprb", "prioritized"
 
@@ -210,7 +208,7 @@ ENTRANTS: dict[str, Entrant] = {
 
 
 def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: Any, counts: Any) -> None:
-    """One worker: calls until the time is over; returns their number."""
+    """Call until the time is over; return the number of calls."""
     torch.set_num_threads(1)
     entrant = ENTRANTS[who]
     call = entrant.writer(shared, kind, place) if is_writer else entrant.sampler(shared, kind)
@@ -227,7 +225,7 @@ def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: A
 
 
 def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float) -> tuple[float, float]:
-    """Calls per second of all writers and of all samplers."""
+    """Return the calls per second of all writers and of all samplers."""
     threads = who == "threads"
     clock = [0] * 9 if threads else CONTEXT.Array("i", 9, lock=False)
     counts = [0.0] * 8 if threads else CONTEXT.Array("d", 8, lock=False)
@@ -286,7 +284,7 @@ Rates = dict[str, tuple[float, float]]
 
 
 def contest(made: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: float, session: Session) -> Rates:
-    """One round: calls per second of all writers and of all samplers, by library, in a random order."""
+    """Run one round in random order; return calls per second of all writers and all samplers by library."""
     found: Rates = {}
     for who in session.rng.permutation(list(made)).tolist():
         with session.console.status(f"{kind}, {crowd}: {who}"), suppress(RuntimeError):
@@ -295,7 +293,7 @@ def contest(made: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: fl
 
 
 def results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Iterator[Result]:
-    """Cases for the writers and for samplers that draw alike: seconds per call of all of them together."""
+    """Return cases for the writers and for samplers of one method: seconds per call of all together."""
     crowded = f"{kind}, {crowd[0]} writers, {crowd[1]} samplers"
     processes = [entrant for entrant in ENTRANTS.values() if not isinstance(entrant, Threads)]
     uniform = [entrant for entrant in processes if entrant.draws == "uniform"]

@@ -34,11 +34,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
 }
 PENDING = 4
-"""The calls that a client of a peer has under way; the service decides itself."""
+"""Concurrent calls of a peer's client; the service chooses its own number."""
 
 
 def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
-    """Steps of one environment [T, 1] in one episode; each observation says which step it is."""
+    """Return steps [T, 1] of one environment in one episode; each observation is its step number."""
     steps = size["block"]
     frames = np.zeros((steps + 1, 1, *size["shape"]), size["dtype"])
     frames.reshape(steps + 1, -1)[:, 0] = np.arange(steps + 1)
@@ -55,7 +55,7 @@ def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
 
 
 def check(obs: Any, reward: Any, next_obs: Any) -> None:
-    """Raise if the rows that come out are not those that went in."""
+    """Raise if the sampled rows differ from the added ones."""
     first, second = (np.asarray(x).reshape(len(x), -1)[:, 0].astype(np.float32) for x in (obs, next_obs))
     if not (np.array_equal(second, first + 1) and np.array_equal(np.asarray(reward).reshape(-1), first)):
         raise RuntimeError("a batch with rows that were never sent")
@@ -141,7 +141,7 @@ class InActor:
 
 
 class StableBaselines3:
-    """Its replay buffer, which takes single steps; batches are sent as arrays, Ray's fastest form."""
+    """Stable-Baselines3's replay buffer, which takes single steps; batches are sent as arrays, Ray's fastest form."""
 
     def __init__(self, size: dict[str, Any]) -> None:
         from stable_baselines3.common.buffers import ReplayBuffer  # pyright: ignore[reportMissingImports]
@@ -168,7 +168,7 @@ class StableBaselines3:
 
 
 class TorchRL:
-    """Its buffer in a Ray actor. It cannot be sent to another process, so this process is its one client."""
+    """TorchRL's buffer in a Ray actor. It cannot be sent to another process: this process is its only client."""
 
     travels = False
 
@@ -217,14 +217,14 @@ CONTESTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 class Worker:
-    """A client in a process of its own."""
+    """A client in a separate process."""
 
     def __init__(self, memory: Any, env: int, size: dict[str, Any]) -> None:
         torch.set_num_threads(1)
         self.write, self.read, self.flush = memory.client(env, size)
 
     def work(self, verb: str, start: float, seconds: float) -> float:
-        """Rows per second, from `start` on."""
+        """Return the rows per second from `start` on."""
         step = self.write if verb == "extend" else self.read
         while time.time() < start:
             time.sleep(0.001)
@@ -237,7 +237,7 @@ class Worker:
 
 
 def measure(workers: list[Any], verb: str, seconds: float) -> float:
-    """Rows per second of all clients together."""
+    """Return the rows per second of all clients together."""
     start = time.time() + 0.1
     if isinstance(workers[0], Worker):
         return workers[0].work(verb, start, seconds)
@@ -245,7 +245,7 @@ def measure(workers: list[Any], verb: str, seconds: float) -> float:
 
 
 def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float, console: Console) -> dict[str, Any]:
-    """Rows per second for each case `verb, clients` and contestant, by round."""
+    """Return rows per second for each case `verb, clients` and contestant, by round."""
     memories, workers, missing = {}, {}, {}
     for name, make in CONTESTANTS.items():
         try:
@@ -278,7 +278,7 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
 
 
 def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
-    """A case for each verb and number of clients: seconds per row of all clients together."""
+    """Return a case per verb and number of clients: seconds per row of all clients together."""
     for case, rates in found["cases"].items():
         result = Result(f"Ray: {case}, rows of {rows}", [])
         for name, taken in rates.items():

@@ -44,7 +44,7 @@ class Case:
     shape: ReplayShape
     batch_size: int = 0
     num_steps: int = 0
-    """The number of different steps of an add case, which are added over and over."""
+    """Number of different steps of an add case, which are added repeatedly."""
 
 
 ROBOT = ReplayShape(capacity=10**6, num_envs=1, obs=(17,), action_dim=6)
@@ -66,7 +66,7 @@ CASES = (
 
 
 def enter_add(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """Adds into a full buffer, per step."""
+    """Time adds into a full buffer, per step."""
     make = _offered(peer.replay)
     small = case.shape._replace(capacity=max(256, 64 * case.shape.num_envs))
     refuse(check_add(make(small), replace(data, shape=small)))
@@ -91,7 +91,7 @@ def _add_again(replay: Replay, prepared: list[object], data: Experience) -> None
 
 
 def enter_uniform(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """A batch of transitions as new tensors."""
+    """Time a batch of transitions as new tensors."""
     replay = _offered(peer.replay)(case.shape)
     fill(replay, data)
     refuse(check_transitions(replay, data, case.batch_size))
@@ -99,7 +99,7 @@ def enter_uniform(peer: Adapter, case: Case, data: Experience) -> Contestant:
 
 
 def enter_prioritized(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """A batch of transitions with weights, then new priorities for it."""
+    """Time a batch of transitions with weights and the update of its priorities."""
     make = _offered(peer.prioritized)
     small = case.shape._replace(capacity=1024)
     refuse(check_priorities(make(small), make_experience(small, small.capacity - 8, seed=0)))
@@ -110,7 +110,7 @@ def enter_prioritized(peer: Adapter, case: Case, data: Experience) -> Contestant
 
 
 def sample_and_update(replay: PrioritizedReplay, batch_size: int) -> Callable[[], object]:
-    """A function that draws a batch and updates its priorities; most rows have a priority of their own before."""
+    """Return a function that samples a batch and updates its priorities; most rows have different priorities before."""
     rng = np.random.default_rng(0)
 
     def priorities(size: int) -> object:
@@ -127,7 +127,7 @@ def sample_and_update(replay: PrioritizedReplay, batch_size: int) -> Callable[[]
 
 
 def enter_n_step(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """A batch of 3-step transitions."""
+    """Time a batch of 3-step transitions."""
     replay = _offered(peer.n_step)(case.shape, N_STEPS, GAMMA)
     fill(replay, data)
     refuse(check_n_step(replay, data, N_STEPS, GAMMA, strictly=role_of(peer) == "ours"))
@@ -135,7 +135,7 @@ def enter_n_step(peer: Adapter, case: Case, data: Experience) -> Contestant:
 
 
 def enter_sequences(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """A batch of sequences of 80 steps."""
+    """Time a batch of sequences of 80 steps."""
     replay = _offered(peer.sequence)(case.shape, SEQUENCE)
     fill(replay, data)
     refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=role_of(peer) == "ours"))
@@ -176,7 +176,7 @@ def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Conte
 
 
 def limit_of(case: Case, data: Experience) -> Contestant:
-    """A copy of a stored step (every observation once) or of a batch."""
+    """Return a copy of the bytes of a stored step (every observation once) or of a batch."""
     shape = case.shape
     obs = int(np.prod(shape.obs)) * np.dtype(shape.dtype).itemsize
     rest = 4 * (shape.action_dim + 1) + 2

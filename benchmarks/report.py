@@ -27,11 +27,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Line:
-    """One contestant of a case, compared."""
+    """One contestant of a case, with comparisons."""
 
     timing: Timing
     ratio: Interval | None
-    """How many times as fast as the fastest peer it is."""
+    """Speed relative to the fastest peer."""
     of_limit: Interval | None
     """Our speed relative to the physical limit."""
     verdict: bool | None
@@ -60,7 +60,7 @@ def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> 
 
 
 def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
-    """One table of all cases, and below it the peers that are not in it."""
+    """Return a table of all cases, followed by the peers that are not in it."""
     table = Table("case", "library", title="µs, medians; ratios to the fastest peer of the same run")
     for heading in ("median", "p10–p90", "× fastest peer (95 %)", "× limit", "bar", "met"):
         table.add_column(heading, justify="right")
@@ -106,7 +106,7 @@ def _us(seconds: float) -> str:
 
 
 def write_json(path: Path, judged: list[tuple[Result, list[Line]]], about: dict[str, Any]) -> None:
-    """The contents of the table, with `about` (date, machine, versions) at the top."""
+    """Return the contents of the table as data, with `about` (date, machine, versions) at the top."""
     cases = {result.case: _case_json(result, lines) for result, lines in judged}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**about, "cases": cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The rollouts that every library gets, and the slow float64 advantage that every result is compared with."""
+"""Rollouts for all libraries, and the slow float64 reference of their advantages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RolloutData:
 
 
 def make_rollout(shape: RolloutShape, seed: int) -> RolloutData:
-    """A rollout with recognisable rows: `obs[t, n, 0]` is t·N + n, exact in float32."""
+    """Return a rollout with recognisable rows: `obs[t, n, 0]` is t·N + n, exact in float32."""
     rng = np.random.default_rng(seed)
     rows = shape.num_steps, shape.num_envs
 

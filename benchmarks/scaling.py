@@ -33,10 +33,10 @@ MINIBATCHES = (64, 256, 1024, 4096)
 CAPACITIES = tuple(10**power for power in range(3, 8))
 BATCHES = (32, 128, 512, 2048, 8192)
 USUAL_TIME, USUAL_ENVS, USUAL_CAPACITY, USUAL_BATCH = 128, 64, 10**6, 256
-"""The sizes that stay fixed while another one grows."""
+"""Sizes that stay fixed while another one grows."""
 ADDED_STEPS = 1000
 BYTES_A_ROW = 250
-"""More bytes than any library needs for a row of ROBOT with a priority."""
+"""Upper bound of the bytes of a ROBOT row with a priority, in any library."""
 EFFORT = Effort(rounds=40, fewest_rounds=7, seconds=8.0, sample_seconds=2e-3)
 QUICKLY = replace(QUICK, seconds=1.5)
 LIBRARIES = {
@@ -63,7 +63,7 @@ class Point:
 
 
 def point(timing: Timing, operation: str, axis: str, size: int) -> Point:
-    """The figures of a timing that are drawn."""
+    """Return the plotted figures of a timing."""
     figures = (timing.median, timing.percentile(25), timing.percentile(75))
     return Point(operation, timing.contestant.name, axis, size, *(seconds * 1e6 for seconds in figures))
 
@@ -79,7 +79,7 @@ def rollout_cases(quick: bool) -> Iterator[tuple[str, int, on_policy.Case]]:
 
 
 def measure_rollouts(session: Session, effort: Effort) -> Iterator[Point]:
-    """Every case with the fastest peers."""
+    """Time every case with the fastest peers."""
     for axis, size, case in rollout_cases(session.options.quick):
         with session.console.status(case.name):
             data = make_rollout(case.shape, seed=0)
@@ -93,7 +93,7 @@ def measure_rollouts(session: Session, effort: Effort) -> Iterator[Point]:
 
 
 class Full:
-    """The filled replay buffers of all libraries at one capacity; made once for all batch sizes."""
+    """Filled replay buffers of all libraries at one capacity, reused for all batch sizes."""
 
     def __init__(self, operation: str, data: Experience, peers: Sequence[Adapter], console: Console) -> None:
         self._operation, self._data = operation, data
@@ -126,7 +126,7 @@ class Full:
         return contestant(peer, lambda: None)
 
     def time(self, axis: str, size: int, batch_size: int, effort: Effort, rng: np.random.Generator) -> Iterator[Point]:
-        """Time them at one batch size."""
+        """Time the buffers at one batch size."""
         units = ADDED_STEPS if self._operation == "add" else 1
         entered = [contestant(peer, self._runs[peer.name](batch_size), units=units) for peer in self._peers]
         case = replay.Case(self._operation, "", self._data.shape, batch_size)
@@ -136,7 +136,7 @@ class Full:
 
 
 def measure_replay(session: Session, effort: Effort) -> Iterator[Point]:
-    """Every operation at every capacity with the usual batch, and every batch at the usual capacity."""
+    """Time every operation at every capacity with the default batch, and every batch at the default capacity."""
     quick = session.options.quick
     usual = 10**5 if quick else USUAL_CAPACITY
     for capacity in CAPACITIES[: 3 if quick else None]:

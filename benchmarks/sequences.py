@@ -21,12 +21,12 @@ SHAPE = RolloutShape(num_steps=128, num_envs=64, obs_dim=64, action_dim=4)
 LENGTH, HIDDEN = 16, 64
 CASES = {f"rollout sequences 128x64 length {LENGTH}, {size} steps a batch": size for size in (256, 1024, 8192)}
 NBYTES = 4 * SHAPE.num_steps * SHAPE.num_envs * (SHAPE.obs_dim + SHAPE.action_dim + 4)
-"""The bytes of an epoch's batches, without the states at the starts."""
+"""Bytes of an epoch's batches, without the initial states."""
 SUBJECT = "Time an epoch of sequence minibatches of a rollout beside the peers."
 
 
 def enter_sequences(peer: Adapter, num_steps: int, data: RolloutData) -> Contestant:
-    """One epoch, from the flags of a full rollout to the last batch."""
+    """Time one epoch, from the flags of a full rollout to the last batch."""
     if peer.recurrent is None:
         raise NotOffered
     state = np.random.default_rng(1).standard_normal((SHAPE.num_steps, SHAPE.num_envs, HIDDEN), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The parts that all suites share: the command line, the contestants of a case, and the results."""
+"""Shared parts of all suites: command line, contestants of a case, results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ C = TypeVar("C", bound=_Case)
 
 
 class Refused(Exception):
-    """The library's result differs; it is not timed."""
+    """Raised if a library's result differs; it is not timed."""
 
 
 def refuse(reason: str | None) -> None:
@@ -50,19 +50,19 @@ def refuse(reason: str | None) -> None:
 
 
 def role_of(peer: Adapter) -> Role:
-    """Whether a library is ours, a peer or the limit."""
+    """Return whether a library is ours, a peer or the limit."""
     return "ours" if peer.name == "relive" else "peer"
 
 
 def contestant(peer: Adapter, run: Callable[[], object], **more: Any) -> Contestant:
-    """An operation of a library to time."""
+    """Return an operation of a library to time."""
     return Contestant(peer.name, role_of(peer), run, **more)
 
 
 def enter(
     case: str, entrants: Iterable[Adapter], make: Callable[[Adapter], Contestant]
 ) -> tuple[Result, list[Contestant]]:
-    """Check every entrant; those that pass are timed, and the result says why others are not."""
+    """Check every entrant and time those that pass; the result names the reasons of the others."""
     result = Result(case, [])
     contestants: list[Contestant] = []
     for peer in entrants:
@@ -89,7 +89,7 @@ class Session:
     console: Console
     rng: np.random.Generator
     about: dict[str, Any]
-    """The header of a results file."""
+    """Header of a results file."""
 
     @classmethod
     def start(cls, suite: str, subject: str, operations: Iterable[str], arguments: Sequence[str] | None) -> Session:
@@ -111,13 +111,13 @@ class Session:
     def of(
         cls, suite: str, options: argparse.Namespace, found: Discovery = _NOBODY, operations: Sequence[str] = ()
     ) -> Session:
-        """A run of a suite that reads its own command line and finds its own peers."""
+        """Return a session for a suite with its own command line and peers."""
         about = describe(suite, found, options.quick)
         return cls(suite, options, list(operations), found, console(), np.random.default_rng(0), about)
 
     @property
     def effort(self) -> Effort:
-        """How long to measure."""
+        """Return how long to measure."""
         return QUICK if self.options.quick else FULL
 
     def time(self, entered: tuple[Result, list[Contestant]], effort: Effort | None = None) -> tuple[Result, list[Line]]:
@@ -161,13 +161,13 @@ class Session:
 
 
 def console() -> Console:
-    """A console as wide as the terminal, or in a file as wide as a table needs."""
+    """Return a console of the terminal's width, or wide enough for tables if the output is a file."""
     found = Console()
     return found if found.is_terminal else Console(width=150)
 
 
 def parser_of(suite: str, subject: str) -> argparse.ArgumentParser:
-    """The command line of every suite."""
+    """Return the command-line parser of every suite."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", description=subject)
     parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
     parser.add_argument("--json", type=Path, help=f"where to write the results (default: {RESULTS}/<suite>-<date>)")
@@ -175,13 +175,13 @@ def parser_of(suite: str, subject: str) -> argparse.ArgumentParser:
 
 
 def last_kept(suite: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The last kept run of a suite."""
+    """Return the last kept run of a suite."""
     files = sorted(folder.glob(f"{suite}-*.json"))
     return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
 
 def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:
-    """Date, machine and versions."""
+    """Return date, machine and versions."""
     return {
         "suite": suite,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -193,5 +193,5 @@ def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:
 
 
 def file_name(suite: str, about: dict[str, Any]) -> str:
-    """The name of a results file. Git ignores local-*, the files of quick runs."""
+    """Return the name of a results file; git ignores local-*, the files of quick runs."""
     return f"{'local-' if about['quick'] else ''}{suite}-{about['date'][:16].replace(':', '')}.json"

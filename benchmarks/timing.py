@@ -26,22 +26,22 @@ class Contestant:
     role: Role
     run: Callable[[], object]
     units: int = 1
-    """The number of reported units in one run."""
+    """Units per run; durations are reported per unit."""
     reset: Callable[[], object] | None = None
     """Called before each run, not timed."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure."""
+    """Measuring effort."""
 
     rounds: int
     fewest_rounds: int
-    """The fewest rounds of a contestant that is too slow for its share of `seconds`."""
+    """Minimum rounds of a contestant that is too slow for its share of `seconds`."""
     seconds: float
-    """About the seconds for one case, all contestants together."""
+    """Approximate seconds per case, all contestants together."""
     sample_seconds: float
-    """The shortest duration of a sample; shorter runs are repeated within it."""
+    """Minimum duration of a sample in seconds; shorter runs are repeated within it."""
 
 
 FULL = Effort(rounds=60, fewest_rounds=7, seconds=30.0, sample_seconds=2e-3)
@@ -57,7 +57,7 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The median, which is compared."""
+        """Median duration, which is compared."""
         return float(np.median(list(self.samples.values())))
 
     @property
@@ -66,7 +66,7 @@ class Timing:
         return self.percentile(90) > 2 * self.percentile(10)
 
     def percentile(self, q: float) -> float:
-        """The duration below which q percent of the samples are."""
+        """Return the q-th percentile of the durations."""
         return float(np.percentile(list(self.samples.values()), q))
 
 
@@ -99,7 +99,7 @@ def race(contestants: Sequence[Contestant], effort: Effort, rng: np.random.Gener
 
 
 def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 2000) -> Interval:
-    """How many times as fast `of` is as `over`, from the rounds in which both ran."""
+    """Return the speed of `of` relative to `over`, from the rounds in which both ran."""
     shared = sorted(of.samples.keys() & over.samples.keys())
     mine, theirs = (np.array([timing.samples[r] for r in shared]) for timing in (of, over))
     index = rng.integers(len(shared), size=(draws, len(shared)))
@@ -109,18 +109,18 @@ def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 200
 
 
 def measured(name: str, role: Role, seconds: Sequence[float]) -> Timing:
-    """A timing that was measured elsewhere, in another process or in rounds of its own: seconds per unit, by round."""
+    """Return a timing measured elsewhere, for example in another process: seconds per unit, by round."""
     return Timing(Contestant(name, role, lambda: None), dict(enumerate(seconds)))
 
 
 def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | None:
-    """The peer with the smallest median, `but` left out; None if no peer was timed."""
+    """Return the peer with the smallest median, except `but`; None if no peer was timed."""
     peers = [timing for timing in timings if timing.contestant.role == "peer" and timing.contestant.name != but]
     return min(peers, key=lambda timing: timing.median, default=None)
 
 
 def _emptied(contestant: Contestant) -> Contestant:
-    """A copy without the contestant's data, which may be gigabytes."""
+    """Return a copy without the contestant's data, which may be gigabytes."""
     return replace(contestant, run=lambda: None, reset=None)
 
 
@@ -136,12 +136,12 @@ def _calibrate(contestant: Contestant, effort: Effort, num_contestants: int) -> 
 
 
 def _sample(contestant: Contestant, repeats: int) -> float:
-    """Seconds per unit, of `repeats` runs in a row."""
+    """Return the seconds per unit of `repeats` consecutive runs."""
     run = contestant.run
     if contestant.reset:
         contestant.reset()
     elif repeats > 1:
-        run()  # the contestant before has left its data in the caches
+        run()  # the previous contestant has left its data in the caches
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +156,7 @@ def _sample(contestant: Contestant, repeats: int) -> float:
 
 
 def summary(timing: Timing) -> dict[str, Any]:
-    """The figures of one contestant for a results file, in µs per unit."""
+    """Return the figures of one contestant for a results file, in µs per unit."""
     return {
         "role": timing.contestant.role,
         "median_us": timing.median * 1e6,

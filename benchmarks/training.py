@@ -25,7 +25,7 @@ from .timing import measured
 SUBJECT = "Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours."
 SEEDS = (0, 1, 2)
 LAST_EPISODES = 20
-"""The number of episodes whose mean is "return reached"."""
+"""Number of last episodes whose mean is "return reached"."""
 TIMED = ("reset", "add", "compute_returns_and_advantage", "get", "sample")
 COLOURS = {"relive": "#c1272d", "Stable-Baselines3": "#4c72b0"}
 
@@ -75,7 +75,7 @@ class Run:
     seed: int
     steps: list[int]
     returns: list[float]
-    """The return of every episode, and the step at which it ended."""
+    """Return and last step of every episode."""
     buffer_seconds: float
     """CPU seconds in the buffer's methods."""
     seconds: float
@@ -111,7 +111,7 @@ class Stopwatch:
         return timed
 
     def _batches(self, method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """A generator runs only while the next batch is requested."""
+        """Wrap a generator, which runs only while the next batch is requested."""
 
         @wraps(method)
         def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -126,7 +126,7 @@ class Stopwatch:
 
 
 def train(task: Task, library: str, seed: int, quick: bool) -> Run:
-    """One training with the buffers of one library, and its figures."""
+    """Run one training with the buffers of one library."""
     import stable_baselines3
     from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
     from stable_baselines3.common.env_util import make_vec_env
@@ -158,13 +158,13 @@ def train(task: Task, library: str, seed: int, quick: bool) -> Run:
 
 
 def held_bytes(buffer: Any) -> int:
-    """The arrays of a buffer."""
+    """Return the arrays of a buffer."""
     own = getattr(buffer, "nbytes", None)
     return own or sum(value.nbytes for value in vars(buffer).values() if isinstance(value, np.ndarray))
 
 
 def measure(quick: bool, console: Console) -> list[Run]:
-    """Every task with both libraries, alternating."""
+    """Run every task with both libraries, alternating."""
     torch.set_num_threads(1)
     runs = []
     for task in TASKS:
@@ -176,7 +176,7 @@ def measure(quick: bool, console: Console) -> list[Run]:
 
 
 def results(runs: Sequence[Run]) -> Iterator[Result]:
-    """A case for each task: CPU seconds in the buffer during a whole training, by seed."""
+    """Return a case per task: CPU seconds in the buffer during a whole training, by seed."""
     for task in TASKS:
         chosen = [run for run in runs if run.task == task.algorithm]
         result = Result(f"training: time in the buffer, {task.algorithm} on {task.env}", [])
@@ -187,7 +187,7 @@ def results(runs: Sequence[Run]) -> Iterator[Result]:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """A panel for each task: every run as a thin line, the mean of the seeds as a thick one."""
+    """Draw a panel per task: every run as a thin line, the mean of the seeds as a thick one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -211,7 +211,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 
 def _curve(run: Run, grid: np.ndarray) -> np.ndarray:
-    """The mean return of the last episodes before each step of the grid."""
+    """Return the mean return of the last episodes before each step of the grid."""
     sums = np.concatenate([[0.0], np.cumsum(run.returns)])
     ended = np.maximum(np.searchsorted(run.steps, grid, side="right"), 1)
     first = np.maximum(ended - LAST_EPISODES, 0)

@@ -18,7 +18,7 @@ from .rollouts import RolloutData, reference_gae
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 1e-4
-"""The relative and absolute tolerance: float32 sums over a few hundred steps against float64."""
+"""Relative and absolute tolerance: float32 sums over a few hundred steps against float64."""
 
 
 def check_gae(gae: Gae, data: RolloutData, *, gamma: float, lam: float) -> str | None:

@@ -16,11 +16,11 @@ from .experience import Experience
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 1e-5
-"""The relative and absolute tolerance: sums of a few float32 rewards, powers of float32 priorities."""
+"""Relative and absolute tolerance: sums of a few float32 rewards, powers of float32 priorities."""
 _WEIGHT_TOLERANCE = 2e-3
 """A wider tolerance: each library adds a different small number to priorities."""
-_ROWS_LOOKED_AT = 2048
-"""The fewest rows that are checked: about ten of them end an episode."""
+_MIN_ROWS_CHECKED = 2048
+"""Minimum number of checked rows: about ten of them end an episode."""
 
 
 def fill(replay: Replay, data: Experience) -> None:
@@ -38,9 +38,9 @@ def check_add(replay: Replay, data: Experience) -> str | None:
 
 
 def check_transitions(replay: Replay, data: Experience, batch_size: int, oldest: int = 0) -> str | None:
-    """Every drawn transition was stored, with its own action, reward, flag and next observation; two draws differ."""
+    """Check that every sampled transition equals a stored one in all fields, and that two draws differ."""
     seen: list[Array] = []
-    for _ in range(max(2, -(-_ROWS_LOOKED_AT // batch_size))):
+    for _ in range(max(2, -(-_MIN_ROWS_CHECKED // batch_size))):
         batch = replay.read(replay.sample(batch_size))
         rows = data.row_of(batch.obs)
         if len(rows) != batch_size:
@@ -54,7 +54,7 @@ def check_transitions(replay: Replay, data: Experience, batch_size: int, oldest:
 
 
 def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, strictly: bool) -> str | None:
-    """Rewards are summed up to the end of the episode; next observation and flag are those of the last step.
+    """Check that rewards are summed up to the end of the episode, with next observation and flag of the last step.
 
     Unless `strictly`, the next observation after a termination is not checked: no target uses it.
     """
@@ -82,7 +82,7 @@ def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, stri
 def check_sequences(
     replay: Replay, data: Experience, batch_size: int, length: int, *, within_episodes: bool
 ) -> str | None:
-    """The steps of a sequence were stored one after the other, from any start; masked steps are not checked."""
+    """Check that the steps of a sequence are consecutive stored steps; masked steps are not checked."""
     batch, another = (replay.read(replay.sample(batch_size)) for _ in range(2))
     if np.array_equal(batch.obs[:, 0], another.obs[:, 0]):
         return "two batches are the same"

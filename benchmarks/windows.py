@@ -41,7 +41,7 @@ class Case:
     episodes: int
     steps: int
     image: int | None = None
-    """Pixels of a side."""
+    """Pixels per side."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Case:
         return f"windows: {BATCH_SIZE} rows, history of {len(HISTORY)}, {CHUNK} actions{picture}"
 
     def frames(self) -> list[dict[str, np.ndarray]]:
-        """The frames of each episode; a picture has its number in its first bytes, and noise elsewhere."""
+        """Yield the frames of each episode; a picture has its number in its first bytes, and noise elsewhere."""
         rng, found = np.random.default_rng(0), []
         for episode in range(self.episodes):
             number = episode * self.steps + np.arange(self.steps)
@@ -67,7 +67,7 @@ CASES = [Case("state", episodes=20, steps=200), Case("image", episodes=8, steps=
 
 
 def filled(case: Case) -> rl.ReplayBuffer:
-    """A buffer of all frames; the last one of an episode leads to itself."""
+    """Return a buffer of all frames; the last frame of an episode is its own next observation."""
     obs: dict[str, Any] = {"state": 14}
     if case.image:
         obs["image"] = rl.Field((case.image, case.image, 3), torch.uint8)
@@ -90,7 +90,7 @@ def filled(case: Case) -> rl.ReplayBuffer:
 
 
 def written(case: Case, folder: Path) -> Any:
-    """The dataset of the same frames, written and opened by LeRobot."""
+    """Return a LeRobot dataset of the same frames."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # pyright: ignore[reportMissingImports]
 
     vector = {"dtype": "float32", "shape": (14,), "names": None}
@@ -111,14 +111,14 @@ def written(case: Case, folder: Path) -> Any:
 
 
 def as_floats(batch: Any) -> Any:
-    """A batch with its pictures as LeRobot gives them: channels first, from 0 to 1."""
+    """Return a batch with pictures as LeRobot returns them: channels first, from 0 to 1."""
     if ("obs", "image") in batch.keys(True):
         batch["obs", "image"] = batch["obs", "image"].movedim(-1, -3).contiguous().float().div_(255)
     return batch
 
 
 def check(case: Case, replay: rl.ReplayBuffer, dataset: Any) -> None:
-    """Raise if a frame has other windows there, also at both ends of an episode."""
+    """Raise if a window differs between both libraries, also at both ends of an episode."""
     if len(dataset) != len(replay):
         raise Refused(f"{len(dataset)} frames instead of {len(replay)}")
     rng = np.random.default_rng(1)
@@ -135,7 +135,7 @@ def check(case: Case, replay: rl.ReplayBuffer, dataset: Any) -> None:
 
 
 def enter(case: Case, folder: Path) -> tuple[Result, list[Contestant]]:
-    """Both sides of a case, checked against each other."""
+    """Return both contestants of a case after comparing their results."""
     replay, dataset, result = filled(case), written(case, folder), Result(case.name, [])
     try:
         check(case, replay, dataset)
@@ -152,7 +152,7 @@ def enter(case: Case, folder: Path) -> tuple[Result, list[Contestant]]:
 
 
 def run_here(session: Session, operations: Sequence[str]) -> list[tuple[Result, list[Line]]]:
-    """Time all cases if LeRobot is installed, and note that it is not."""
+    """Time all cases; without LeRobot, report that it is missing."""
     if find_spec("lerobot") is None:
         session.about["missing"][PEER] = "not installed"
         return []
@@ -168,7 +168,7 @@ def run_here(session: Session, operations: Sequence[str]) -> list[tuple[Result, 
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's arguments."""
+    """Parse the command line."""
     names = ",".join(case.operation for case in CASES)
     parser = parser_of("windows", SUBJECT)
     parser.add_argument("--only", default=names, help=f"some of {names}")

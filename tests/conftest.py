@@ -1,4 +1,4 @@
-"""Fixtures that every test folder shares."""
+"""Fixtures, options and reports of all tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 if not (torch.cuda.is_available() and "cuda" in " ".join([os.environ.get("RELIVE_TEST_DEVICE", ""), *sys.argv])):
-    # Read when Triton is imported, which anything below may do: its kernels then run on the host, else on the GPU.
+    # Must be set before Triton is imported, which the imports below may do: kernels then run on the host.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from relive import kernels
@@ -21,8 +21,8 @@ from tests.tiers import select
 from tests.times import Times
 from tests.totals import take_lines
 
-# No test fails because the machine is busy.
-# The same examples in every run, so that a run that was green stays green; the long tier searches for new ones.
+# No deadline: a busy machine must not fail a test.
+# The same examples in every run: a passing run stays passing; the long tier searches for new ones.
 settings.register_profile("relive", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relive")
 
@@ -30,18 +30,18 @@ BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/devices --device cuda`; without it the host with torch ops stands for a device."""
+    """Add `--device`: `pytest tests/devices --device cuda`; by default the host with torch ops stands for a device."""
     default = os.environ.get("RELIVE_TEST_DEVICE", "cpu")
     parser.addoption("--device", default=default, help="where the tests of tests/devices run (RELIVE_TEST_DEVICE)")
 
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-"""All tests, in the stash of a run's config."""
+"""Key of all collected tests in the config's stash."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep all tests before those without the marks of this run are left out."""
+    """Store the list of all tests before pytest deselects some of them."""
     config.stash[COLLECTED] = list(items)
 
 
@@ -51,7 +51,7 @@ _times = Times()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put the lines of `tell` into the report, which reaches the process that prints the summary."""
+    """Attach the lines of `tell` to the report, which xdist sends to the process that prints the summary."""
     report = yield
     if call.when == "call":
         report.user_properties.extend(("told", line) for line in take_lines())
@@ -59,7 +59,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep the lines of `tell` and the time that a test took."""
+    """Collect the lines of `tell` and the duration of each test."""
     _times.add(report.nodeid, report.duration)
     if report.when == "call":
         told = (line for name, line in report.user_properties if name == "told")
@@ -67,7 +67,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was tried (faults, inputs, kills, and the places that they hit), and where the time went."""
+    """Print the lines of `tell` and a table of durations."""
     for title, lines in (("what was tried", _totals), ("where the time went", list(_times.lines()))):
         if lines:
             terminalreporter.section(title)
@@ -76,8 +76,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _the_same_threads_after() -> Iterator[None]:
-    """Pages whose code trains set the number of torch's threads."""
+def _restore_num_threads() -> Iterator[None]:
+    """Restore torch's number of threads, which some code of the docs changes."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -85,16 +85,16 @@ def _the_same_threads_after() -> Iterator[None]:
 
 @pytest.fixture(params=select("native", "torch", of=BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each way that kernels run: native, torch ops, and native under a torch without the exchange API.
+    """Run the test on each backend: native, torch ops, and native under a torch without the exchange API.
 
-    The last one is thorough, but for `tests/kernels`, and tests that go through all `BACKENDS` themselves.
+    The last one is thorough, except in `tests/kernels` and in tests that loop over `BACKENDS`.
     """
     with running(request.param):
         yield request.param
 
 
 def running(backend: str) -> AbstractContextManager[None]:
-    """Run everything inside on a backend; skip the test where there is none."""
+    """Context manager that selects a backend; skips the test if the backend is missing."""
     if backend != "torch" and kernels.native() is None:
         pytest.skip("this install has no native core (no compiler)")
     return BACKENDS[backend]()
@@ -106,7 +106,7 @@ def cluster() -> Iterator[str]:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
     ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own, about settings of later versions
+        warnings.simplefilter("ignore")  # Ray warns about settings of later versions
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()

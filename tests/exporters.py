@@ -1,4 +1,4 @@
-"""Objects that export buffers in every way that Python allows, and in some that it does not."""
+"""Objects that export the buffer protocol in every way that Python allows, and in some that it forbids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Buffer(ctypes.Structure):
-    """`Py_buffer`."""
+    """CPython's `Py_buffer`."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -56,7 +56,7 @@ _alive: list[Any] = []
 
 
 def _base(*slots: tuple[int, Any]) -> Any:
-    """A type that exports buffers by these functions, as one written in C."""
+    """Return a type that exports buffers through the given slots, like a type written in C."""
     functions = [_Slot(number, ctypes.cast(function, ctypes.c_void_p)) for number, function in slots]
     spec = _Spec(b"tests.exporters.Base", object.__basicsize__, 0, _BASE_TYPE, (_Slot * (len(slots) + 1))(*functions))
     _alive.append(spec)
@@ -68,7 +68,7 @@ _Plain: Any = _base((_GET_BUFFER, _get))
 
 
 class _Exports:
-    """`strides=None` is what an exporter must not give. `during` is called while a buffer is asked for."""
+    """Exports `data`. `strides=None` violates the protocol. `during` is called while a buffer is requested."""
 
     def __init__(
         self,
@@ -109,22 +109,22 @@ class _Exports:
 
     def _released(self, view: _Buffer) -> None:
         self.released += 1
-        if self.taken == self.released:  # nobody may read any of it from now on
+        if self.taken == self.released:  # nothing may read this memory any more
             for memory, _, _ in self._kept:
                 ctypes.memset(memory, 0xEE, len(memory))
         self.after()
 
 
 class Exporter(_Exports, _Releasing):
-    """Every buffer is memory of its own, which is overwritten when all are released; `after` is called then."""
+    """An exporter of new memory per request, overwritten after the last release; `after` is called at each release."""
 
 
 class Lasting(_Exports, _Plain):
-    """The same without a word when a buffer is released: for those that numpy gives up in the middle of an error."""
+    """An exporter that is not notified of releases, for buffers that numpy drops during an error."""
 
 
 def c_strides(itemsize: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides in bytes of an array in one piece."""
+    """Return the strides in bytes of a contiguous array."""
     strides, step = [], itemsize
     for size in reversed(shape):
         strides.append(step)

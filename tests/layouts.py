@@ -15,7 +15,7 @@ from tests.reference.replay import Column
 
 @dataclass
 class World:
-    """Environments that number their observations, so that every one is recognised."""
+    """Environments with numbered, recognisable observations."""
 
     random: np.random.Generator
     num_envs: int
@@ -36,7 +36,7 @@ class World:
 
     def step(self, env: int) -> dict[str, Any]:
         if self.random.random() < self.jump_rate and not self.resetting[env]:
-            self.obs[env] = self._fresh()  # somebody reset it, or changed the observation
+            self.obs[env] = self._fresh()  # an unannounced reset or changed observation
         resets = self.resetting[env]
         kind = self.random.random()
         step = {
@@ -54,7 +54,7 @@ class World:
 
 
 def arrays(steps: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Steps of several environments as what `add` takes; an observation is a vector of one."""
+    """Convert steps of several environments to arguments of `add`; an observation is a vector of length 1."""
     return {
         name: np.array([step[name] for step in steps], bool if name in ("terminated", "truncated") else np.float32)
         for name in steps[0]
@@ -62,7 +62,7 @@ def arrays(steps: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 class Both:
-    """A replay buffer and its model, told the same."""
+    """A replay buffer and its model, which receive the same calls."""
 
     def __init__(
         self, rows: int, num_envs: int, random: np.random.Generator, *, next_step: bool = False, **options: Any
@@ -101,7 +101,7 @@ class Both:
             column.clear()
 
     def play(self, length: int) -> None:
-        """A random history, in which every invariant holds all the time."""
+        """Run a random history, with `check()` after each call."""
         n = len(self.columns)
         for _ in range(length):
             choice = self.random.random()
@@ -118,12 +118,12 @@ class Both:
 
     @property
     def expected(self) -> dict[int, dict[str, Any]]:
-        """The transitions that may be drawn, by id."""
+        """Sampleable transitions by id."""
         n = len(self.columns)
         return {row * n + env: step for env, column in enumerate(self.columns) for row, step in column.alive.items()}
 
 
 def read(replay: rl.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:
-    """The batch that a view reads of given rows."""
+    """Read given rows through a view; return tensors by path."""
     batch: Any = replay.read(torch.tensor(ids, dtype=torch.int64), view)
     return {key if isinstance(key, tuple) else (key,): batch.get(key) for key in batch.keys(True, True)}

@@ -1,4 +1,4 @@
-"""The scripted environment of the conformance cases, under the name that tests import it by, and variants of it."""
+"""The scripted environment of the conformance cases, and variants of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class ScriptedDict(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
-    """The same environment with a dict observation that contains a tuple."""
+    """The scripted environment with a dict observation that contains a tuple."""
 
     def __init__(self, env: Scripted) -> None:
         super().__init__(env)
@@ -28,5 +28,5 @@ class ScriptedDict(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
 
 
 def critic(obs: np.ndarray) -> np.ndarray:
-    """A different value for every observation."""
+    """Return a different value for every observation."""
     return (obs @ np.array([7.0, 3.0, 0.5])).astype(np.float32)

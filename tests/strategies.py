@@ -14,7 +14,7 @@ LAYOUTS = ("contiguous", "env-major", "strided", "expanded flags")
 
 @dataclass
 class Rollout:
-    """Tensors as the estimators take them, named as their arguments."""
+    """Arguments of the estimators by name."""
 
     tensors: dict[str, Tensor | None]
     layout: str
@@ -27,10 +27,10 @@ class Rollout:
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same numbers in other memory."""
+    """Return the same numbers in another memory layout."""
     if layout == "env-major" and tensor.ndim > 1:
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
-    if layout == "strided":  # every other row and column of something larger
+    if layout == "strided":  # every second row and third column of a larger tensor
         wide = tensor.repeat_interleave(2, 0)
         wide = wide.repeat_interleave(3, 1) if tensor.ndim > 1 else wide
         return wide[::2, ::3] if tensor.ndim > 1 else wide[::2]
@@ -39,10 +39,10 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 @st.composite
 def rollouts(draw: st.DrawFn, *, most_steps: int = 12, most_envs: int = 20) -> Rollout:
-    """A rollout of [T], [T, N] or [T, N, A].
+    """Draw a rollout of shape [T], [T, N] or [T, N, A].
 
-    Episodes end at random, in either way or both, and after an end a reset row may follow that is no transition: what
-    NEXT_STEP environments give.
+    Episodes end at random (terminated, truncated or both). An end may be followed by a masked reset row, as under
+    NEXT_STEP.
     """
     steps = draw(st.integers(1, most_steps))
     envs, agents = draw(st.integers(1, most_envs)), draw(st.integers(1, 3))
@@ -66,7 +66,7 @@ def rollouts(draw: st.DrawFn, *, most_steps: int = 12, most_envs: int = 20) -> R
 
 
 def _reset_rows(ended: Tensor) -> Tensor:
-    """True but in the row after an end; a reset row ends nothing itself."""
+    """Return a mask that is False in the row after an end; a reset row itself is no end."""
     mask = torch.ones_like(ended)
     for t in range(1, len(ended)):
         mask[t] = ~(ended[t - 1] & mask[t - 1])

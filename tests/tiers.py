@@ -1,4 +1,4 @@
-"""Selection of the cases that `make test` runs; `make test-all` runs all of them."""
+"""Selection of the cases of `make test`; `make test-all` runs all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def select(*selected: Any, of: Iterable[Any]) -> list[Any]:
-    """The cases `of` for `pytest.mark.parametrize`: those that are not selected are marked `thorough`.
+    """Return all cases `of` for `pytest.mark.parametrize`, and mark those that are not selected `thorough`.
 
     A tuple holds the values of several arguments.
     """

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 SLOWEST = 10
 NOTABLE = 10.0
-"""Seconds below which a run needs no table."""
+"""Shorter runs print no table, in seconds."""
 
 
 class Times:
-    """Seconds of every test: its fixtures, itself, and what is taken down after it."""
+    """Seconds per test: set-up, call and tear-down."""
 
     def __init__(self) -> None:
         self._tests: defaultdict[str, float] = defaultdict(float)
 
     def add(self, test: str, seconds: float) -> None:
-        """Count seconds for a test, named as pytest names it: `tests/folder/test_file.py::test_name[case]`."""
+        """Add seconds to a test with the node id `tests/folder/test_file.py::test_name[case]`."""
         self._tests[test] += seconds
 
     def lines(self) -> Iterator[str]:
-        """A row for every folder, the slowest first, and a row for each of the slowest tests."""
+        """Yield a line per folder, slowest first, and a line for each of the slowest tests."""
         if sum(self._tests.values()) < NOTABLE:
             return
         folders: defaultdict[str, list[float]] = defaultdict(list)

@@ -1,27 +1,27 @@
-"""Lines in which tests report what they tried, printed whether they pass or not."""
+"""Lines about the trials of a test, printed whether it passes or not; seeds and numbers of trials."""
 
 from __future__ import annotations
 
 import os
 
-_told: list[str] = []
+_lines: list[str] = []
 
 SEED = int(os.environ.get("RELIVE_SEED", "0"))
-"""Seed of every trial that draws; a failure names it."""
+"""Seed of all random trials; failures name it."""
 
 
 def tell(line: str) -> None:
-    """Report what a test has tried."""
-    _told.append(line)
+    """Report the trials of a test."""
+    _lines.append(line)
 
 
 def take_lines() -> list[str]:
     """Return and forget the lines reported since the last call."""
-    lines = _told.copy()
-    _told.clear()
+    lines = _lines.copy()
+    _lines.clear()
     return lines
 
 
 def trials(name: str, usual: int) -> int:
-    """How many: `RELIVE_<name>` in the environment sets it."""
+    """Return the number of trials: `RELIVE_<name>` in the environment, or `usual`."""
     return int(os.environ.get(f"RELIVE_{name}", usual))

@@ -1,4 +1,4 @@
-"""Changes between two runs are ratios within runs, and only beyond chance."""
+"""The comparison of two runs uses ratios within each run, and reports changes beyond chance only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.compare import changes, main
 
 
 def run(ratio: tuple[float, float, float], median: float = 10.0) -> dict[str, Any]:
-    """A results file with one case, in which we are so many times (low, high) as fast as the fastest peer."""
+    """Return a results file with one case; `ratio` is our speed over that of the fastest peer, with its interval."""
     interval = dict(zip(("ratio", "low", "high"), ratio, strict=True))
     ours = {"role": "ours", "median_us": median, "times_fastest_peer": interval, "times_limit": None}
     machine = {"cpu": "Abacus 9", "cores": 2, "torch_threads": 2, "busy": False, "versions": {}}
@@ -25,7 +25,7 @@ def run(ratio: tuple[float, float, float], median: float = 10.0) -> dict[str, An
     [
         ((5.0, 4.8, 5.2), (3.0, 2.9, 3.1), [True]),
         ((3.0, 2.9, 3.1), (5.0, 4.8, 5.2), [False]),
-        ((5.0, 4.0, 5.2), (4.0, 3.5, 4.1), []),  # the intervals meet: chance
+        ((5.0, 4.0, 5.2), (4.0, 3.5, 4.1), []),  # the intervals overlap
     ],
 )
 def test_a_ratio_changed_when_both_intervals_are_apart(before: Any, after: Any, slower: list[bool]) -> None:

@@ -1,4 +1,4 @@
-"""Rounds, ratios and bars, of contestants whose durations are made up."""
+"""Rounds, ratios and bars of contestants with made-up durations."""
 
 from __future__ import annotations
 

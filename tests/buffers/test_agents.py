@@ -1,4 +1,4 @@
-"""Several agents in one environment, as an axis or as a dict: each has what a buffer of its own would give it."""
+"""Several agents per environment, as an axis or a dict: each gets the results of a buffer of that agent alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from relive.rollout import buffer as rollout_module
 
 N = 3
 SHAPES: dict[str, tuple[int, ...]] = {"fox": (), "pack": (2,)}
-"""One agent that is alone, and two that share an entry."""
+"""One agent with its own entry, and two that share an entry."""
 
 NOBODY = np.zeros(N, bool)
 
 
 def play(random: np.random.Generator, *, end_rate: float = 0.2) -> dict[str, Any]:
-    """One step of everything, with random numbers for every agent."""
+    """Return one step with random numbers for every agent."""
 
     def each(lead: int = N) -> dict[str, np.ndarray]:
         return {name: random.normal(size=(lead, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
@@ -33,7 +33,7 @@ def play(random: np.random.Generator, *, end_rate: float = 0.2) -> dict[str, Any
 
 
 def of_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """The arguments that a buffer of this agent alone would get."""
+    """Return the arguments for a buffer of one agent alone."""
     return {key: value[name] if isinstance(value, dict) else value for key, value in fields.items()}
 
 
@@ -138,7 +138,7 @@ class TestRollout:
             rollout.compute_advantage(empty)
 
     def test_an_agent_that_ends_early_has_the_targets_of_its_own_end(self, backend: str) -> None:
-        """Reward 0 and value 0 after an agent's end are the same as a flag of its own."""
+        """Reward 0 and value 0 after an agent's end equal a flag of that agent."""
         random = np.random.default_rng(1)
         steps, agents = 6, 2
         alive = np.ones((steps + 1, N, agents), np.float32)
@@ -148,7 +148,7 @@ class TestRollout:
         value = random.normal(size=(steps + 1, N, agents)).astype(np.float32) * alive
         truncated = np.zeros((steps, N), bool)
         truncated[4, 1] = True
-        alive[5:, 1] = 1  # the environment starts again, with everybody
+        alive[5:, 1] = 1  # the environment restarts, with all agents
         value[5:, 1, 0] = reward[5:, 1, 0] = 7.0
         final_value = np.array([[0.0, 3.0]], np.float32)
         rollout = rl.RolloutBuffer(
@@ -206,7 +206,7 @@ class TestAttach:
         only = next(rollout.minibatches(6, fields=[("both", "x"), ("reward", "fox")], shuffle=False))
         assert set(only.keys(True, True)) == {("both", "x"), ("reward", "fox")}
 
-    def test_what_cannot_be_attached_is_named(self) -> None:
+    def test_attach_names_refused_fields(self) -> None:
         rollout = make()
         rollout.add(**one_step())
         numbers = np.zeros((1, N))
@@ -223,7 +223,7 @@ class TestAttach:
 
 
 class TestStatistics:
-    """They count what all agents got together."""
+    """Episode statistics count the sum over all agents."""
 
     rewards = {"fox": np.arange(3.0), "pack": np.arange(10.0, 16.0).reshape(3, 2)}  # noqa: RUF012
     team = [0.0 + 10 + 11, 1.0 + 12 + 13, 2.0 + 14 + 15]  # noqa: RUF012
@@ -264,7 +264,7 @@ class TestStatistics:
 
 class TestReplay:
     def both(self, seed: int, count: int = 40) -> tuple[rl.ReplayBuffer, dict[str, rl.ReplayBuffer]]:
-        """A buffer of all agents, and one of each agent alone, that saw the same."""
+        """Return a buffer of all agents and one per agent, filled with the same steps."""
         random = np.random.default_rng(seed)
         options: dict[str, Any] = {"obs": 2, "num_envs": N, "seed": 0}
         together = rl.ReplayBuffer(20 * N, action=SHAPES, reward=SHAPES, **options)

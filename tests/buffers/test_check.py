@@ -1,4 +1,4 @@
-"""`check()` finds everything that is planted in a buffer's memory."""
+"""`check()` detects every planted corruption of a buffer's memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Break = Callable[[Any], Any]
 
 
 def tensors_of(buffer: Any) -> tuple[torch.Tensor, ...]:
-    """One tensor a leaf."""
+    """One tensor per leaf."""
     if isinstance(buffer, rl.DistillationBuffer):
         return buffer._columns
     return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer.storage.rows.leaves
 
 
 def everything(buffer: Any) -> list[bytes]:
-    """All that a buffer keeps, and its generator."""
+    """Return copies of a buffer's state and of its generator."""
     state = buffer.storage.rows.ring.state.values() if isinstance(buffer, rl.ReplayBuffer) else ()
     tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*tensors_of(buffer), *state)]
     return [*tensors, repr(buffer._random.bits.state).encode(), repr(buffer).encode()]
@@ -89,7 +89,7 @@ def byte(name: str, place: Any) -> Break:
 
 
 def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
-    """The column of the observations is another tensor."""
+    """Replace the tensor of the observations."""
 
     def plant(buffer: Any) -> None:
         first, *rest = tensors_of(buffer)
@@ -227,13 +227,13 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
 
 
 @pytest.mark.parametrize("name", REPLAY)
-def test_what_is_planted_in_a_replay_buffer_is_found(backend: str, name: str) -> None:
+def test_corruption_of_a_replay_buffer_is_detected(backend: str, name: str) -> None:
     options, break_it, message = REPLAY[name]
     assert_found(lived(**options), break_it, message)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_what_is_planted_in_the_columns_is_found(backend: str, name: str) -> None:
+def test_corruption_of_the_columns_is_detected(backend: str, name: str) -> None:
     break_it, message = COLUMNS[name]
     rollout = rl.RolloutBuffer(4, 2, obs=1, action=())
     for t in range(3):
@@ -303,7 +303,7 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_is_planted_in_a_sampler_is_found(backend: str, name: str) -> None:
+def test_corruption_of_a_sampler_is_detected(backend: str, name: str) -> None:
     sampler, break_it, message = SAMPLERS[name]
     assert_found(lived(sampler=sampler), break_it, message)
 
@@ -311,13 +311,13 @@ def test_what_is_planted_in_a_sampler_is_found(backend: str, name: str) -> None:
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_a_smallest_priority_that_is_not_is_found() -> None:
     replay = lived(sampler=rl.Prioritized(normalize="global", alpha=1.0, eps=0.0))
-    replay.sample(2)  # from now on the smallest is kept
+    replay.sample(2)  # from now on the smallest priority is cached
 
-    def keep_the_sum(replay: Any) -> None:
+    def keep_total(replay: Any) -> None:
         replay.sampler.tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
 
     assert_found(
-        replay, keep_the_sum, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"
+        replay, keep_total, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"
     )
 
 
@@ -328,7 +328,7 @@ def test_priorities_of_zero_are_some_where_there_is_no_eps(backend: str) -> None
 
 
 def told() -> rl.ReplayBuffer:
-    """Statistics of four steps in two environments, of which one ended after three."""
+    """Return statistics of four steps in two environments; one episode ended after three."""
     return lived(stats=rl.EpisodeStats(2, window=4), norm={"obs": rl.RunningNorm(1), "action": rl.RunningNorm()})
 
 
@@ -390,12 +390,12 @@ LISTENERS: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", LISTENERS)
-def test_what_is_planted_in_statistics_and_norms_is_found(name: str) -> None:
+def test_corruption_of_statistics_and_norms_is_detected(name: str) -> None:
     assert_found(told(), *LISTENERS[name])
 
 
-@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
-@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # which is what it is about
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # observations jump on purpose
+@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # the subject of the test
 def test_rewards_and_observations_may_be_no_numbers() -> None:
     replay = told()
     nothing = np.full(2, np.nan)
@@ -404,7 +404,7 @@ def test_rewards_and_observations_may_be_no_numbers() -> None:
 
 
 def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.RolloutBuffer:
-    """Three of four steps, of which environment 1 is truncated at t = 1."""
+    """Return a rollout with three of four steps; environment 1 is truncated at t = 1."""
     options = {"extra": {"hidden": rl.Carry(1)}, "stats": rl.EpisodeStats(2), **options}
     rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), **options)
     for t in range(steps):
@@ -486,13 +486,13 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
 
 
 @pytest.mark.parametrize("name", ROLLOUT)
-def test_what_is_planted_in_a_rollout_is_found(backend: str, name: str) -> None:
+def test_corruption_of_a_rollout_is_detected(backend: str, name: str) -> None:
     options, break_it, message = ROLLOUT[name]
     assert_found(rolled(**options), break_it, message)
 
 
 def taught() -> rl.DistillationBuffer:
-    """Seven rows of four, in two rounds."""
+    """Return a distillation buffer of four rows after seven, in two rounds."""
     buffer = rl.DistillationBuffer(4, obs=1, action=(), seed=0)
     buffer.add(np.arange(5.0)[:, None], np.zeros(5))
     buffer.next_round()
@@ -524,7 +524,7 @@ DISTILLATION: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", DISTILLATION)
-def test_what_is_planted_in_a_distillation_buffer_is_found(name: str) -> None:
+def test_corruption_of_a_distillation_buffer_is_detected(name: str) -> None:
     assert_found(taught(), *DISTILLATION[name])
 
 

@@ -60,7 +60,7 @@ def test_a_copy_is_the_buffer_and_lives_on_as_it_would(kind: str, way: str) -> N
 
 
 class Named(rl.ReplayBuffer):
-    """A subclass with arguments and attributes of its own."""
+    """A subclass with further arguments and attributes."""
 
     def __init__(self, name: str) -> None:
         self.seen: list[int] = []
@@ -73,7 +73,7 @@ class Named(rl.ReplayBuffer):
 
 
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
-def test_a_subclass_is_copied_with_what_it_added(way: Callable[[Any], Any]) -> None:
+def test_a_subclass_is_copied_with_its_attributes(way: Callable[[Any], Any]) -> None:
     named = Named("mine")
     named.add([1.0], 0.5, 1.0, False, False, [2.0])
     copied = way(named)
@@ -109,7 +109,7 @@ def test_norms_of_a_copy_are_found_by_field_and_by_path(way: Callable[[Any], Any
 
 @pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="needs Linux and the native core")
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
-def test_memory_that_others_use_is_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_shared_and_disk_memory_are_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
     for memory, remedy in ((rl.Memory.shared(), r"handle\(\)"), (rl.Memory.disk(tmp_path / "memory"), r"save\(\)")):
         replay = rl.ReplayBuffer(8, 1, (), device=memory, seed=0)
         with pytest.raises(TypeError, match=remedy):
@@ -142,7 +142,7 @@ def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
 def test_a_buffer_takes_its_own_state_dict(kind: str) -> None:
     buffer = lived(kind)
     before = copy.deepcopy(digest(buffer))
-    buffer.load_state_dict(buffer.state_dict())  # whose tensors are the buffer's own
+    buffer.load_state_dict(buffer.state_dict())  # tensors of a state dict share the buffer's memory
     buffer.check()
     assert equal(digest(buffer), before)
 
@@ -174,7 +174,7 @@ def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
     assert equal(digest(other), digest(buffer))
 
 
-# What was found before
+# Bugs found earlier
 
 
 def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
     assert type(rl.load(tmp_path, rl.ReplayBuffer)) is rl.ReplayBuffer
 
 
-def test_a_damaged_file_is_told_of_after_the_save(tmp_path: Path) -> None:
-    """The rows are saved again, also if warnings are errors, and the next save does not warn."""
+def test_a_damaged_file_warns_after_the_save(tmp_path: Path) -> None:
+    """All rows are saved again, even if warnings are errors, and the next save does not warn."""
     replay = rl.ReplayBuffer(8, 1, (), seed=0)
     replay.add([1.0], 0.5, 1.0, False, False, [2.0])
     replay.save(tmp_path)
@@ -202,14 +202,14 @@ def test_a_damaged_file_is_told_of_after_the_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
-def test_a_time_that_is_none_is_told_of_and_the_usual_one_taken(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_lock_timeout_warns_and_the_default_is_used(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIVE_LOCK_SECONDS", text)
     with pytest.warns(UserWarning, match="RELIVE_LOCK_SECONDS: expected a positive number of seconds"):
         names = runpy.run_path(locking.__file__)
     assert names["LOCK_SECONDS"] == 600.0
 
 
-def test_nobody_adds_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_waits_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = rl.ReplayBuffer(8, obs=1, action=(), seed=0)
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
     adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.pack

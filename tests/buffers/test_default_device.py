@@ -1,4 +1,4 @@
-"""`torch.set_default_device` is for tensors of the user: the library says everywhere where its own tensors are."""
+"""`torch.set_default_device` affects the user's tensors only: the library passes `device=` for every tensor."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.tiers import select
 
 SOURCES = Path(rl.__file__).parent
 PROGRAMS = ("cli.py", "gpu_report")
-"""Commands, and what drives other libraries: they are programs of their own."""
+"""Commands and adapters' drivers, which are separate programs."""
 
 
 @pytest.fixture
 def default_device() -> Iterator[Callable[[str | None], None]]:
-    """`torch.set_default_device`, undone after the test."""
+    """Set the default device; undone after the test."""
     yield torch.set_default_device
     torch.set_default_device(None)
 
 
 def life(kind: str, folder: Path) -> list[Any]:
-    """Batches of a buffer, of its copies and of its checkpoint."""
+    """Return batches of a buffer, of its copies and of its checkpoint."""
     story = KINDS[kind]
     buffer = story.make()
     found: list[Any] = []
@@ -74,7 +74,7 @@ def test_samplers_views_and_helpers_do_the_same_under_any_default_device(
         batches = [replay.sample(4, view).to_dict() for view in (rl.NStep(2, 0.9), rl.Sequence(3, burn_in=1), window)]
         batches += [replay[replay.ids()].to_dict(), *(episode.to_dict() for episode in replay.episodes())]
         batches.append(rl.Mixture({"a": replay}, {"a": 1.0}).sample(4).to_dict())
-        with rl.prefetch(replay, 4) as coming:  # last: it draws ahead
+        with rl.prefetch(replay, 4) as coming:  # last, because prefetching draws ahead
             batches.append(next(iter(coming)).to_dict())
         return [*batches, replay.stats.summary() if replay.stats else {}]
 
@@ -119,7 +119,7 @@ def test_every_tensor_that_the_library_makes_says_where_it_is() -> None:
 
 
 def _maker(call: ast.Call) -> str | None:
-    """The name in a call of `torch.<name>`."""
+    """Return the name of a call of `torch.<name>`."""
     function = call.func
     is_torch = (
         isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "torch"

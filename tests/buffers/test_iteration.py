@@ -1,4 +1,4 @@
-"""Looping over a buffer is refused, with the name of what to loop over instead."""
+"""Iterating a buffer raises an error that names what to iterate instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import relive as rl
 
 
 def replay() -> rl.ReplayBuffer:
-    """Six steps of three, of which the ring keeps the newest: a loop would begin with rows that are gone."""
+    """Return a buffer of three rows after six steps: a loop over indices would begin with overwritten rows."""
     buffer = rl.ReplayBuffer(4, obs=1, action=(), seed=0)
     for t in range(6):
         buffer.add([float(t)], 0.0, 1.0, t % 3 == 2, False, [t + 1.0])
@@ -41,7 +41,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loop_names_what_to_loop_over(kind: str) -> None:
+def test_a_loop_raises_and_names_the_remedy(kind: str) -> None:
     make, message = KINDS[kind]
     buffer: Any = make()
     for loop in (list, iter, tuple, lambda each: next(iter(each)), dict.fromkeys):
@@ -53,7 +53,7 @@ def test_a_loop_names_what_to_loop_over(kind: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"batch_size": 2, "shuffle": True}, {"batch_size": 2, "collate_fn": list}], ids=str
 )
-def test_a_data_loader_is_told_the_same_at_its_first_batch(kind: str, options: dict[str, Any]) -> None:
+def test_a_data_loader_raises_the_same_at_its_first_batch(kind: str, options: dict[str, Any]) -> None:
     make, message = KINDS[kind]
     buffer: Any = make()
     with pytest.raises(TypeError, match=message):

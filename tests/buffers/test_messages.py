@@ -1,4 +1,4 @@
-"""Errors that a new user meets, each with its remedy."""
+"""Errors of typical first mistakes, each with a remedy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_flags_of_agents(backend: str, flag: str) -> None:
             buffer.add(obs, each, each, **flags, **more)
 
 
-@pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
+@pytest.mark.filterwarnings("default")  # as in Stable-Baselines3
 def test_our_classes_in_stable_baselines3() -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     for algorithm, argument, kind in (

@@ -1,4 +1,4 @@
-"""Asymmetric actor-critic: the critic sees what the policy does not, in rollouts and replay, also of the next state."""
+"""Asymmetric actor-critic: the critic has privileged observations, of the next state too, in both buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ every_mode = pytest.mark.parametrize("mode", list(AutoresetMode))
 
 
 class Asymmetric(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
-    """The policy sees the step alone, the critic also which environment and episode it is in."""
+    """The policy observes the step only; the critic also the environment and the episode."""
 
     def __init__(self, env: Scripted) -> None:
         super().__init__(env)
@@ -44,7 +44,7 @@ def make(mode: AutoresetMode) -> SyncVectorEnv:
 
 
 def play(envs: SyncVectorEnv, buffer: Any, **values: Any) -> dict[str, np.ndarray]:
-    """Fill a buffer as a learner would; `values` are functions of the observation."""
+    """Fill a buffer; `values` are functions of the observation."""
     obs, _ = envs.reset()
     for _ in range(STEPS):
         step = deepcopy(envs.step(act(obs)))

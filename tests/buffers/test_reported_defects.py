@@ -1,4 +1,4 @@
-"""Defects that a hostile review found, each with one test."""
+"""Defects found by a hostile review, each with one test."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sequences_of_unsigned_observations_are_read_by_torch_ops() -> None:
 
 
 class Shifting(rl.Sampler):
-    """A sampler that changes what the storage has drawn, behind torch's back."""
+    """A sampler that modifies the drawn slots through numpy, unseen by torch."""
 
     def sample(self, count: int) -> Any:
         slots = self.storage.draw(count, self.rng)
@@ -79,7 +79,7 @@ def test_the_names_of_steps_are_not_left_out_by_a_store_that_draws_and_reads_at_
     assert torch.equal(batch["step_index"][:, 0], batch["index"])
 
 
-def test_readers_refuse_what_they_do_not_know(tmp_path: Path) -> None:
+def test_readers_refuse_unknown_fields(tmp_path: Path) -> None:
     from relive.datasets import from_hdf5, to_hdf5  # noqa: PLC0415 (which needs h5py)
 
     to_hdf5(filled(8), tmp_path / "steps.hdf5")
@@ -89,7 +89,7 @@ def test_readers_refuse_what_they_do_not_know(tmp_path: Path) -> None:
 
 
 ABSENT = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
-"""A device that this machine lacks."""
+"""A device that this machine does not have."""
 
 
 def rollout() -> rl.RolloutBuffer:

@@ -1,4 +1,4 @@
-"""Mistakes that a step gives away: a wrong autoreset mode, memory that is used again, rewards that are no numbers."""
+"""Mistakes that a step reveals: a wrong autoreset mode, reused memory, rewards that are NaN."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cartpole(mode: str, seed: int = 0) -> Any:
 
 
 def play(env: Any, steps: int, *, forgets: bool = False) -> Iterator[tuple[Any, Any, Any]]:
-    """Steps of a random policy; `forgets` is a loop without `obs = step[0]`."""
+    """Add steps of a random policy; `forgets` omits `obs = step[0]` from the loop."""
     obs = env.reset(seed=0)[0]
     for _ in range(steps):
         action = env.action_space.sample()
@@ -148,7 +148,7 @@ class TestRolloutSteps:
         assert "obs: expected a rollout that starts where the last one led, got 2 of 2" in message
         assert "clear(restarted=True)" in message
 
-    def test_rollouts_that_go_on_are_silent(self) -> None:
+    def test_continued_rollouts_do_not_warn(self) -> None:
         for mode in ("NEXT_STEP", "SAME_STEP"):
             env = cartpole(mode)
             rollout = rl.RolloutBuffer.for_env(env, 8)
@@ -167,7 +167,7 @@ class TestRolloutSteps:
 
         def run() -> None:
             for t in range(8):
-                obs[:] = t + 1  # a step in place
+                obs[:] = t + 1  # the environment steps in place
                 rollout.add(obs, np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
 
         (message,) = messages(run)
@@ -282,7 +282,7 @@ class TestCounters:
     @pytest.mark.parametrize(
         "counted", [{"stats": rl.EpisodeStats(None)}, {"norm": {"obs": rl.RunningNorm(2)}}], ids=str
     )
-    def test_shared_memory_refuses_what_would_count_one_process_alone(self, tmp_path: Path, counted: Any) -> None:
+    def test_shared_memory_refuses_statistics_of_one_process(self, tmp_path: Path, counted: Any) -> None:
         (name,) = counted
         with pytest.raises(rl.SchemaError, match=f"{name}: expected None in shared memory, where other processes"):
             rl.ReplayBuffer(8, 2, (), device=rl.Memory.shared(), **counted)

@@ -1,4 +1,4 @@
-"""States that are handed out and taken in: memory stays where the core knows it, and numbers are verified first."""
+"""`state` and `load_state`: memory stays in place for the native core, and numbers are verified first."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MOVES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
 @pytest.mark.parametrize("part", ["columns", "state_dict"])
 @pytest.mark.parametrize("sampler", select("without", "counted", of=SAMPLERS))
-def test_what_is_handed_out_may_be_moved_and_the_buffer_stays(
+def test_moving_a_returned_state_leaves_the_buffer_unchanged(
     sampler: str, part: str, move: Callable[[Any], Any]
 ) -> None:
     replay, calm = (lived(made(SAMPLERS[sampler])) for _ in range(2))
@@ -152,7 +152,9 @@ FORGED: dict[str, tuple[Any, Callable[[dict[str, Any]], Any]]] = {
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("sampler", "change"), FORGED.values(), ids=FORGED)
-def test_a_state_that_cannot_be_is_refused_whole(sampler: str | None, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_an_impossible_state_is_refused_completely(
+    sampler: str | None, change: Callable[[dict[str, Any]], Any]
+) -> None:
     chosen = None if sampler is None else SAMPLERS[sampler]
     replay = lived(made(chosen))
     replay.sample(3)
@@ -164,7 +166,7 @@ def test_a_state_that_cannot_be_is_refused_whole(sampler: str | None, change: Ca
 
 
 def test_a_state_stays_the_callers() -> None:
-    """A loaded state is copied: changing it later changes no buffer."""
+    """`load_state` copies: changing the state later does not change the buffer."""
     for sampler in SAMPLERS.values():
         source, replay = lived(made(sampler)), made(sampler)
         source.sample(3)
@@ -177,7 +179,7 @@ def test_a_state_stays_the_callers() -> None:
         assert digest(replay) == before
 
 
-@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # observations jump on purpose
 @pytest.mark.parametrize("usual", select(40, of=[40, 150]))
 def test_states_with_random_numbers_load_or_change_nothing(usual: int) -> None:
     random, loaded, count = np.random.default_rng(SEED), 0, trials("STATES", usual)
@@ -208,8 +210,8 @@ def test_states_with_random_numbers_load_or_change_nothing(usual: int) -> None:
 
 
 @pytest.mark.parametrize("envs", [1, 3])
-def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(envs: int) -> None:
-    """The tensors of a state share memory: nothing of what is written there may lead out of the columns."""
+def test_a_ring_with_changed_numbers_stays_inside_its_memory(envs: int) -> None:
+    """The tensors of a state share the buffer's memory; no number in them may cause access outside the columns."""
     random = np.random.default_rng(SEED)
     hostile = [-(2**63), -(2**63) + 1, -(2**62), -100_000, -1, 0, 7, 10**12, 2**62, 2**63 - 2, 2**63 - 1]
     for _ in range(trials("HEADS", 60)):
@@ -235,7 +237,7 @@ def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(
             for view in (None, rl.Transition() if stored else rl.Sequence(3, burn_in=2)):
                 try:
                     replay.sample(4, view)
-                except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 is none
+                except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 counts as 0
                     continue
 
 

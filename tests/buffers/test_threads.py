@@ -1,12 +1,8 @@
-"""Threads: what is written, drawn and read at once is whole, and every pair of calls returns.
-
-RELIVE_THREAD_SECONDS says how long the long test goes on, half an hour without it.
-"""
+"""D: threads write, sample and read one buffer. Rows are complete, and every pair of calls returns."""
 
 from __future__ import annotations
 
 import atexit
-import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,17 +19,16 @@ import torch
 import relive as rl
 from tests.faults.traffic import Traffic
 from tests.tiers import select
-from tests.totals import tell
+from tests.totals import tell, trials
 
-LONG = float(os.environ.get("RELIVE_THREAD_SECONDS", "1800"))
 WATCHDOG = 60.0
-"""No few short calls take this long, however busy the machine is."""
+"""Seconds after which a few short calls count as blocked, even on a busy machine."""
 REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
 """Errors that a call may raise because of another thread."""
 
 
 def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
-    """Every work in a thread of its own, all started together; what they raised that is no refusal."""
+    """Run every function in a thread, all started together; return the errors other than refusals."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
 
@@ -57,13 +52,14 @@ def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG
 
 
 class TestTraffic:
-    """Four writers, four samplers, their updates of priorities and saves, on a ring of 64 rows with checksums."""
+    """Four writers, four samplers with priority updates, and saves, on a buffer of 64 rows with checksums."""
 
-    def assert_whole(self, traffic: Traffic, rows: int, seconds: float) -> None:
-        traffic.run(rows, seconds)
+    def assert_whole(self, traffic: Traffic, rows: int, seconds: float, *, min_saves: int = 0) -> None:
+        traffic.run(rows, seconds, min_drawn=1001, min_saves=min_saves)
         assert traffic.errors == []
         assert (traffic.torn, traffic.unknown) == (0, 0)
         assert traffic.drawn > 1000
+        assert traffic.saves >= min_saves
         assert len(traffic.replay) == 64
         traffic.count(traffic.replay[traffic.replay.ids()])
         assert (traffic.torn, traffic.unknown) == (0, 0)
@@ -71,11 +67,9 @@ class TestTraffic:
     @pytest.mark.promise("D1")
     @pytest.mark.parametrize("seconds", select(3, of=[3, 10]))
     def test_no_row_is_torn_or_unknown(self, seconds: int, tmp_path: Path) -> None:
-        traffic = Traffic(64, rl.Prioritized(), tmp_path)
-        self.assert_whole(traffic, rows=200_000, seconds=seconds)
-        assert traffic.saves >= 5
+        self.assert_whole(Traffic(64, rl.Prioritized(), tmp_path), rows=200_000, seconds=seconds, min_saves=5)
 
-    # Rows of this size are copied without the GIL: only the buffer's lock keeps a reader from half a row.
+    # Rows of this size are copied without the GIL: only the buffer's lock prevents torn reads.
     @pytest.mark.thorough
     @pytest.mark.parametrize("sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized()]), ids=repr)
     def test_no_large_row_is_torn_or_unknown(self, sampler: Any) -> None:
@@ -83,7 +77,7 @@ class TestTraffic:
 
     @pytest.mark.long
     def test_no_row_is_torn_or_unknown_for_half_an_hour(self, tmp_path: Path) -> None:
-        self.assert_whole(Traffic(1 << 12, rl.Prioritized(), tmp_path), rows=10**15, seconds=LONG)
+        self.assert_whole(Traffic(1 << 12, rl.Prioritized(), tmp_path), rows=10**15, seconds=trials("D1_LONG", 1_800))
 
 
 class TestCounts:
@@ -123,7 +117,7 @@ NUMBERS = count()
 
 
 def folder_of(buffer: Any) -> str:
-    """The folder that a buffer is saved into, its own."""
+    """Return the folder of a buffer's saves."""
     return FOLDERS.setdefault(buffer, f"{FOLDER.name}/{next(NUMBERS)}")
 
 
@@ -242,7 +236,7 @@ NORM: Calls = {
 
 
 def listened(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """A buffer of two environments with statistics and a norm."""
+    """Return a buffer of two environments with statistics and a norm."""
     listeners = {"stats": rl.EpisodeStats(2), "norm": {"obs": rl.RunningNorm(3)}}
     return make(*arguments, obs=3, action=(), num_envs=2, autoreset="Disabled", seed=0, **listeners, **options)
 
@@ -268,7 +262,7 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
 }
 MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config", "from_disk"}
 WITH_THE_LOCK = {"config", "state", "load_state", "rows", "parts", "check_state"}
-"""Methods that `save` calls under the lock: the tensors that they return share the buffer's memory."""
+"""Methods that `save` calls under the lock, because the returned tensors share the buffer's memory."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Faults are tried without waiting for the disk."""
+"""Fault tests do not wait for fsync."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 def _find(file: int) -> None:
-    os.fstat(file)  # a file that is closed is an error, as it is to fsync
+    os.fstat(file)  # raises for a closed file, as fsync does

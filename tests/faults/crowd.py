@@ -1,4 +1,4 @@
-"""Processes that write and sample one replay buffer in shared memory, whose every row can be told from half of one."""
+"""Processes that write and sample a shared replay buffer with rows in which mixing is recognised."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from relive.replay.ring import Ring
 
 WRITERS, SAMPLERS = 3, 2
 PATTERN = np.random.default_rng(7).integers(0, 256, 1 << 20, np.uint8)
-"""What payloads are cut out of: no two tags that are near have the same."""
+"""Random bytes; a payload is a slice of them that starts at a different place for every tag."""
 
 
 def payload(tag: int, width: int) -> np.ndarray:
-    """`width` bytes that only this tag has: the tag, and a piece of the pattern."""
+    """Return `width` bytes that are unique to a tag: the tag and a slice of the pattern."""
     start = tag * 7919 % (len(PATTERN) - width)
     row = PATTERN[start : start + width].copy()
     row[:8] = np.array([tag], np.int64).view(np.uint8)
@@ -28,18 +28,20 @@ def payload(tag: int, width: int) -> np.ndarray:
 
 
 def tag_of(row: np.ndarray) -> int | None:
-    """The tag of a payload; None if these bytes were never written together."""
+    """Return the tag of a payload; None if the bytes are mixed."""
     tag = int(row[:8].view(np.int64)[0])
     return tag if 0 <= tag < 1 << 40 and np.array_equal(payload(tag, len(row)), row) else None
 
 
 class Board:
-    """Numbers [processes, columns] that all processes see and each writes its own row of; kept in a file that has no
-    name and so cannot be forgotten."""
+    """Counters [processes, columns] in shared memory, of which each process writes one row.
+
+    The file is anonymous: it disappears with the last process.
+    """
 
     COLUMNS = ("done", "began", "seen", "torn", "unknown", "mended", "pause")
-    """Steps written; steps begun; observations read; of them torn; of rows nobody wrote; steps that were undone for a
-    process that died; the longest time between two calls, in microseconds."""
+    """Steps written; steps begun; observations read; torn observations; observations never written; steps undone after
+    a kill; the longest time between two calls in microseconds."""
 
     def __init__(self, file: int | None = None, owner: int | None = None) -> None:
         size = 64 * len(self.COLUMNS) * 8
@@ -75,14 +77,14 @@ class _Worker:
         self._last = time.monotonic()
 
     def seen(self) -> None:
-        """Tell how long the last call took."""
+        """Record the duration of the last call."""
         now = time.monotonic()
         self.board[self.who, "pause"] = max(self.board[self.who, "pause"], int(1e6 * (now - self._last)))
         self._last = now
 
 
 def write(handle: Handle, place: tuple[int, int], env: int, width: int, total: int) -> None:
-    """Steps of an environment, each going on where the last led to, from wherever one that died had come to."""
+    """Write consecutive steps of an environment, continuing after the last step of a killed process."""
     worker = _Worker(handle, place, env)
     worker.replay.cut([env])
     board, flags = worker.board, np.zeros(1, bool)
@@ -97,7 +99,7 @@ def write(handle: Handle, place: tuple[int, int], env: int, width: int, total: i
 
 
 def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) -> None:
-    """Batches, looked at byte by byte, until somebody ends this process."""
+    """Sample batches and verify every byte until the process is killed."""
     worker = _Worker(handle, place, who)
     views = [rl.Transition(), rl.NStep(2, 0.9)]
     for turn in range(1 << 60):
@@ -113,7 +115,7 @@ def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) ->
 
 
 def look(batch: Any, board: Board, who: int) -> None:
-    """Count the observations of a batch, and those that are not what somebody wrote."""
+    """Count the observations of a batch, and those that are mixed or were never written."""
     for row, after, tag in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), batch["action"].tolist(), strict=True):
         tags = tag_of(row), tag_of(after)
         board[who, "seen"] += 2

@@ -1,4 +1,4 @@
-"""A checksum of everything that a buffer is: its memory, its numbers, its generators."""
+"""Checksum of the whole state of a buffer: memory, numbers and generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 CACHES = {
     "_lock",
     "_views",  # readers of views
-    "_continuity",  # looks at steps before they are stored; what it knows is no part of the buffer
+    "_continuity",  # observes steps before they are stored; its counts are not buffer state
     "_reused_memory",
     "_declared",
     "_environments",
@@ -34,13 +34,13 @@ CACHES = {
     "_is_exposed",
     "_counted_columns",
 }
-"""What is made anew from the rest, or means nothing to what is stored."""
+"""Attributes that are caches or do not affect stored data."""
 PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}
-"""What is told by its `repr`. Asked for first: `isinstance` of a type of torch is slow."""
+"""Types compared by `repr`. Tested first: `isinstance` of a torch type is slow."""
 
 
 def digest(*things: Any) -> str:
-    """The checksum of things and of all that they refer to."""
+    """Return the checksum of objects and everything that they refer to."""
     total = hashlib.sha256()
     _add(total, things, {})
     return total.hexdigest()
@@ -52,7 +52,7 @@ def _add(total: Any, thing: Any, seen: dict[int, Any]) -> None:
         return
     if id(thing) in seen:
         return
-    seen[id(thing)] = thing  # kept: a number is of one thing only as long as that lives
+    seen[id(thing)] = thing  # keeps the object alive: `id` is unique only among living objects
     total.update(type(thing).__name__.encode())
     total.update(_memory(thing))
     for part in _parts(thing):
@@ -60,11 +60,11 @@ def _add(total: Any, thing: Any, seen: dict[int, Any]) -> None:
 
 
 def _memory(thing: Any) -> bytes:
-    """What a thing holds that is no object."""
+    """Return the raw contents of an object as bytes."""
     if isinstance(thing, torch.Tensor):
         plain = thing.device.type == "cpu" and thing.layout == torch.strided
         bits = b""
-        if plain:  # in new memory: a single number may have any stride, which a view of its bytes minds
+        if plain:  # copied: a single element may have any stride, which a view as bytes refuses
             whole = thing.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
             bits = whole.view(-1).view(torch.uint8).numpy().tobytes()
         return repr((thing.dtype, thing.shape, thing.layout)).encode() + bits
@@ -74,13 +74,13 @@ def _memory(thing: Any) -> bytes:
         return repr(thing.state).encode()
     if isinstance(thing, torch.Generator):
         return thing.get_state().numpy().tobytes()
-    if hasattr(thing, "leaves_view"):  # a priority tree, whose sums native code keeps
+    if hasattr(thing, "leaves_view"):  # a priority tree of the native core
         return repr((float(thing.total()), float(thing.check()))).encode()
     return b""
 
 
 def _parts(thing: Any) -> list[Any]:
-    """What a thing refers to."""
+    """Return the objects that an object refers to."""
     if isinstance(thing, Mapping | TensorDictBase):
         return [part for item in thing.items() for part in item]
     if isinstance(thing, list | tuple):

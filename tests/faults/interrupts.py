@@ -1,6 +1,6 @@
 """Exceptions from a signal handler at every point where Python runs signal handlers inside a call.
 
-CPython looks for signals when a function begins, at backward jumps and after calls. A trace function makes a signal
+CPython checks for signals when a function begins, at backward jumps and after calls. A trace function makes a signal
 pending right before an instruction; the interpreter itself then delivers it where it would deliver any other one.
 """
 
@@ -22,7 +22,7 @@ _LOOKS = tuple(
     for name, number in opcode.opmap.items()
     if name.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "FOR_ITER", "SEND", "INSTRUMENTED"))
 )
-"""Instructions that signals may be delivered at the end of."""
+"""Instructions after which CPython delivers signals."""
 
 
 class Interrupt(KeyboardInterrupt):
@@ -31,7 +31,7 @@ class Interrupt(KeyboardInterrupt):
 
 @contextmanager
 def handler(signum: int = signal.SIGUSR1) -> Iterator[None]:
-    """Let a signal raise an `Interrupt`."""
+    """Install a signal handler that raises `Interrupt`."""
 
     def interrupt(_: int, __: FrameType | None) -> None:
         raise Interrupt
@@ -49,7 +49,7 @@ class _Tracer:
     def __init__(self, target: int | None) -> None:
         self.target, self.count = target, 0
         self.points: list[int] = []
-        """The events right after which signals are looked for."""
+        """Events right after which CPython checks for signals."""
         self._codes: dict[Any, bytes] = {}
 
     def _looks(self, frame: FrameType) -> bool:
@@ -60,7 +60,7 @@ class _Tracer:
 
     def begin(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.count and self.points[-1:] != [self.count - 1]:
-            self.points.append(self.count - 1)  # a function begins after it
+            self.points.append(self.count - 1)  # a function begins right after that event
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self.local(frame, event, arg)
 
@@ -69,7 +69,7 @@ class _Tracer:
             self.points.append(self.count)
         if self.count == self.target:
             sys.settrace(None)
-            # No call: after one, the handler would run here.
+            # `map` instead of a call, after which the handler would run here.
             (_,) = map(_thread.interrupt_main, (signal.SIGUSR1,))
             return None
         self.count += 1
@@ -91,19 +91,19 @@ def _traced(call: Callable[[], Any], tracer: _Tracer) -> bool:
 
 
 def points(call: Callable[[], Any]) -> list[int]:
-    """Call, and return the points where a signal can interrupt that call."""
+    """Run a call; return the points at which a signal can interrupt it."""
     tracer = _Tracer(None)
     _traced(call, tracer)
     return tracer.points
 
 
 def interrupted(call: Callable[[], Any], point: int) -> bool:
-    """Call with a signal at one of its `points`; whether that has interrupted it."""
+    """Run a call with a signal at one of its `points`; return whether it was interrupted."""
     return _traced(call, _Tracer(point))
 
 
 class _Worker:
-    """A thread that takes locks."""
+    """A thread that acquires locks."""
 
     def __init__(self) -> None:
         self.locks: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -120,7 +120,7 @@ _workers: list[_Worker] = []
 
 
 def is_free(lock: Any, seconds: float) -> bool:
-    """Whether another thread can take a lock."""
+    """Whether another thread can acquire a lock within some seconds."""
     worker = _workers.pop() if _workers else _Worker()
     worker.locks.put(lock)
     try:

@@ -1,4 +1,4 @@
-"""Calls of the native core with arguments that are right but for one or two, which are almost right.
+"""Calls of the native core with valid arguments, except one or two that are almost valid.
 
     python -m tests.faults.native_calls SEED FIRST COUNT
 
@@ -46,10 +46,10 @@ Arguments = tuple[Any, ...]
 
 
 class Near(random.Random):
-    """Random choices of one trial, and values that are near to right ones."""
+    """Random choices of one trial, and values close to valid ones."""
 
     def value(self, right: Any) -> Any:  # noqa: PLR0911 (one for each type)
-        """A value that is almost `right`."""
+        """Return a value close to `right`."""
         if self.random() < 0.1:
             return self.choice(OBJECTS)
         if isinstance(right, bool):
@@ -69,7 +69,7 @@ class Near(random.Random):
         return self.choice((*OBJECTS, 0, 1.0, right))
 
     def tensor(self, right: torch.Tensor) -> Any:  # noqa: PLR0911 (one for each kind of change)
-        """A tensor or an array with almost the shape, dtype, strides and numbers of `right`."""
+        """Return a tensor or array with nearly the shape, dtype, strides and numbers of `right`."""
         kind = self.randrange(11)
         if kind == 0:
             return torch.zeros(right.shape, dtype=self.choice(DTYPES))
@@ -100,7 +100,7 @@ class Near(random.Random):
         return right.tolist()
 
     def array(self, right: np.ndarray) -> Any:  # noqa: PLR0911 (one for each kind of change)
-        """The same in numpy's memory."""
+        """Return a numpy array close to `right`."""
         kind = self.randrange(7)
         if kind == 0:
             fixed = right.copy()
@@ -119,7 +119,7 @@ class Near(random.Random):
         return right.astype(self.choice((object, "S0", "datetime64[s]", np.float16, np.uint64)))
 
     def items(self, right: list[Any] | tuple[Any, ...]) -> Any:
-        """A list or tuple with an item more or less, or an item that is almost right."""
+        """Return a list or tuple with an item more, less, or changed."""
         made = list(right)
         kind = self.randrange(6)
         if kind == 0:
@@ -136,7 +136,7 @@ class Near(random.Random):
         return type(right)(made)
 
     def mapping(self, right: dict[Any, Any]) -> dict[Any, Any]:
-        """A dict with a key more or less, or a value that is almost right."""
+        """Return a dict with a key more, less, or a changed value."""
         made = dict(right)
         key = self.choice([*right, "another", 3])
         if self.random() < 0.3:
@@ -146,7 +146,7 @@ class Near(random.Random):
         return made
 
     def arguments(self, right: Arguments) -> Arguments:
-        """Arguments of which up to two are almost right."""
+        """Return arguments with up to two changed."""
         made = list(right)
         for place in self.sample(range(len(made)), min(len(made), self.choice((0, 1, 1, 1, 2)))):
             made[place] = self.value(made[place])
@@ -156,7 +156,7 @@ class Near(random.Random):
 
 
 def ints(near: Near, count: int, end: int, lowest: int = 0) -> torch.Tensor:
-    """Whole numbers from `lowest` to `end` - 1."""
+    """Return random integers from `lowest` to `end` - 1."""
     return torch.tensor([near.randrange(lowest, max(end, lowest + 1)) for _ in range(count)], dtype=torch.int64)
 
 
@@ -165,7 +165,7 @@ def flags(near: Near, *shape: int) -> torch.Tensor:
 
 
 def bits(near: Near) -> Any:
-    """The capsule of a generator of numpy."""
+    """Return the capsule of a numpy generator."""
     return (
         _capsule
         if near.random() < 0.98
@@ -178,7 +178,7 @@ _capsule = _generator.capsule
 
 
 class Subject:
-    """The right arguments of a constructor, and of the methods of what it makes."""
+    """Valid arguments of a constructor and of the methods of its object."""
 
     name: str
 
@@ -186,7 +186,7 @@ class Subject:
         self.near = near
         self.arguments: Arguments = ()
         self.object: Any = None
-        """The object whose methods are called."""
+        """Return the object whose methods are called."""
 
     def methods(self) -> dict[str, Callable[[], Arguments]]:
         return {}
@@ -410,12 +410,12 @@ class RingMemory(Subject):
         return tuple(shape)
 
     def written(self) -> Any:
-        """A ring with some steps in it."""
+        """Return a ring with some steps."""
         ring = _native.RingMemory(*self.arguments)
         ring.keep_touched(True)
         for _ in range(self.near.randrange(12)):
             ring.write(*self.step())
-        if self.near.random() < 0.1:  # a memory that something else has written
+        if self.near.random() < 0.1:  # memory written by something else
             self.state["kind"].random_(0, 5, generator=_random(self.near))
             self.state["head"].fill_(self.near.choice((0, -1, 2**62, -(2**63), 2**63 - 1)))
             self.state["count"].fill_(self.near.choice((0, 5, 2**62)))
@@ -523,7 +523,7 @@ class PlanReader(Subject):
         self.arguments = near.choice((self.rows, self.sequences))()
 
     def rows(self) -> Arguments:
-        """Transitions or n steps as one, with offsets in their places or without."""
+        """Return a read plan of transitions or n-step sums, with or without offsets."""
         n = self.near.choice((0, 1, min(3, self.ring.slots)))
         groups = [(0, False, False, None), (1, False, False, None), (2, False, False, None)]
         groups += [(4, False, False, None)] if n else []
@@ -602,7 +602,7 @@ SUBJECTS: tuple[type[Subject], ...] = (
 
 
 def rollout(near: Near, numbers: int, *settings: Any) -> Arguments:
-    """The arguments of an estimator of so many tensors of numbers."""
+    """Return valid arguments of an estimator that takes `numbers` tensors of numbers."""
     shape = (near.choice((0, 1, 2, 9)), *near.choice(((), (3,), (17,), (2, 4))))
     dtype = near.choice((torch.float32, torch.float64))
     tensors = [torch.rand(shape, dtype=dtype) for _ in range(numbers)]
@@ -611,14 +611,14 @@ def rollout(near: Near, numbers: int, *settings: Any) -> Arguments:
 
 
 def given(near: Near, arguments: Arguments, outputs: int) -> Arguments:
-    """The same with arrays for the results, in half of the calls."""
+    """Return valid arguments of an estimator; half of the calls also pass arrays for the results."""
     if near.random() < 0.5:
         return arguments
     return (*arguments[:-1], tuple(torch.zeros_like(arguments[0]) for _ in range(outputs)))
 
 
 FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
-    "Batch": lambda _: (),  # this one and the next two are made by methods only
+    "Batch": lambda _: (),  # this class and the next two are returned by methods only
     "CoreMemory": lambda _: (),
     "Touched": lambda _: (),
     "complete": lambda _: (lambda: None,),
@@ -640,14 +640,14 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
 
 
 def covered() -> set[str]:
-    """The names of everything that trials call, as `names_of_the_core` has them."""
+    """Return the names of all functions that trials call, in the form of `core_names`."""
     near = Near(0)
     methods = {f"{kind.name}.{name}" for kind in SUBJECTS for name in kind(near).methods()}
     return set(FUNCTIONS) | {kind.name for kind in SUBJECTS} | methods
 
 
-def names_of_the_core() -> set[str]:
-    """Functions, classes that can be made or that have methods, and their methods: everything that takes arguments."""
+def core_names() -> set[str]:
+    """Return the names of all functions, constructors and methods of the core."""
     special = ("__enter__", "__exit__", "__len__")
     names: set[str] = set()
     for name, value in vars(_native).items():
@@ -665,7 +665,7 @@ def _random(near: Near) -> torch.Generator:
 
 
 def trial(near: Near) -> Iterator[None]:
-    """One trial; yields after each call."""
+    """Run one trial; yield after each call."""
     if near.random() < 0.3:
         name = near.choice([name for name in FUNCTIONS if hasattr(_native, name)])
         yield attempt(getattr(_native, name), near.arguments(FUNCTIONS[name](near)))
@@ -688,7 +688,7 @@ def trial(near: Near) -> Iterator[None]:
 
 
 def attempt(call: Callable[..., Any], arguments: Arguments) -> Any:
-    """The result of a call, None for an exception. A SystemError is a mistake of the binding."""
+    """Return the result of a call, None for an exception. A SystemError is a bug of the binding."""
     try:
         return call(*arguments)
     except SystemError:
@@ -698,21 +698,21 @@ def attempt(call: Callable[..., Any], arguments: Arguments) -> Any:
 
 
 def touch(result: Any) -> None:
-    """Read all memory of a result."""
+    """Read every byte of a result."""
     for each in result if isinstance(result, list | tuple) else (result,):
         if isinstance(each, torch.Tensor) and not each.is_meta:
             each.clone()
 
 
 def limit_memory() -> None:
-    """Let requests for more than 2 GiB fail here at once; a sanitizer has a limit of its own."""
+    """Limit memory to 2 GiB; sanitizers have their own limit."""
     if not any(name in os.environ for name in ("ASAN_OPTIONS", "TSAN_OPTIONS")):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
         resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), resource.RLIM_INFINITY))
 
 
 def run(seed: int, first: int, count: int) -> int:
-    """The number of calls in these trials."""
+    """Run trials; return the number of calls."""
     limit_memory()
     calls = 0
     with open(os.environ["RELIVE_NATIVE_TRIAL"], "r+b") as file, mmap.mmap(file.fileno(), 8) as place:

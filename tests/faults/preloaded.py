@@ -1,4 +1,4 @@
-"""What the fork server imports before the first process is asked for."""
+"""Modules that the fork server imports before it forks the first process."""
 
 from tests.concurrent import test_rate_limit
 from tests.faults import crowd, test_i_leaks, test_j_streams

@@ -1,4 +1,4 @@
-"""New processes, quickly: forked from a server that has imported everything and done nothing."""
+"""New processes in milliseconds, forked from a server that has only imported modules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CONTEXT.set_forkserver_preload(["tests.faults.preloaded"])
 
 
 def apart(work: Callable[..., Any], *arguments: Any, timeout: float = 120) -> Any:
-    """What `work(*arguments)` returns in a new process; an AssertionError says what it raised, or how it died."""
+    """Return `work(*arguments)` of a new process; an AssertionError names its error or exit code."""
     return started(work, *arguments, timeout=timeout)()
 
 
 def started(work: Callable[..., Any], *arguments: Any, timeout: float = 120) -> Callable[[], Any]:
-    """`apart`, begun now; what is returned waits for the answer."""
+    """Start `work(*arguments)` in a new process; return a function that waits for the result."""
     here, there = CONTEXT.Pipe(duplex=False)
     process: Any = CONTEXT.Process(target=_answer, args=(there, work, arguments))
     process.start()
@@ -30,15 +30,15 @@ def started(work: Callable[..., Any], *arguments: Any, timeout: float = 120) -> 
 
     def answer() -> Any:
         try:
-            told = here.recv() if here.poll(timeout) else None
+            reply = here.recv() if here.poll(timeout) else None
         except EOFError:
-            told = None
-        if told is None:
+            reply = None
+        if reply is None:
             process.kill()
         process.join()
-        assert told is not None, f"{work.__name__}{arguments} ended with {process.exitcode}"
-        value, wrong = told
-        assert wrong is None, f"in a process of its own: {wrong}"
+        assert reply is not None, f"{work.__name__}{arguments} ended with {process.exitcode}"
+        value, error = reply
+        assert error is None, f"in a process of its own: {error}"
         return value
 
     return answer
@@ -52,7 +52,7 @@ def _answer(there: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) ->
 
 
 def killed(target: Callable[..., None], *arguments: Any) -> bool:
-    """Run a victim to its end, and say whether it was killed."""
+    """Run a process to its end; return whether it was killed."""
     process: Any = CONTEXT.Process(target=target, args=arguments)
     process.start()
     process.join(120)
@@ -61,7 +61,7 @@ def killed(target: Callable[..., None], *arguments: Any) -> bool:
 
 
 def loaded_apart(root: Path) -> str | None:
-    """What a new process finds below a folder, as a fingerprint; None if nothing was ever saved there."""
+    """Return the fingerprint of a checkpoint loaded in a new process; None if there is none."""
     return apart(_fingerprint, root)
 
 

@@ -1,4 +1,4 @@
-"""A process that writes rows back, and rows of which half can be told from a whole."""
+"""A process that rewrites rows, and rows in which mixing is recognised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FALSE = np.zeros(1, bool)
 
 
 def made(memory: rl.Memory) -> rl.ReplayBuffer:
-    """Rows with two mutable fields, which always say the same."""
+    """Return a buffer with two mutable fields, which always hold the same number."""
     extra = {"wide": rl.Mutable(rl.Field(WIDTH, torch.int64)), "mark": rl.Mutable(rl.Field((), torch.int64))}
     return rl.ReplayBuffer(ROWS, 1, (), num_envs=1, extra=extra, device=memory, seed=0)
 
@@ -31,19 +31,19 @@ def fill(replay: rl.ReplayBuffer, rows: int = ROWS) -> None:
 
 
 def torn_rows(rows: Any) -> list[int]:
-    """The rows of a batch whose fields were never written together."""
+    """Ids of the rows whose two fields differ."""
     wide, mark = rows["wide"], rows["mark"]
     whole = (wide == mark.unsqueeze(1)).all(1)
     return rows["index"][~whole].tolist()
 
 
 def write_without_journal(ring: Any, memory: Any) -> Any:
-    """For a canary: what `native_backend._write_back_of` gives, but for the journal."""
+    """For a canary: replaces `native_backend._write_back_of` and omits the journal."""
     return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, None)
 
 
-def rewrite_for_ever(where: Handle | Path, counts: Path, careless: bool) -> None:
-    """Write rows back, pass after pass; `counts` [2] says which pass was begun and which is done."""
+def rewrite_until_killed(where: Handle | Path, counts: Path, careless: bool) -> None:
+    """Rewrite all rows, pass after pass; `counts` [2] holds the passes begun and done."""
     torch.set_num_threads(1)
     if careless:
         native_backend._write_back_of = write_without_journal

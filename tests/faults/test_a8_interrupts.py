@@ -1,4 +1,4 @@
-"""A8: Ctrl-C at every point of a public call leaves it whole or absent."""
+"""A8: Ctrl-C at any point of a public call leaves its effect complete or absent."""
 
 from __future__ import annotations
 
@@ -26,55 +26,50 @@ from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::relive.DataWarning"),  # steps that lead nowhere
+    pytest.mark.filterwarnings("ignore::relive.DataWarning"),  # steps do not continue each other
     pytest.mark.filterwarnings("ignore:load. .* memory became own memory"),
-    # Python prints and forgets what is raised in the callback of a weak reference.
+    # Python prints and drops an exception raised in the callback of a weak reference.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 NUM_ENVS, CAPACITY = 2, 24
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds that a thread waits for the lock of a buffer."""
 
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     gc.collect()
-    gc.disable()  # a signal that is delivered in a finalizer is printed and lost
+    gc.disable()  # Python prints and drops an exception raised in a finalizer
     with handler():
         yield
     gc.enable()
 
 
-# What a buffer is
+# State of a buffer
 
 
 def bits(tensor: torch.Tensor) -> bytes:
     return np.ascontiguousarray(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()).tobytes()
 
 
-def state_of(buffer: Any) -> dict[str, Any]:
-    """Everything that a buffer is, but for its generator: what may be read, saved and drawn."""
+def read_state(buffer: Any) -> dict[str, Any]:
+    """Return the state of a buffer without its generator: everything that can be read, saved and sampled."""
     values, arrays = buffer.state()
     state = {f"array {name}": bits(x) for name, x in arrays.items() if not name.startswith("random")}
     state |= {f"value {name}": repr(value) for name, value in values.items() if name != "random"}
     if isinstance(buffer, rl.ReplayBuffer):
-        names = ("obs", "action", "reward", "next_obs", *buffer._schema.names[5:]) if len(buffer) else ()
         rows = buffer[buffer.ids()]
-        state |= {f"row {name}": bits(rows[name]) for name in names}
+        state |= {f"row {name}": bits(rows[name]) for name in rows.keys()}
         state["traffic"] = bits(buffer._traffic)
-    if isinstance(buffer, rl.RolloutBuffer):  # the row after the stored ones may hold half of a step
+    if isinstance(buffer, rl.RolloutBuffer):  # the row after the stored ones may hold a partial step
         for i, tensor in enumerate(buffer._storage.tensors):
-            state[f"array rows.column{i}"] = bits(tensor[: num_steps(buffer)]) if len(tensor) > 1 else b""
+            state[f"array rows.column{i}"] = bits(tensor[: buffer.num_stored]) if len(tensor) > 1 else b""
     if isinstance(buffer, rl.DistillationBuffer):
         ring = buffer._ring
         rows = torch.arange(ring.oldest, ring.head) % ring.capacity
         state |= {f"row {i}": bits(column[rows]) for i, column in enumerate(buffer._columns)}
     return state
-
-
-def num_steps(buffer: rl.RolloutBuffer) -> int:
-    return buffer._storage.num_stored
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
@@ -86,46 +81,49 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 @dataclass
 class Call:
-    """A public call that is tried at every point; `prepare` is called before, without signals."""
+    """A public call to interrupt; `prepare` runs before it, without signals."""
 
     name: str
     make: Callable[[Any, int], Callable[[], Any]]
     prepare: Callable[[Any, int], Any] | None = None
     draws: bool = False
-    """Parts of the sampler may each be as before or as after."""
+    """Whether each part of the sampler may be in its old or new state."""
 
 
 @dataclass
 class Trial:
-    """A buffer that is interrupted, beside one that is not."""
+    """A buffer that is interrupted, and a twin that is not."""
 
     live: Any
     twin: Any
     folder: Path
     rng: random.Random
     number: int = 0
-    tried: int = 0
+    num_interrupts: int = 0
 
-    def run(self, call: Call, most: int) -> None:
-        """Interrupt a call at `most` of its points, or at all of them."""
+    def run(self, call: Call, max_points: int) -> None:
+        """Interrupt a call at `max_points` of its points, or at all of them."""
+        self._prepared(call, traced=False)
+        for buffer in (self.live, self.twin):  # the first call imports modules: points that later calls do not have
+            call.make(buffer, self.number)()
         places = self._prepared(call)
-        stride = max(len(places) // most, 1)
+        stride = max(len(places) // max_points, 1)
         call.make(self.live, self.number)()
         for place in range(0, len(places), stride):
             at = places[min(place + self.rng.randrange(stride), len(places) - 1)]
             self._prepared(call, traced=False)
-            before = state_of(self.live)
+            before = read_state(self.live)
             call.make(self.twin, self.number)()
             action = call.make(self.live, self.number)
             try:
-                wrong = self._wrong(call, before, interrupted(action, at))
-            except Exception as error:  # the buffer is broken: whatever is raised now is the failure
-                wrong = [f"{type(error).__name__}: {error}"]
-            self.tried += 1
-            assert not wrong, f"{call.name} at {at} ({place} of {len(places)}): {wrong}"
+                failures = self._failures(call, before, interrupted(action, at))
+            except Exception as error:  # the buffer is broken: report its error as the failure
+                failures = [f"{type(error).__name__}: {error}"]
+            self.num_interrupts += 1
+            assert not failures, f"{call.name} at {at} ({place} of {len(places)}): {failures}"
 
     def _prepared(self, call: Call, *, traced: bool = True) -> list[int]:
-        """Go to the next number; returns the points of that call, made on the twin."""
+        """Advance the step number and prepare both buffers; return the points of the call, traced on the twin."""
         self.number += 1
         if call.prepare is not None:
             for buffer in (self.live, self.twin):
@@ -133,13 +131,13 @@ class Trial:
         self.live._random.restore(self.twin._random.snapshot())
         return points(call.make(self.twin, self.number)) if traced else []
 
-    def _wrong(self, call: Call, before: dict[str, Any], was: bool) -> list[str]:
+    def _failures(self, call: Call, before: dict[str, Any], was: bool) -> list[str]:
         live, twin = self.live, self.twin
-        left = self._left_behind()
+        left = self._leftovers()
         if left:
             return left
         live.check()
-        now, after = state_of(live), state_of(twin)
+        now, after = read_state(live), read_state(twin)
         if call.draws:
             mixed = [name for name in now if now[name] not in (before.get(name), after.get(name))]
             if mixed:
@@ -148,19 +146,19 @@ class Trial:
             pass
         elif difference(now, before) or not was:
             return [f"not as after: {difference(now, after)}; not as before: {difference(now, before)}"]
-        if self.tried % 60 == 0:
-            wrong = self._saved_otherwise(now)
-            if wrong:
-                return wrong
+        if self.num_interrupts % 60 == 0:
+            failures = self._saved_difference(now)
+            if failures:
+                return failures
         if not call.draws and difference(now, after):
             call.make(live, self.number)()
-            return difference(state_of(live), after)
-        if call.draws:  # neither is ahead of the other
+            return difference(read_state(live), after)
+        if call.draws:  # both samplers continue from the same state
             self._synchronise()
         return []
 
-    def _left_behind(self) -> list[str]:
-        """What an interrupt may leave beside the buffer's state."""
+    def _leftovers(self) -> list[str]:
+        """Return what an interrupt left outside the buffer's state: a held lock, disabled gradients."""
         if not is_free(self.live._lock, PATIENCE):
             return ["the lock is held"]
         if not torch.is_grad_enabled():
@@ -169,22 +167,22 @@ class Trial:
         return []
 
     def _synchronise(self) -> None:
-        if difference(state_of(self.live), state_of(self.twin)):
+        if difference(read_state(self.live), read_state(self.twin)):
             state = {name: x.clone() for name, x in self.twin.sampler.state().items()}
             self.live.sampler.load_state(state)
 
-    def _saved_otherwise(self, now: dict[str, Any]) -> list[str]:
-        folder = self.folder / f"saved{self.tried}"
+    def _saved_difference(self, now: dict[str, Any]) -> list[str]:
+        folder = self.folder / f"saved{self.num_interrupts}"
         self.live.save(folder)
         loaded = rl.load(folder, device="cpu") if isinstance(self.live, rl.ReplayBuffer) else rl.load(folder)
         loaded.check()
-        other = state_of(loaded)
+        other = read_state(loaded)
         skipped = ("value memory", "traffic")
         return [name for name in difference(now, other) if name not in skipped]
 
 
 def step(number: int, envs: int = NUM_ENVS) -> dict[str, Any]:
-    """Steps whose numbers tell where they come from; an episode ends now and then."""
+    """Return a step with recognisable numbers; every seventh step ends an episode."""
     obs = np.arange(envs, dtype=np.float32) * 1000 + number
     ends = np.array([(number + env) % 7 == 0 for env in range(envs)])
     return {
@@ -200,8 +198,8 @@ def step(number: int, envs: int = NUM_ENVS) -> dict[str, Any]:
 EXTRA = {"mark": rl.Mutable(rl.Field()), "number": rl.Field((), torch.int64)}
 
 
-def made(where: Any, sampler: Any, **settings: Any) -> rl.ReplayBuffer:
-    is_shared = rl.Memory.of(where).is_shared  # which refuses statistics
+def make_replay(where: Any, sampler: Any, **settings: Any) -> rl.ReplayBuffer:
+    is_shared = rl.Memory.of(where).is_shared  # shared memory refuses statistics
     return rl.ReplayBuffer(
         CAPACITY, obs=2, action=(), num_envs=NUM_ENVS, sampler=sampler, device=where, extra=EXTRA, seed=0,
         **({} if is_shared else {"stats": rl.EpisodeStats(NUM_ENVS, window=4), "norm": {"obs": rl.RunningNorm(2)}}),
@@ -277,11 +275,11 @@ def sample_steps(buffer: Any, number: int) -> Callable[[], Any]:
 
 
 COPIES: dict[int, Any] = {}
-"""States that buffers have left behind."""
+"""Earlier states of buffers by `id`."""
 
 
 def copy_state(buffer: Any, number: int) -> None:
-    """A state that the buffer has left behind."""
+    """Copy the state of a buffer, then change the buffer."""
     taken = buffer.state_dict()
     COPIES[id(buffer)] = {**taken, "rows": _copied(taken["rows"]), "arrays": _copied(taken["arrays"])}
     add_more(buffer, number, 2)
@@ -322,21 +320,31 @@ SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
 PLACES = ("heap", "torch", "shared", "disk")
 
 
-def tried(folder: Path, place: str, name: str, most: int, seed: int, **settings: Any) -> int:
-    """Interrupt the calls of one kind of replay buffer; returns at how many points."""
-    sampler, names = SAMPLERS[name]
+def call_names(place: str, sampler: str, autoreset: str | None) -> list[str]:
+    """Calls that a kind of replay buffer supports."""
+    refused = set[str]()
+    if place not in ("heap", "torch"):
+        refused.add("load_state_dict")
+    if autoreset is None:
+        refused.add("add_step")
+    return [name for name in SAMPLERS[sampler][1] if name not in refused]
+
+
+def interrupt_calls(folder: Path, place: str, name: str, max_points: int, seed: int, autoreset: str | None) -> int:
+    """Interrupt the calls of one kind of replay buffer; return the number of interrupts."""
+    sampler = SAMPLERS[name][0]
     with rl.kernels.force_torch() if place == "torch" else nullcontext():
-        live, twin = (made(memory(place, folder / f"{place} {name} {i}"), sampler, **settings) for i in range(2))
+        folders = [folder / f"{place} {name} {i}" for i in range(2)]
+        live, twin = (make_replay(memory(place, each), sampler, autoreset=autoreset) for each in folders)
         trial = Trial(live, twin, folder / f"{place} {name}", random.Random(seed), 100)
-        for each in names:
+        for each in call_names(place, name, autoreset):
             for buffer in (live, twin):
                 complete_staged(buffer, trial.number)
                 add_more(buffer, trial.number, 12)
-            if each != "load_state_dict" or place in ("heap", "torch"):
-                trial.run(CALLS[each], most)
+            trial.run(CALLS[each], max_points)
         for buffer in (live, twin):
             buffer.close()
-    return trial.tried
+    return trial.num_interrupts
 
 
 def memory(place: str, folder: Path) -> Any:
@@ -345,7 +353,7 @@ def memory(place: str, folder: Path) -> Any:
     return rl.Memory.disk(folder) if place == "disk" else "cpu"
 
 
-# Rollouts and rows to imitate
+# Rollout and distillation buffers
 
 
 def rollout(**settings: Any) -> rl.RolloutBuffer:
@@ -363,10 +371,10 @@ def rollout_step(number: int) -> dict[str, Any]:
 
 
 def room(buffer: rl.RolloutBuffer, number: int) -> None:
-    """Make room for a step after one whose advantage is known, or after few steps."""
-    if num_steps(buffer) == buffer.num_steps:
+    """Make room for one more step; after three steps, compute advantages first."""
+    if buffer.num_stored == buffer.num_steps:
         buffer.clear()
-    if num_steps(buffer) == 3:
+    if buffer.num_stored == 3:
         buffer.compute_advantage(np.full(NUM_ENVS, number, np.float32), bootstrap_truncated=False)
 
 
@@ -411,7 +419,7 @@ def advantage(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
 
 
 def attached(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
-    return partial(buffer.attach, note=torch.full((num_steps(buffer), NUM_ENVS), float(number)))
+    return partial(buffer.attach, note=torch.full((buffer.num_stored, NUM_ENVS), float(number)))
 
 
 ROLLOUT_CALLS = [
@@ -438,18 +446,18 @@ DISTILLATION_CALLS = [
 ]
 
 
-def tried_others(folder: Path, place: str, most: int, seed: int) -> int:
-    """Interrupt the calls of rollouts and of rows to imitate; returns at how many points."""
+def interrupt_other_buffers(folder: Path, place: str, max_points: int, seed: int) -> int:
+    """Interrupt the calls of rollout and distillation buffers; return the number of interrupts."""
     with rl.kernels.force_torch() if place == "torch" else nullcontext():
         live, twin = (rollout(autoreset="NEXT_STEP") for _ in range(2))
         trial = Trial(live, twin, folder / f"{place} rollout", random.Random(seed))
         for call in ROLLOUT_CALLS:
-            trial.run(call, most)
+            trial.run(call, max_points)
         live, twin = (rl.DistillationBuffer(10, obs=2, action=2, seed=0) for _ in range(2))
         other = Trial(live, twin, folder / f"{place} rows", random.Random(seed))
         for call in DISTILLATION_CALLS:
-            other.run(call, most)
-    return trial.tried + other.tried
+            other.run(call, max_points)
+    return trial.num_interrupts + other.num_interrupts
 
 
 # Tests
@@ -460,52 +468,59 @@ def require_place(place: str) -> None:
         pytest.skip("needs Linux and a compiler")
 
 
-def tried_everywhere(folder: Path, place: str, most: int, seed: int, names: Iterable[str]) -> int:
-    total = sum(tried(folder, place, name, most, seed, autoreset="SAME_STEP") for name in names)
-    return total + (tried_others(folder, place, most, seed) if place in ("heap", "torch") else 0)
+def interrupt_all_buffers(folder: Path, place: str, max_points: int, seed: int, names: Iterable[str]) -> int:
+    total = sum(interrupt_calls(folder, place, name, max_points, seed, autoreset="SAME_STEP") for name in names)
+    return total + (interrupt_other_buffers(folder, place, max_points, seed) if place in ("heap", "torch") else 0)
 
 
 @pytest.mark.promise("A8")
 @pytest.mark.parametrize("place", select("heap", "disk", of=PLACES))
 def test_an_interrupted_call_is_whole_or_absent(tmp_path: Path, place: str) -> None:
     require_place(place)
-    most = trials("A8", 20)
+    max_points = trials("A8", 20)
     names = SAMPLERS if place == "heap" else ("prioritized", "epochs")
-    total = tried_everywhere(tmp_path, place, most, SEED, names)
+    total = interrupt_all_buffers(tmp_path, place, max_points, SEED, names)
     tell(f"A8: {total} interrupts in {place} memory, seed {SEED}")
-    assert total >= 12 * most
+    assert total >= 12 * max_points
+
+
+MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED", None)
 
 
 @pytest.mark.long
 @pytest.mark.promise("A8")
 @pytest.mark.parametrize("place", PLACES)
-def test_interrupted_calls_are_whole_or_absent_at_every_point(tmp_path: Path, place: str) -> None:
+def test_interrupted_calls_of_every_kind_and_mode_are_whole_or_absent(tmp_path: Path, place: str) -> None:
+    """Each round tries every point of short calls and different points of long ones."""
     require_place(place)
-    least, total, seed = trials("A8_LONG", 100_000) // len(PLACES), 0, SEED
-    while total < least:
-        for mode in ("SAME_STEP", "NEXT_STEP", "DISABLED", None):
-            folder = tmp_path / f"{seed} {mode}"
-            total += sum(tried(folder, place, name, 10**6, seed, autoreset=mode) for name in SAMPLERS)
+    cases = [(mode, name) for mode in MODES for name in SAMPLERS]
+    num_calls = sum(len(call_names(place, name, mode)) for mode, name in cases)
+    min_interrupts, total, seed = trials("A8_LONG", 100_000) // len(PLACES), 0, SEED
+    max_points = -(-min_interrupts // num_calls)
+    while total < min_interrupts:
+        for mode, name in cases:
+            folder = tmp_path / f"{seed} {mode} {name}"
+            total += interrupt_calls(folder, place, name, max_points, seed, mode)
             shutil.rmtree(folder, ignore_errors=True)
         if place in ("heap", "torch"):
-            total += tried_others(tmp_path / f"{seed}", place, 10**6, seed)
+            total += interrupt_other_buffers(tmp_path / f"{seed}", place, max_points, seed)
         seed += 1
     tell(f"A8: {total} interrupts in {place} memory, seeds {SEED} to {seed - 1}")
 
 
-def test_a_rate_limit_counts_what_was_added() -> None:
-    live, twin = (made("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
+def test_a_rate_limit_counts_only_completed_adds() -> None:
+    live, twin = (make_replay("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
     limits = {id(each): rl.RateLimit(each, samples_per_insert=1.0, tolerance=1e9) for each in (live, twin)}
-    trial = Trial(live, twin, Path(), random.Random(SEED), tried=1)
+    trial = Trial(live, twin, Path(), random.Random(SEED), num_interrupts=1)
     add_limited = lambda buffer, number: partial(limits[id(buffer)].add, **step(number), **extras(number))  # noqa: E731
     trial.run(Call("limit.add", add_limited), 25)
-    assert trial.tried > 20
+    assert trial.num_interrupts > 20
     assert limits[id(live)].inserted == limits[id(twin)].inserted > 0
 
 
 @pytest.mark.promise("A8")
 def test_disk_memory_that_is_being_closed_is_open_or_closed(tmp_path: Path) -> None:
-    """An interrupted `close()` may be called again, and others can have the folder then."""
+    """An interrupted `close()` can be repeated and releases the folder."""
     require_place("disk")
 
     def opened(number: int) -> rl.ReplayBuffer:
@@ -539,8 +554,8 @@ def test_a_buffer_that_is_filled_leaves_gradients_as_they_were() -> None:
 
 
 def test_real_signals_leave_a_write_whole_or_absent() -> None:
-    """The timer of the system instead of a trace function: what is simulated above is what happens."""
-    live, twin = (made("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
+    """A system timer instead of a trace function confirms the simulation of the other tests."""
+    live, twin = (make_replay("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
     rng, number, done = random.Random(SEED), 0, 0
     for _ in range(trials("A8_REAL", 100)):
         with handler(signal.SIGALRM):
@@ -557,14 +572,14 @@ def test_real_signals_leave_a_write_whole_or_absent() -> None:
         for each in range(done + 1, number):
             add(twin, each)()
             update(twin, each)()
-        now = state_of(live)
+        now = read_state(live)
         for rest in (None, add, update):
             if rest is not None:
                 rest(twin, number)()
-            if not difference(now, state_of(twin)):
+            if not difference(now, read_state(twin)):
                 break
         else:
-            raise AssertionError(f"neither before nor after: {difference(now, state_of(twin))}, seed {SEED}")
+            raise AssertionError(f"neither before nor after: {difference(now, read_state(twin))}, seed {SEED}")
         done = number
         live.load_state_dict(twin.state_dict())
         live.check()
@@ -574,10 +589,10 @@ def test_real_signals_leave_a_write_whole_or_absent() -> None:
 # Deliberately broken variants
 
 
-def found_wrong(folder: Path, place: str = "heap") -> str:
-    """What the check says of a variant."""
+def failure_of_variant(folder: Path, place: str = "heap") -> str:
+    """Return the failure that the check reports for a broken variant."""
     with pytest.raises(AssertionError) as caught:
-        tried(folder, place, "prioritized", 40, SEED, autoreset="SAME_STEP")
+        interrupt_calls(folder, place, "prioritized", 40, SEED, autoreset="SAME_STEP")
     return str(caught.value)
 
 
@@ -590,19 +605,19 @@ def test_a_write_whose_rest_is_not_completed_is_noticed(tmp_path: Path, monkeypa
 
     _write = NativeBackend.write
     monkeypatch.setattr(NativeBackend, "write", careless)
-    assert "add at" in found_wrong(tmp_path)
+    assert "add at" in failure_of_variant(tmp_path)
 
 
 def test_torch_ops_that_are_not_completed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_backend, "complete", lambda change: change())
-    assert "add at" in found_wrong(tmp_path, "torch")
+    assert "add at" in failure_of_variant(tmp_path, "torch")
 
 
 def test_a_lock_in_python_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_place("disk")
     monkeypatch.setattr(rl.kernels, "guarded_lock", locking.GuardedLock)
     monkeypatch.setattr("tests.faults.test_a8_interrupts.PATIENCE", 0.2)
-    assert "the lock is held" in found_wrong(tmp_path, "disk")
+    assert "the lock is held" in failure_of_variant(tmp_path, "disk")
 
 
 def test_without_the_native_core_a_change_is_completed_too(monkeypatch: pytest.MonkeyPatch) -> None:

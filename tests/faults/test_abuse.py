@@ -1,4 +1,4 @@
-"""Abuse of the API: every wrong call is refused in one form of words, and leaves what it was called on as it was."""
+"""G: every wrong call of the API raises an error of the promised form and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from tests.totals import tell
 NAN, INF = float("nan"), float("inf")
 FORM = re.compile(r"(?s)\S.*: expected .+, got .+\. \S.*")
 N = 2
-"""Environments of every buffer here."""
+"""Number of environments of every buffer in this file."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A wrong call on a thing that was made for it."""
+    """A wrong call of an object."""
 
     name: str
     make: Callable[[], Any]
     call: Callable[[Any], object]
     error: type[Exception] = rl.SchemaError
     draws: bool = False
-    """Whether it is refused for what a function of the caller's returned, when rows were drawn already."""
+    """Whether the call fails on the result of a caller's function, after random numbers were used."""
 
     @property
     def called(self) -> str:
-        """What is called, without the arguments."""
+        """Name of the called function, without arguments."""
         return re.split(r"[ (\[]", self.name, maxsplit=1)[0]
 
 
 def nothing() -> None:
-    """For calls that make something: there is nothing yet that could change."""
+    """Placeholder object for calls of constructors and functions."""
 
 
-# What is right, field by field, for two environments
+# Valid values of each field, for two environments
 
 
 def right(steps: int | None = None) -> dict[str, Any]:
-    """A step of every environment, or a block of steps, with every field that any buffer knows."""
+    """Return a step or block of all environments with every field that any buffer has."""
     lead = (N,) if steps is None else (steps, N)
     return {
         "obs": {"image": np.ones((*lead, 2, 2), np.uint8), "vector": np.ones((*lead, 3), np.float32)},
@@ -70,7 +70,7 @@ DECLARED: dict[str, Any] = {
 
 
 def wrong_values(value: np.ndarray) -> dict[str, Any]:
-    """What must not be taken for `value`, an array [N, …] or [T, N, …] of its field."""
+    """Yield wrong values for a field with the valid `value` [N, …] or [T, N, …]."""
     wrong: dict[str, Any] = {
         "missing": None,
         "a number": 1,
@@ -100,7 +100,7 @@ def wrong_values(value: np.ndarray) -> dict[str, Any]:
 
 
 def wrong_steps(fields: dict[str, Any], optional: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every field of a step replaced by every wrong value, one at a time."""
+    """Yield steps with one field replaced by a wrong value."""
     for name, value in fields.items():
         if isinstance(value, dict):
             for key, leaf in value.items():
@@ -117,13 +117,13 @@ def wrong_steps(fields: dict[str, Any], optional: tuple[str, ...] = ()) -> Itera
 
 
 def numbers(*, whole: bool) -> dict[str, Any]:
-    """What is no positive number."""
+    """Values that are no positive numbers."""
     wrong = {"0": 0, "-1": -1, "True": True, "text": "3", "none": None, "a list": [1], "NaN": NAN}
     return wrong | ({"1.5": 1.5, "1.0": 1.0} if whole else {})
 
 
 def fractions() -> dict[str, Any]:
-    """What is in no interval from 0 to 1."""
+    """Values outside [0, 1]."""
     return {"-0.1": -0.1, "1.1": 1.1, "NaN": NAN, "infinity": INF, "True": True, "text": "0.5", "a list": [0.5]}
 
 
@@ -131,7 +131,7 @@ def fractions() -> dict[str, Any]:
 
 
 def replay(**options: Any) -> rl.ReplayBuffer:
-    """Eleven steps of a ring of eight: it has gone round, and more than nothing is in every part of it."""
+    """Return a buffer of eight rows after eleven steps: the ring has wrapped around, and no part is empty."""
     listeners = {"stats": rl.EpisodeStats(N), "norm": {("obs", "vector"): rl.RunningNorm(3)}}
     made = rl.ReplayBuffer(
         16, **{**DECLARED, "num_envs": N, "seed": 0, "autoreset": "Disabled", **listeners, **options}
@@ -298,7 +298,7 @@ def reading_cases() -> Iterator[Case]:
 
 
 def late_beta(value: Any) -> rl.ReplayBuffer:
-    """A buffer whose beta is right at first."""
+    """Return a buffer whose schedule of beta is valid at first."""
     return replay(sampler=rl.Prioritized(beta=lambda draws: value if draws else 0.5))
 
 
@@ -393,7 +393,7 @@ def index_cases() -> Iterator[Case]:
         )
 
 
-# Things that are made
+# Constructors
 
 
 WRONG_FIELDS: dict[str, Any] = {
@@ -547,7 +547,7 @@ def empty_rollout() -> rl.RolloutBuffer:
 
 
 def beside() -> dict[str, Any]:
-    """What add_step takes beside a step."""
+    """Return the arguments of add_step other than the step."""
     return {name: values()[name] for name in ("note", "value", "log_prob")}
 
 
@@ -575,7 +575,7 @@ def rollout_cases() -> Iterator[Case]:
             lambda b, final=final: b.add(**(values() | {"truncated": ends}), final_obs=final),
         )
     for label, step in wrong_gym_steps():
-        if label != "next_obs 0":  # a next observation is looked at when there is one
+        if label != "next_obs 0":  # next_obs is checked only if it is passed
             yield Case(f"rollout.add_step({label})", rollout, lambda b, step=step: b.add_step(*step, **beside()))
     yield from stage_cases("rollout", rollout)
     for label, count in {"-1": -1, "5": 5, "1.5": 1.5, "True": True, "text": "x"}.items():
@@ -695,7 +695,7 @@ def minibatch_cases() -> Iterator[Case]:
 
 
 def distillation(**options: Any) -> rl.DistillationBuffer:
-    """Five rows of the 22nd on, in two rounds: ids 0 to 21 are overwritten."""
+    """Return a buffer of five rows in two rounds; ids 0 to 21 are overwritten."""
     made = rl.DistillationBuffer(5, **{"obs": 3, "action": rl.Field((), torch.int64), "seed": 0, **options})
     made.add(np.ones((20, 3)), np.ones(20, np.int64))
     made.next_round()
@@ -709,7 +709,7 @@ def empty_distillation() -> rl.DistillationBuffer:
 
 def distillation_cases() -> Iterator[Case]:
     fields = {"obs": np.ones((2, 3), np.float32), "action": np.ones(2, np.int64)}
-    for label, row in wrong_steps(fields):  # an obs of another number of rows comes with two actions
+    for label, row in wrong_steps(fields):  # obs with another number of rows, beside two actions
         yield Case(f"distillation.add({label})", distillation, lambda b, row=row: b.add(**row))
     for label, row in {
         "an action of nothing": {"obs": [[1, 2, 3]], "action": None},
@@ -776,7 +776,7 @@ def distillation_cases() -> Iterator[Case]:
 
 
 class Failing:
-    """A teacher that knows the first batch only."""
+    """A teacher that returns a valid result for the first batch only."""
 
     calls = 0
 
@@ -909,7 +909,7 @@ def estimator_cases() -> Iterator[Case]:
                 "another kind": (lambda x: x.float()) if is_flag else (lambda x: x.to(torch.complex64)),
             }
             if tensors[:2] == ("reward", "terminated") and tensor == "reward":
-                del wrong["an axis more"]  # that is an axis of agents
+                del wrong["an axis more"]  # a third axis is one of agents
             for label, change in wrong.items():
                 yield Case(
                     f"{name}({tensor}: {label})",
@@ -969,7 +969,7 @@ def n_steps(given: dict[str, Any], n: Any) -> None:
 
 
 def huge_cases() -> Iterator[Case]:
-    """Numbers that no machine has memory for, or that no machine number holds."""
+    """Sizes beyond any memory or any integer type."""
 
     def makes(name: str, make: Callable[[], object], error: type[Exception] = rl.SchemaError) -> Case:
         return Case(name, nothing, lambda _: make(), error)
@@ -1034,7 +1034,7 @@ CASES = [
 
 
 subjects: dict[tuple[str, Callable[[], Any]], tuple[Any, str]] = {}
-"""What was made for a case and is as it was, with its digest: the next case goes on with it."""
+"""Objects with their digest, reused by the next case if a case left them unchanged."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -1044,7 +1044,7 @@ def forget() -> Iterator[None]:
 
 
 def complaint(case: Case, backend: str = "") -> str | None:
-    """What is wrong with how a wrong call is met; None if nothing is."""
+    """Return a description of a badly refused call; None for a good refusal."""
     subject, before = subjects.pop((backend, case.make), None) or made(case)
     try:
         case.call(subject)

@@ -1,4 +1,4 @@
-"""Deliberately broken variants: each check that guards against a fault goes red on it."""
+"""Canaries: deliberately broken variants, each of which a check must detect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 class DifferenceTree:
-    """A total that is corrected by differences in the dtype that it is given."""
+    """A priority tree that updates its total by differences, in a given dtype."""
 
     def __init__(self, num_leaves: int, dtype: type[np.floating[Any]]) -> None:
         self.num_leaves = num_leaves
@@ -88,28 +88,25 @@ def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.Monkey
         numbers.test_a_replay_buffer_passes_a_border_as_if_it_were_none("torch", border, 1)
 
 
-def test_samplers_that_take_no_lock_read_torn_rows() -> None:
-    for _ in range(5):  # a race may be won; five of them are not
-        traffic = Traffic(1 << 16, rl.Uniform())
-        unlocked: Any = copy.copy(traffic.replay)  # writers go on with theirs, or memory would not be all that is torn
+def tears_without_a_lock(method: str, width: int, folder: Path | None = None) -> bool:
+    """Whether rows are torn if one method of the buffer takes no lock; the other methods keep theirs."""
+    for attempt in range(5):  # one race may go well by chance, five do not
+        traffic = Traffic(width, rl.Uniform(), folder and folder / f"{attempt}")
+        unlocked: Any = copy.copy(traffic.replay)
         unlocked._lock = nullcontext()
-        traffic.replay.sample = unlocked.sample  # type: ignore[method-assign]
+        setattr(traffic.replay, method, getattr(unlocked, method))
         traffic.run(rows=200_000, seconds=2)
         if traffic.torn or traffic.errors:
-            return
-    pytest.fail("no row was torn")
+            return True
+    return False
+
+
+def test_samplers_that_take_no_lock_read_torn_rows() -> None:
+    assert tears_without_a_lock("sample", 1 << 16)
 
 
 def test_saves_that_take_no_lock_hold_torn_rows(tmp_path: Path) -> None:
-    for attempt in range(5):
-        traffic = Traffic(1 << 14, rl.Uniform(), tmp_path / f"{attempt}")
-        unlocked: Any = copy.copy(traffic.replay)
-        unlocked._lock = nullcontext()
-        traffic.replay.save = unlocked.save  # type: ignore[method-assign]
-        traffic.run(rows=200_000, seconds=2)
-        if traffic.torn or traffic.errors:
-            return
-    pytest.fail("no save was torn")
+    assert tears_without_a_lock("save", 1 << 14, tmp_path)
 
 
 def test_norms_without_a_lock_lose_updates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +127,7 @@ def test_a_lock_that_its_owner_cannot_take_twice_is_noticed() -> None:
     source.add([0.0] * 3, 1, 0.0, False, False, [1.0] * 3)
     with pytest.raises(AssertionError, match="never returned"):
         at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
-    buffer._lock.release()  # and that thread goes on
+    buffer._lock.release()  # and that thread continues
 
 
 NAN = Case("NaN", prioritized, lambda b: b.update_priority([18, 20], [1.0, float("nan")]), rl.PriorityError)
@@ -138,7 +135,7 @@ SHORT = Case("a short reward", replay, lambda b: b.add(**(right() | {"reward": n
 
 
 def broken(case: Case, method: str, instead: Any) -> Case:
-    """The same case on a buffer one of whose methods is another."""
+    """Return the case with one method of its buffer replaced."""
 
     def make() -> Any:
         buffer = case.make()
@@ -195,7 +192,7 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
     assert found.startswith(words)
 
 
-# Histories beside a model
+# Histories compared with a model
 
 _write, _locate, _restore = NativeBackend.write, NativeBackend.locate, rl.ReplayBuffer.load_state
 _draw = rl.WithoutReplacement.sample
@@ -205,7 +202,7 @@ def forgets_cuts(storage: NativeBackend, env: torch.Tensor, then: Any) -> None:
     then()
 
 
-def finds_what_is_gone(storage: NativeBackend, ids: torch.Tensor) -> torch.Tensor:
+def returns_overwritten_rows(storage: NativeBackend, ids: torch.Tensor) -> torch.Tensor:
     return _locate(storage, ids).clamp(min=0)
 
 
@@ -250,7 +247,7 @@ _commit = RolloutStorage.commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", NativeBackend, "cut", forgets_cuts),
-    "ids of rows that are gone": ("shared prioritized", NativeBackend, "locate", finds_what_is_gone),
+    "ids of rows that are gone": ("shared prioritized", NativeBackend, "locate", returns_overwritten_rows),
     "an epoch for every batch": ("shared epochs", rl.WithoutReplacement, "sample", begins_epochs_anew),
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", NativeBackend, "write", writes_and_then_fails),
@@ -266,10 +263,10 @@ def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monk
     kind, where, method, instead = HISTORIES[name]
     monkeypatch.setattr(where, method, instead)
     with pytest.raises(BaseException):  # noqa: B017, PT011 (whatever goes wrong first; pytest's own failures too)
-        machines.live(kind, 600, 50, phases=(Phase.generate,))  # the first that goes wrong ends it
+        machines.live(kind, 600, 50, phases=(Phase.generate,))  # stop at the first failure
 
 
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic numbers observations on through ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic numbers observations across episode ends
 def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("uniform", "rollout", "distillation"):
         buffer = streams.lived(kind, 3, tmp_path / kind)
@@ -280,6 +277,6 @@ def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkey
         assert streams.stream(kind, twin, 3, 20) != streams.stream(kind, buffer, 3, 20)
 
 
-def test_the_fork_server_can_import_what_it_preloads() -> None:
-    """It ignores a module that it cannot import, and then every process of these tests imports torch anew."""
+def test_the_fork_server_can_import_its_preloaded_modules() -> None:
+    """The fork server silently ignores a module that it cannot import; then every process would import torch."""
     assert importlib.import_module("tests.faults.preloaded").__all__

@@ -1,4 +1,4 @@
-"""G2. The native core called directly with arguments that are almost right: an exception or a result, never a crash."""
+"""G2: direct calls of the native core with almost valid arguments raise or return, and never crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(kernels.native() is None, reason="this install h
 
 
 def called(folder: Path, first: int, count: int) -> int:
-    """The number of calls in `count` trials in another process; an AssertionError names the trial that ended it."""
+    """Run trials in another process; return the number of calls. An AssertionError names the trial that crashed."""
     place = folder / "trial"
     place.write_bytes(bytes(8))
     command = [sys.executable, "-m", "tests.faults.native_calls", *map(str, (SEED, first, count))]
@@ -29,9 +29,9 @@ def called(folder: Path, first: int, count: int) -> int:
 
 
 def test_every_name_of_the_core_is_called() -> None:
-    from tests.faults.native_calls import covered, names_of_the_core  # noqa: PLC0415 (needs the native core)
+    from tests.faults.native_calls import core_names, covered  # noqa: PLC0415 (needs the native core)
 
-    assert covered() >= names_of_the_core()
+    assert covered() >= core_names()
 
 
 @pytest.mark.promise("G2")

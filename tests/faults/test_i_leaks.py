@@ -1,4 +1,4 @@
-"""I: a long life leaves nothing behind: memory is flat, and no file, thread, mapping or shared segment is left over."""
+"""I: after a long life memory is flat, and no file, thread, mapping or shared segment is left behind."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.tiers import select
 from tests.totals import tell, trials
 
 MORE_MEMORY = 16 << 20
-"""Bytes by which a process may grow without a leak: arenas, caches, fragments."""
+"""Bytes of growth that are no leak: arenas, caches, fragments."""
 MORE_MAPPINGS = 40
 
 Work = Callable[[int], Any]
 
 
 class Held(NamedTuple):
-    """What a process has."""
+    """Resources of a process."""
 
     memory: int
     files: int
@@ -48,12 +48,12 @@ class Held(NamedTuple):
             len(os.listdir("/proc/self/fd")),
             threading.active_count(),
             mappings,
-            sum(f"{os.getpid()}" in entry for entry in os.listdir("/dev/shm")),  # there are other processes
+            sum(f"{os.getpid()}" in entry for entry in os.listdir("/dev/shm")),  # of this process only
         )
 
 
 def grown(work: Work, cycles: int) -> dict[str, int]:
-    """What a process has more after `cycles` of a work than after a tenth of it, beyond what may be."""
+    """Return the growth of resources beyond tolerance, from a tenth of the `cycles` to all of them."""
     for n in range(max(cycles // 10, 1)):
         work(n)
     before = Held.now()
@@ -64,11 +64,11 @@ def grown(work: Work, cycles: int) -> dict[str, int]:
     return {name: count for name, count in more.items() if count > allowed.get(name, 0)}
 
 
-# Works
+# Workloads
 
 
 def use(kind: str) -> Work:
-    """One more operation and draw."""
+    """Run one more operation and sample."""
     buffer, subject = KINDS[kind].make(), KINDS[kind]
 
     def once(n: int) -> None:
@@ -79,7 +79,7 @@ def use(kind: str) -> Work:
 
 
 def cycle() -> Work:
-    """Add, sample, update."""
+    """Add, sample and update priorities."""
     replay = rl.ReplayBuffer(10_000, obs=8, action=2, num_envs=4, sampler=rl.Prioritized(), seed=0)
     obs, flags = torch.zeros(4, 8), torch.zeros(4, dtype=torch.bool)
     priority = torch.rand(32, dtype=torch.float64)
@@ -92,7 +92,7 @@ def cycle() -> Work:
 
 
 def save_and_load(kind: str, root: Path) -> Work:
-    """A step, a save on top of the others, and a load that the next step goes on from."""
+    """Add a step, save incrementally, and load the checkpoint for the next step."""
     buffers: list[Any] = [KINDS[kind].make()]
 
     def once(n: int) -> None:
@@ -124,7 +124,7 @@ def saves_apart(kind: str, cycles: int) -> dict[str, int]:
 
 
 def live_long(cycles: int, saves: int, kinds: Collection[str] = tuple(KINDS)) -> None:
-    """All of it, each in a new process."""
+    """Run cycles, uses and saves, each in a new process."""
     uses = cycles // 100
     assert apart(cycles_apart, cycles, timeout=7200) == {}
     for kind in kinds:
@@ -146,7 +146,7 @@ def test_a_long_life_leaves_nothing_behind() -> None:
     live_long(trials("I4_LONG", 1_000_000), trials("I4_SAVES_LONG", 1_000))
 
 
-# Canaries: works that leave something behind
+# Canaries: workloads that leak
 
 
 def leak(what: str, cycles: int) -> dict[str, int]:
@@ -180,7 +180,7 @@ def leak(what: str, cycles: int) -> dict[str, int]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("what", "cycles"), [(what, 900 if what == "memory" else 60) for what in Held._fields])
-def test_what_is_left_behind_is_seen(what: str, cycles: int) -> None:
+def test_every_kind_of_leak_is_detected(what: str, cycles: int) -> None:
     assert what in apart(leak, what, cycles)
     assert apart(grown_of_nothing, 20) == {}
 

@@ -1,4 +1,4 @@
-"""J: a seed, operations, a save, a new process: the batches to come are those of the run that was not interrupted."""
+"""J: a buffer that was saved and loaded in a new process continues with the batches of the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCHES = 1_000
 
 
 def lived(kind: str, seed: int, root: Path) -> Any:
-    """A buffer after operations, draws and saves that the seed chooses; the last thing done to it is a save."""
+    """Return a buffer after random operations, draws and saves; the last operation is a save."""
     rng, buffer = random.Random(seed), KINDS[kind].make()
     for n in range(rng.randrange(3, 90)):
         KINDS[kind].act(buffer, 1_000 * seed + n)
@@ -34,7 +34,7 @@ def lived(kind: str, seed: int, root: Path) -> Any:
 
 
 def stream(kind: str, buffer: Any, seed: int, batches: int = BATCHES) -> str:
-    """A hash of the batches to come, between which operations go on."""
+    """Return a hash of the next batches, with operations between them."""
     total, count, n = hashlib.sha256(), 0, 0
     while count < batches:
         found = KINDS[kind].read(buffer)
@@ -52,7 +52,7 @@ def leaves(batch: Any) -> list[Any]:
 
 
 def streams_of_loaded(kind: str, runs: list[tuple[int, Path, Any]]) -> list[str]:
-    """In a new process: load each, and go on."""
+    """Load each checkpoint and hash its next batches; runs in a new process."""
     found = []
     for seed, root, clock in runs:
         buffer: Any = rl.load(root)
@@ -63,7 +63,7 @@ def streams_of_loaded(kind: str, runs: list[tuple[int, Path, Any]]) -> list[str]
 
 
 def resume(path: Path, kind: str, scripts: int, seed: int) -> None:
-    """Scripts of one kind, twenty to a process."""
+    """Run scripts of one kind, twenty per process."""
     for first in range(0, scripts, 20):
         runs, buffers = [], {}
         for script in range(first, min(first + 20, scripts)):
@@ -80,17 +80,17 @@ def resume(path: Path, kind: str, scripts: int, seed: int) -> None:
     tell(f"J1: {kind}, {scripts} scripts of {BATCHES} batches each in a new process, seeds from {seed}")
 
 
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # some scripts number observations on through ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # some scripts number observations across episode ends
 @pytest.mark.promise("J1")
 @pytest.mark.parametrize(
     ("kind", "scripts"), select(("prioritized", 6), of=[("prioritized", 6), *((kind, 20) for kind in KINDS)])
 )
-def test_a_new_process_goes_on_with_the_same_batches(kind: str, scripts: int, tmp_path: Path) -> None:
+def test_a_new_process_continues_with_the_same_batches(kind: str, scripts: int, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1", scripts), SEED)
 
 
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_scripts_go_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
+def test_many_scripts_continue_with_the_same_batches(kind: str, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1_LONG", 1_000), SEED)

@@ -1,4 +1,4 @@
-"""K: any history of calls, saves, loads and faults, beside a model of lists and dicts that is obviously right."""
+"""K: random histories of calls, saves, loads and faults, compared with a simple model of lists and dicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: Mapping[str, type[Machine]] = {
 def live(
     kind: str, histories: int, steps: int, *, phases: tuple[Phase, ...] = tuple(Phase), derandomize: bool = True
 ) -> None:
-    """Run histories of one kind, and tell what was done in them."""
+    """Run histories of one kind and report the number of calls."""
     ran = Counter[str]()
     machine: Any = type("Run", (KINDS[kind],), {"ran": ran})
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
@@ -49,15 +49,15 @@ def live(
 
 
 def share(kind: str, histories: int) -> int:
-    """The nine kinds of replay buffers share what each other buffer gets."""
+    """Return the histories per kind: the nine kinds of replay buffers share one number."""
     return histories if kind in ("rollout", "distillation") else -(-histories // 9)
 
 
 FEW = [("rollout", 25), ("shared prioritized", 27)]
-"""The kinds and numbers of histories of the quick tier."""
+"""Kinds and numbers of histories of the quick tier."""
 
 JUMPING = pytest.mark.filterwarnings("ignore:obs. expected (a rollout|steps) that start")
-"""Histories jump on purpose."""
+"""Observations of the histories jump on purpose."""
 
 
 @JUMPING

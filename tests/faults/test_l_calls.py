@@ -1,6 +1,6 @@
-"""L: any public call with any arguments, on every kind of buffer, and `check()` after each of them.
+"""L: random public calls with random arguments on every kind of buffer, with `check()` after each.
 
-A call does what it says or raises one of the promised errors; whatever it was given, the buffer is one after it.
+A call works or raises one of the promised errors, and the buffer stays valid.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PROMISED = (
     MemoryError,
     TypeError,
 )
-"""What a call may raise, whatever it is given; a TypeError where something is not even of a kind that is asked for."""
+"""Errors that any call may raise; TypeError for an argument of a wrong type."""
 ENVS = 2
 LIFE = 60
-"""Calls on one buffer before the next is made."""
+"""Calls per buffer."""
 
 
 class Fate:
-    """Draws of one history."""
+    """Random choices of one history."""
 
     def __init__(self, *seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -89,7 +89,7 @@ class Fate:
         return self.one(forms)()
 
     def anything(self) -> Any:
-        """An argument that nobody has thought of."""
+        """Return a random argument."""
         shape = self.shape()
         made: list[Callable[[], Any]] = [
             self.number, self.array, self.array, self.tensor, self.tensor,
@@ -110,14 +110,14 @@ class Fate:
 
 
 def _step(fate: Fate, lead: tuple[int, ...], declared: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any]:
-    """Values for every field: mostly right, in any form that is."""
+    """Return values for every field, mostly valid, in any accepted form."""
     found = {}
     for name, (shape, kind) in declared.items():
         values = (fate.random.standard_normal((*lead, *shape)) > 0).astype(kind) if fate.often(0.9) else fate.array()
         form = fate.one([lambda x: x, lambda x: x.tolist() if isinstance(x, np.ndarray) else x, torch.as_tensor])
         try:
             found[name] = fate.mostly(form(values))
-        except (TypeError, ValueError, RuntimeError):  # torch does not have it
+        except (TypeError, ValueError, RuntimeError):  # torch has no such dtype
             found[name] = values
     return found
 
@@ -281,7 +281,7 @@ KINDS = {"replay": _replay, "rollout": _rollout, "distillation": _distillation, 
 
 
 def _live(kind: str, number: int) -> tuple[int, int]:
-    """One history; returns how many calls it had and how many of them were refused."""
+    """Run one history; return the numbers of calls and of refused calls."""
     fate = Fate(SEED, number, list(KINDS).index(kind))
     buffer, calls = KINDS[kind](fate)
     refused = 0

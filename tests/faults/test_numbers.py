@@ -1,4 +1,4 @@
-"""Numbers at the ends of their range: priorities of any size, and counters near 2³¹, 2³², 2⁵³ and 2⁶³.
+"""H, I1: extreme numbers: priorities of any size, and counters near 2³¹, 2³², 2⁵³ and 2⁶³.
 
 The tree of priorities alone (draws at borders, zero leaves, every history, a million updates) is tested in
 `tests/kernels/test_priority.py`; the formulas of weights and the refusals of priorities in `tests/conformance`.
@@ -27,9 +27,9 @@ CPU = torch.device("cpu")
 
 
 def drift(tree: PriorityTree, updates: int) -> float:
-    """The largest relative error of the total against `math.fsum`, while all and when only small leaves are left."""
+    """Return the largest relative error of the total against `math.fsum`, with all leaves and with small ones only."""
     generator = np.random.default_rng(11)
-    batch, brute = 500, np.zeros(tree.num_leaves)  # few enough that sums are renewed and not all made again
+    batch, brute = 500, np.zeros(tree.num_leaves)  # few enough to update sums instead of recomputing all
     for _ in range(updates // batch):
         leaves = generator.integers(0, tree.num_leaves, batch)
         priorities = 10 ** generator.uniform(-8, 8, batch)
@@ -69,7 +69,7 @@ def prioritized(priorities: list[float], **options: Any) -> rl.ReplayBuffer:
 
 
 def check_weights(batch: Any, priorities: list[float], normalize: str, power: float) -> None:
-    """Weights (smallest / priority)^power in (0, 1], 1 for the smallest; rows of priority zero are not there."""
+    """Return the weights (smallest / priority)^power of the rows with positive priority."""
     drawn, weight = np.array(priorities)[batch["index"].numpy()], batch["weight"].numpy()
     assert (drawn > 0).all()
     assert weight.dtype == np.float32
@@ -95,7 +95,7 @@ def test_weights_of_any_priorities_are_in_their_range(
 
 def test_a_new_row_takes_the_largest_priority_of_all(backend: str) -> None:
     replay = prioritized([1e308, 1.0], eps=0.0, alpha=1.0)
-    replay.add([2.0], 0.0, 2.0, False, False, [3.0])  # in place of the row with 1e308
+    replay.add([2.0], 0.0, 2.0, False, False, [3.0])  # replaces the row with 1e308
     assert set(replay.sample(500)["index"].tolist()) == {2}
 
 
@@ -114,7 +114,7 @@ BORDERS = [2**31, 2**32, 2**53]
 
 
 def play(replay: rl.ReplayBuffer) -> Iterator[None]:
-    """A life of episodes that end, are cut and are added in blocks and by single environments."""
+    """Add episodes with ends and cuts, in blocks and by single environments."""
     random = np.random.default_rng(5)
     now = 0.0
     for t in range(60):
@@ -141,7 +141,7 @@ def play(replay: rl.ReplayBuffer) -> Iterator[None]:
 
 
 def begin_at(replay: rl.ReplayBuffer, row: int) -> None:
-    """Let the rows of an empty buffer be numbered from `row` on."""
+    """Make an empty buffer number its rows from `row` on."""
     ring = replay.storage.rows.ring
     ring.head.fill_(row)
     ring.floor.fill_(row)
@@ -153,7 +153,7 @@ def make(**options: Any) -> rl.ReplayBuffer:
 
 
 def assert_twins(replay: rl.ReplayBuffer, twin: rl.ReplayBuffer, shift: int) -> None:
-    """Two buffers hold and draw the same, one of them under ids that are larger by `shift`."""
+    """Assert that two buffers hold and sample the same rows, one with ids larger by `shift`."""
     ids = twin.ids()
     assert (replay.ids() - shift).tolist() == ids.tolist()
     mine, theirs = replay[ids + shift], twin[ids]
@@ -172,7 +172,7 @@ def assert_twins(replay: rl.ReplayBuffer, twin: rl.ReplayBuffer, shift: int) -> 
 
 
 def live_together(replay: rl.ReplayBuffer, twin: rl.ReplayBuffer, shift: int) -> Iterator[None]:
-    """Two buffers have one life, and are twins after each step of it."""
+    """Give two buffers the same calls and compare them after each."""
     for _ in zip(play(replay), play(twin), strict=True):
         if len(twin):
             assert_twins(replay, twin, shift)
@@ -187,14 +187,14 @@ def assert_equal_batches(mine: Any, theirs: Any, shift: int) -> None:
 
 
 def first_row(border: int, unit: int, slots: int) -> int:
-    """A row a little before its number, or that times `unit`, is `border`; on the first slot, as row 0 is."""
+    """Return a row shortly before its number, or its number times `unit`, reaches `border`; it is in the first slot."""
     return (border // unit // slots - 2) * slots
 
 
 @pytest.mark.promise("I1")
 @pytest.mark.parametrize("unit", select(ENVS, of=[1, ENVS]), ids=["rows", "ids"])
 @pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations on through ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations across episode ends
 def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
     start = first_row(border, unit, replay.storage.rows.ring.slots)
@@ -203,7 +203,7 @@ def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border
     assert int(replay.ids().max()) // ENVS * unit > border
 
 
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations on through ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations across episode ends
 def test_a_replay_buffer_ends_before_its_ids_do(backend: str) -> None:
     replay, twin = make(), make()
     start = first_row(2**63, ENVS, replay.storage.rows.ring.slots)
@@ -249,7 +249,7 @@ def test_a_distillation_buffer_passes_a_border_as_if_it_were_none(backend: str, 
         ):
             for mine, theirs in zip(read(buffer), read(twin), strict=True):
                 assert_equal_batches(mine, theirs, start)
-        newest = twin._ring.head - 1
+        newest = 3 * (t + 1) + (t + 1) // 4 - 1
         assert_equal_batches(buffer[[newest + start]], twin[[newest]], start)
         for wrong in (newest + 1 + start, start - 1):
             with pytest.raises(IndexError):
@@ -265,7 +265,6 @@ def test_a_distillation_buffer_ends_before_its_ids_do(backend: str) -> None:
     assert digest(buffer) == before
     buffer.add(np.ones((2, 1)), np.ones(2))
     buffer.next_round()
-    assert buffer._ring.head == 2**63 - 1
     rows = torch.cat([batch["index"] for batch in buffer.epochs(4)])
     assert sorted(rows.tolist()) == list(range(2**63 - 9, 2**63 - 1))
     assert (buffer.sample(100)["index"] >= 2**63 - 9).all()

@@ -1,4 +1,4 @@
-"""A process is killed while it writes rows back, in shared memory or on disk: each row is old or new, never mixed."""
+"""A process is killed while it rewrites rows in shared or disk memory: each row is old or new, never mixed."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"),
 
 
 def killed_while_writing(where: Any, counts: Path, seconds: float, *, careless: bool = False) -> tuple[int, int]:
-    """Kill a process some time after its first pass; returns the last pass that was begun and that was done."""
-    process: Any = CONTEXT.Process(target=rewriter.rewrite_for_ever, args=(where, counts, careless))
-    told = np.memmap(counts, np.int64, "r", shape=(2,))
-    before = int(told[1])
+    """Kill a process some seconds after its first pass; return the last passes begun and done."""
+    process: Any = CONTEXT.Process(target=rewriter.rewrite_until_killed, args=(where, counts, careless))
+    passes = np.memmap(counts, np.int64, "r", shape=(2,))
+    before = int(passes[1])
     process.start()
-    while told[1] == before:
+    while passes[1] == before:
         assert process.exitcode is None
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    return int(told[0]), int(told[1])
+    return int(passes[0]), int(passes[1])
 
 
 def require_whole(replay: rl.ReplayBuffer, begun: int, done: int) -> bool:
-    """Every row is whole and of the last pass or the one before; returns whether there are rows of both."""
+    """Assert that every row is of the last pass or the one before; return whether both occur."""
     rows = replay[replay.ids()]
     assert len(rows) >= rewriter.ROWS - 1
-    assert not torn_rows(rows), "half of a row"
+    assert not torn_rows(rows), "a torn row"
     marks = set(rows["mark"].tolist())
     assert marks <= {begun, done}, f"rows of the passes {marks}, got to {done}, begun {begun}"
     replay.check()
@@ -55,11 +55,11 @@ def disk_trial(root: Path, counts: Path, seconds: float, *, careless: bool = Fal
 
 @pytest.mark.promise("A7")
 def test_a_kill_on_disk_leaves_rows_old_or_new(tmp_path: Path) -> None:
-    least, rng, inside, count = trials("WRITE_BACK_DISK", 3), random.Random(SEED), 0, 0
+    min_kills, rng, inside, count = trials("WRITE_BACK_DISK", 3), random.Random(SEED), 0, 0
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     with made(rl.Memory.disk(tmp_path / "memory")) as replay:
         fill(replay)
-    while count < least or (not inside and count < 40):
+    while count < min_kills or (not inside and count < 40):
         inside += disk_trial(tmp_path / "memory", tmp_path / "counts", rng.uniform(0, 0.03))
         count += 1
     tell(f"A7: {count} kills while rows on disk were written back, {inside} inside a call, no row torn, seed {SEED}")
@@ -68,16 +68,16 @@ def test_a_kill_on_disk_leaves_rows_old_or_new(tmp_path: Path) -> None:
 
 @pytest.mark.promise("E3")
 def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
-    least, rng, inside, seen, count = trials("WRITE_BACK", 10), random.Random(SEED), 0, 0, 0
+    min_kills, rng, inside, seen, count = trials("WRITE_BACK", 10), random.Random(SEED), 0, 0, 0
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())
     fill(replay)
-    while count < least or (not inside and count < 40):
+    while count < min_kills or (not inside and count < 40):
         begun, done = killed_while_writing(replay.handle(), tmp_path / "counts", rng.uniform(0, 0.03))
         inside += require_whole(replay, begun, done)
         count += 1
     process: Any = CONTEXT.Process(
-        target=rewriter.rewrite_for_ever, args=(replay.handle(), tmp_path / "counts", False), daemon=True
+        target=rewriter.rewrite_until_killed, args=(replay.handle(), tmp_path / "counts", False), daemon=True
     )
     process.start()
     until = time.monotonic() + 2
@@ -94,7 +94,7 @@ def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
-    """Canary: without the journal, a kill leaves half of a row."""
+    """Canary: without the journal, a kill leaves a torn row."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())
     fill(replay)
@@ -110,12 +110,12 @@ def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_copy_beside_the_lock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Canary: mutable fields that are copied without the lock are read while another process writes them."""
+    """Canary: mutable fields copied without the lock are torn by another process."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())
     fill(replay)
     process: Any = CONTEXT.Process(
-        target=rewriter.rewrite_for_ever, args=(replay.handle(), tmp_path / "counts", False), daemon=True
+        target=rewriter.rewrite_until_killed, args=(replay.handle(), tmp_path / "counts", False), daemon=True
     )
     process.start()
     monkeypatch.setattr(replay.storage.rows, "mutable", ())

@@ -1,4 +1,4 @@
-"""Many threads on one small replay buffer, whose every observation can be told from half of one."""
+"""Many threads on one small replay buffer with observations in which mixing is recognised."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ import relive as rl
 from tests.totals import tell
 
 WRITERS, SAMPLERS, ROWS = 4, 4, 64
+PATIENCE = 120.0
+"""Seconds after which the traffic ends without its minima."""
 HEADER = 16
-"""Bytes in front of an observation's payload: its tag and the checksum of everything else."""
+"""Bytes before an observation's payload: the tag, and a checksum of tag and payload."""
 
 
 def observation(tag: int, width: int) -> np.ndarray:
-    """`width` bytes that belong together: a tag, a checksum, and a payload that no other tag has."""
+    """Return `width` bytes: a tag, a checksum, and a payload that depends on the tag."""
     payload = (np.arange(width - HEADER, dtype=np.int64) * (2 * tag + 1)).astype(np.uint8)
     checksum = zlib.crc32(payload.data, zlib.crc32(tag.to_bytes(8, "little")))
     return np.concatenate([np.array([tag, checksum], np.int64).view(np.uint8), payload])
 
 
 def tag_of(row: np.ndarray) -> int | None:
-    """The tag of an observation; None if it is not what was written."""
+    """Return the tag of an observation; None if its checksum differs."""
     tag, checksum = row[:HEADER].view(np.int64).tolist()
     return tag if checksum == zlib.crc32(row[HEADER:].data, zlib.crc32(row[:8].data)) else None
 
 
 class Traffic:
-    """Writers of an environment each, samplers, updates and saves, until enough rows or seconds are over.
+    """Threads that write (one environment each), sample, update priorities and save.
 
-    Step t of environment e has the tag t·WRITERS + e, which is also its action and, as no episode ends, its row's id.
+    Step t of environment e has the tag t·WRITERS + e, which is also its action and, without episode ends, its row id.
     """
 
     def __init__(self, width: int, sampler: Any, folder: Path | None = None) -> None:
         self.width = width
         self.folder = folder
-        """Where saves go all the while, each of which is loaded and counted; None for no saves."""
+        """Folder of the saves, each of which is loaded and verified; None for no saves."""
         self.replay = rl.ReplayBuffer(
             ROWS,
             obs=rl.Field(width, torch.uint8),
@@ -53,7 +55,7 @@ class Traffic:
             seed=0,
         )
         self.begun = [0] * WRITERS
-        """How many steps of each environment were given to the buffer, or are being given."""
+        """Number of steps of each environment passed to the buffer, the current call included."""
         self.drawn = self.torn = self.unknown = self.updated = self.saves = 0
         self.errors: list[BaseException] = []
         self._counting = threading.Lock()
@@ -63,19 +65,23 @@ class Traffic:
     def written(self) -> int:
         return sum(self.begun)
 
-    def run(self, rows: int, seconds: float) -> None:
+    def run(self, rows: int, seconds: float, *, min_drawn: int = 0, min_saves: int = 0) -> None:
+        """Run until enough rows are written or the time is over, but at least until the minima are reached."""
         works = [lambda env=env: self._write(env) for env in range(WRITERS)] + [self._sample] * SAMPLERS
         works += [self._save] if self.folder is not None else []
         threads = [threading.Thread(target=self._until_stopped, args=(work,), daemon=True) for work in works]
         start = time.monotonic()
         for thread in threads:
             thread.start()
-        while self.written < rows and time.monotonic() - start < seconds and not self.errors:
+        while not self.errors and (spent := time.monotonic() - start) < max(seconds, PATIENCE):
+            has_minima = self.drawn >= min_drawn and self.saves >= min_saves
+            if has_minima and (self.written >= rows or spent >= seconds):
+                break
             time.sleep(0.01)
         self._stop.set()
         for thread in threads:
             thread.join(60)
-        assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+        assert not any(thread.is_alive() for thread in threads), "a thread never ended"
         tell(
             f"D1: {self.written} rows of {self.width} bytes written, {self.drawn} observations read, {self.updated} "
             f"priorities updated, {self.saves} saves loaded in {time.monotonic() - start:.1f} s: {self.torn} torn, "
@@ -128,8 +134,8 @@ class Traffic:
         self.saves += 1
 
     def count(self, batch: TensorDict) -> None:
-        """Count the observations of a batch, and those that nobody wrote."""
-        begun = list(self.begun)  # after they were drawn: every row that was has been begun
+        """Count the observations of a batch, and those that are torn or were never written."""
+        begun = list(self.begun)  # read after sampling: every sampled row has begun
         real = batch["mask"] if "mask" in batch.keys() else torch.ones_like(batch["action"], dtype=torch.bool)
         obs, following = (batch[name][real].numpy() for name in ("obs", "next_obs"))
         action = batch["action"][real].tolist()

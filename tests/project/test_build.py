@@ -1,4 +1,4 @@
-"""The core in C++ knows no Python, the native module is hardened, and an import is harmless."""
+"""The C++ core includes no Python, the native module is hardened, and importing relive has no side effects."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COMPILER = shutil.which("c++")
 
 
 def includes(source: Path) -> list[str]:
-    """The files that a C++ file includes, as it names them."""
+    """Return the names in the `#include` lines of a C++ file."""
     return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_the_core_includes_no_python() -> None:
     assert {path.suffix for path in SOURCES} == {".hpp", ".cpp"}
     for source in (path for path in SOURCES if path.parent == CORE):
-        # Its own files and the standard library; whatever binds Python lies in other folders.
+        # Only files of the core and the standard library; bindings are in another folder.
         foreign = [name for name in includes(source) if "/" in name and not name.startswith("sys/")]
         binding = [name for name in includes(source) if re.search("python|nanobind|dlpack|torch|numpy", name, re.I)]
         assert not foreign + binding, f"{source.name} includes {foreign + binding}"
@@ -79,8 +79,8 @@ def test_the_native_module_is_hardened() -> None:
 
 
 @pytest.mark.thorough
-def test_importing_leaves_the_generators_of_others_alone() -> None:
-    """rich draws from Python's when it is imported."""
+def test_importing_leaves_global_random_generators_alone() -> None:
+    """`rich` uses Python's random generator on import."""
     lines = (
         "import random, numpy, torch",
         "kept = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()",

@@ -15,24 +15,24 @@ _, _, _MAP, *_ = re.split(r"^```$", (ROOT / "CONTRIBUTING.md").read_text(encodin
 LAYERS = [
     name for line in _MAP.strip().splitlines() for name in re.split(r" {2,}", line)[0].split(", ") if name != "csrc"
 ]
-"""The layers in their order, as CONTRIBUTING.md lists them."""
+"""Layers in the order of CONTRIBUTING.md."""
 LATE = {"save", "handle"}
-"""Functions that may import a later layer: the buffer's method only calls it."""
+"""Methods that may import a later layer inside the function."""
 EXCEPTIONS: set[tuple[str, str]] = {
     ("kernels.priority", "storage"),
 }
-"""(module, imported module) that still look forward. This list only shrinks."""
+"""Exceptions: (module, imported module of a later layer). This list only shrinks."""
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package by its dotted name below `relive`."""
+    """Return the syntax tree of every module of the package by its dotted name below `relive`."""
     named = {".".join(file.relative_to(SOURCE).with_suffix("").parts): file for file in sorted(SOURCE.rglob("*.py"))}
     return {name.removesuffix(".__init__"): ast.parse(file.read_text("utf-8")) for name, file in named.items()}
 
 
 def imported(tree: ast.AST, late: bool = False) -> Iterator[str]:
-    """The modules below `relive` that code imports, but for types and for what `LATE` functions import."""
+    """Yield the imported modules below `relive`, except imports for types and inside `LATE` functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None and not late:
             if node.module == "relive":
@@ -57,7 +57,7 @@ def test_layers_import_only_the_layers_before_them() -> None:
 
 
 def reached(tree: ast.Module) -> Iterator[str]:
-    """Private names of other modules' objects that code touches: `x._name`, where no class here has that name."""
+    """Yield uses `x._name` of private names that the module itself does not define."""
     nodes = list(ast.walk(tree))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -72,7 +72,7 @@ def reached(tree: ast.Module) -> Iterator[str]:
 
 
 MOST_REACHED = 31
-"""How often modules reach into each other. This number only shrinks."""
+"""Number of uses of other modules' private names. This number only shrinks."""
 
 
 def test_modules_keep_their_private_names_to_themselves() -> None:
@@ -86,7 +86,7 @@ def test_every_module_is_in_a_layer() -> None:
 
 
 def used_modules(tree: ast.Module) -> set[str]:
-    """The top-level modules that code imports anywhere."""
+    """Return the top-level modules that code imports anywhere."""
     nodes = list(ast.walk(tree))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
@@ -94,7 +94,7 @@ def used_modules(tree: ast.Module) -> set[str]:
 
 
 def test_the_package_imports_no_tool_beside_it() -> None:
-    # `relive conformance` runs relive_conformance by its name, where it is installed.
+    # `relive conformance` runs relive_conformance by name, if it is installed.
     tools = {"relive_conformance", "benchmarks", "examples", "tests", "tools"}
     assert {name for name, tree in modules().items() if used_modules(tree) & tools} == set()
 
@@ -103,6 +103,6 @@ def test_the_conformance_suite_needs_torch_numpy_and_gymnasium_only() -> None:
     package = ROOT / "conformance"
     known = {"torch", "numpy", "gymnasium", "pytest", "relive_conformance", *sys.stdlib_module_names}
     foreign = {file: used_modules(ast.parse(file.read_text("utf-8"))) - known for file in package.rglob("*.py")}
-    adapters = package / "relive_conformance" / "adapters"  # each is imported where its library is
+    adapters = package / "relive_conformance" / "adapters"  # each needs its library
     assert {file: names for file, names in foreign.items() if names and file.parent != adapters} == {}
     assert [file.name for file, names in foreign.items() if "relive" in names] == ["relive.py"]

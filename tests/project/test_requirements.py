@@ -1,4 +1,4 @@
-"""Tools that build and check the packages are pinned, by hash, in one place."""
+"""Build and check tools are pinned by hash in one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILES = ("requirements/build.txt", "requirements/check.txt")
 
 
 def entries(name: str) -> dict[str, str]:
-    """The requirements of a file: everything that is said of each package."""
+    """Return the requirement lines of each package in a file."""
     text = "\n".join(line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#"))
     return {re.split(r"[=\s]", entry)[0]: entry for entry in text.replace("\\\n", " ").splitlines()}
 
@@ -38,6 +38,6 @@ def test_the_tools_are_those_that_the_packages_ask_for_and_are_pinned_once() -> 
 
 
 def test_nothing_is_pinned_that_a_torch_for_cuda_asks_for_in_its_own_version() -> None:
-    """pip finds no solution for `torch==x` of CUDA beside another Triton than its own."""
+    """pip finds no solution for a CUDA `torch==x` together with another version of Triton."""
     names = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert not [name for name in names if name in ("triton", "pytorch-triton-rocm") or name.startswith("nvidia-")]

@@ -1,4 +1,4 @@
-"""`make test` reaches every name, adapter, promise and conformance case; `make test-all` only adds cases."""
+"""`make test` covers every public name, adapter, promise and conformance case; `make test-all` only adds cases."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.times import Times
 
 ROOT = Path(__file__).parents[2]
 SHARED = {"__main__", "patching", "seeding", "step_rows", "views"}
-"""Modules that are no adapters."""
+"""Modules of `compat` that are no adapters."""
 ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name not in SHARED]
 UNTESTED = {"D5"}
-"""Promises that no test here keeps: `make sanitize` does."""
+"""Promises tested by `make sanitize` instead."""
 
 
 @pytest.fixture(scope="module")
 def collected(request: pytest.FixtureRequest) -> list[Any]:
-    """The tests of `make test-all`, which `make test` has collected, too."""
+    """Tests of `make test-all`; `make test` collects them too."""
     config = request.config
     if config.args != config.getini("testpaths") or config.option.keyword:
         pytest.skip("expected a run of all tests, as make test and make test-all are, got a part of them")
@@ -38,12 +38,12 @@ def collected(request: pytest.FixtureRequest) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def selected(collected: list[Any]) -> list[Any]:
-    """The tests of `make test`."""
+    """Tests of `make test`."""
     return [item for item in collected if not item.get_closest_marker("thorough")]
 
 
 def used(items: list[Any], module: str) -> set[str]:
-    """Every name in the code of tests, and of the helpers in their files, where the file mentions a module."""
+    """Return every name used by tests and helpers in the files that mention a module."""
     found: set[str] = set()
     for path in {item.path for item in items}:
         text = path.read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def used(items: list[Any], module: str) -> set[str]:
 
 
 class Selected(ast.NodeTransformer):
-    """Code without the tests that are not selected."""
+    """Removes unselected tests from a syntax tree."""
 
     def __init__(self, tests: set[str]) -> None:
         self._tests = tests
@@ -74,7 +74,7 @@ def test_every_buffer_and_function_of_an_adapter_is_used(adapter: str, selected:
     if adapter == "sb3_contrib":
         pytest.importorskip("sb3_contrib", reason="needs sb3-contrib: pip install sb3-contrib")
     names = {name for name in import_module(f"relive.compat.{adapter}").__all__ if name.islower() or "Buffer" in name}
-    unused = {"BaseBuffer", "PrioritizedReplayBufferSamples", "get_system_info"}  # nobody makes these
+    unused = {"BaseBuffer", "PrioritizedReplayBufferSamples", "get_system_info"}  # users do not construct these
     assert names - unused <= used(selected, adapter)
 
 
@@ -109,7 +109,7 @@ def test_cases_that_are_not_selected_are_thorough() -> None:
         select("d", of="abc")
 
 
-def test_where_the_time_went_is_told_by_folder_and_the_slowest_test_by_test() -> None:
+def test_durations_are_reported_by_folder_and_for_the_slowest_tests() -> None:
     times = Times()
     for number in range(20):
         times.add(f"tests/fast/test_a.py::test_x[{number}]", 0.25)

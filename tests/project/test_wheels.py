@@ -1,4 +1,4 @@
-"""Both wheels that users install: the files, dependencies and entry points, built here without the native core."""
+"""Files, dependencies and entry points of both wheels, built without the native core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(build_wheel(sys.argv[1], {"wheel.cmake": "false", "wheel.py-api": "py3"}))
 
 
 class Wheel:
-    """A wheel: its files, and what it asks for."""
+    """The files and metadata of a wheel."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         command = [sys.executable, "-c", BUILD, str(folder)]

@@ -1,4 +1,4 @@
-"""The originals' own tests on our adapters: how they are run and count_results."""
+"""The tool that runs other libraries' test suites on our adapters and counts the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_skipped_tests_do_not_count_and_failed_ones_are_named() -> None:
 
 
 def checkout(place: Path, lines: str) -> Path:
-    """A clone with one file of tests."""
+    """Return a clone with one test file."""
     (place / "tests").mkdir(parents=True)
     (place / "tests" / "test_storage.py").write_text(lines)
     return place

@@ -1,4 +1,4 @@
-"""Trainings with the originals' trainers: both sides start alike."""
+"""The tool that runs other libraries' trainers: both sides start with the same seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_both_sides_start_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) ->
     calls: list[tuple[str, int]] = []
 
     def note(seed: int) -> float:
-        """A trainer that notes whose storage it would make and its seed, and draws."""
+        """Record the package of the storage class and the seed; return a random number."""
         storage: Any = import_module("rsl_rl.algorithms.ppo").RolloutStorage
         calls.append((storage.__module__.partition(".")[0], seed))
         return float(original_trainers.np.random.random())

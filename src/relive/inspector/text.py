@@ -205,13 +205,13 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
 
 
 def _chains(chains: ContinuityStats) -> Iterator[str]:
-    doubts = dict(chains.doubts())
-    if "cuts" in doubts:
+    messages = dict(chains.warnings())
+    if "cuts" in messages:
         yield (
             f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
             'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
         )
-    if "resets" in doubts:
+    if "resets" in messages:
         yield (
             f"All {chains.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
             'after the reset passed as next_obs, in place of info["final_obs"]?'

@@ -1,4 +1,4 @@
-"""Disks that stop, fail, or lose what was not synchronised; and the folders that faults are tried on."""
+"""Disks that stop, fail, or lose unsynchronised data; and the checkpoint folders of the fault tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "
 
 
 def before(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files]:
-    """Files that call `operation(name, n, arguments)` before the n-th thing they do to the disk."""
+    """Return `Files` that call `operation(name, n, arguments)` before their n-th operation."""
     count = iter(range(1 << 30))
 
     def watched(name: str) -> Any:
@@ -41,7 +41,7 @@ def before(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files
 
 
 def killed_at(point: int) -> type[Files]:
-    """Files whose process is gone at an operation; of a write half was done."""
+    """Return `Files` that kill their process at an operation; half of a write is done before."""
 
     def stop(name: str, n: int, arguments: tuple[Any, ...]) -> None:
         if n != point:
@@ -55,7 +55,7 @@ def killed_at(point: int) -> type[Files]:
 
 
 def old_checkpoint(kind: str, root: Path) -> Any:
-    """A buffer with a history, two saves of it (the second adds to the first), and what it then is."""
+    """Save a buffer with a history twice (the second save adds to the first); return the buffer's digest."""
     buffer = KINDS[kind].make()
     for n in range(17):
         KINDS[kind].act(buffer, n)
@@ -66,8 +66,8 @@ def old_checkpoint(kind: str, root: Path) -> Any:
     return digest(buffer)
 
 
-def gone_on(kind: str, root: Path, steps: int = 1) -> Any:
-    """The newest checkpoint, loaded, and changed a few times."""
+def load_and_change(kind: str, root: Path, steps: int = 1) -> Any:
+    """Load the newest checkpoint and change the buffer a few times."""
     buffer = rl.load(root)
     for step in range(steps):
         change(kind, buffer, step)
@@ -80,30 +80,30 @@ def change(kind: str, buffer: Any, step: int) -> None:
 
 
 def count_operations(kind: str, root: Path, copy: Path) -> list[str]:
-    """The names of everything that the save after `old_checkpoint` does."""
+    """Return the names of all file operations of the save that follows `old_checkpoint`."""
     names: list[str] = []
     shutil.copytree(root, copy)
-    save(gone_on(kind, copy), copy, files=before(lambda name, *_: names.append(name)))
+    save(load_and_change(kind, copy), copy, files=before(lambda name, *_: names.append(name)))
     shutil.rmtree(copy)
     return names
 
 
 def loaded(root: Path) -> Any:
-    """What the newest checkpoint that is whole says; a damaged one that was passed over may be told of."""
+    """Return the digest of the newest intact checkpoint; a warning about a skipped, damaged one is allowed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return digest(rl.load(root))
 
 
 def one_of(found: Any, *expected: Any) -> bool:
-    """Whether what was found is one of these; None is no checkpoint at all."""
+    """Whether a digest equals one of the candidates; None stands for no checkpoint."""
     return any(one is found if one is None or found is None else equal(found, one) for one in expected)
 
 
-# A disk that loses what was not synchronised
+# A disk that loses unsynchronised data
 
 State = dict[str, dict[str, bytes]]
-"""Folder → name → bytes."""
+"""Contents of a disk: folder → file name → bytes."""
 
 
 def state_of(root: Path) -> State:
@@ -116,7 +116,7 @@ def state_of(root: Path) -> State:
 
 
 class Recorded:
-    """Every operation of a save, in the words of a model disk."""
+    """Records every file operation of a save as an entry of a log."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -136,17 +136,17 @@ class Recorded:
 
         def create(files: Files, name: str) -> int:
             file = noted.create(files, name)
-            open_files[file] = self.log[-1][1]  # a file is the number of the operation that made it
+            open_files[file] = self.log[-1][1]  # a file is named by the number of the operation that created it
             return file
 
         self.files: type[Files] = type("Recording", (noted,), {"create": create})
 
 
 def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Random) -> State:
-    """A state that the disk may be in when the power fails after the operations of `log`.
+    """Return a possible state of the disk when the power fails after the operations of `log`.
 
-    Bytes that were not synchronised are there, or not, or in part, or zero; names of a folder that was not synchronised
-    (those of other folders too) are there or not, each for itself.
+    Unsynchronised bytes are complete, missing, partial or zero. Each file name in an unsynchronised folder exists or
+    not, independently of other names.
     """
     data: dict[int, bytes] = {}
     safe: dict[int, int] = {}
@@ -215,7 +215,7 @@ def _torn(data: bytes, safe: int, rng: random.Random) -> bytes:
 
 
 def build(state: State, root: Path) -> None:
-    """Make a state real, over whatever an earlier one has left there: folders stay, which removes and makes none."""
+    """Write a state to a real folder, over the files of an earlier one; existing folders are reused."""
     root.mkdir(exist_ok=True)
     for folder in FOLDERS:
         if folder not in state:

@@ -1,4 +1,4 @@
-"""Manifests that somebody else wrote: anything in them, and the checksum right."""
+"""Forged manifests and arrays: arbitrary contents under a correct checksum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def body(document: Any) -> bytes:
 
 
 def write(root: Path, number: int, data: bytes, *, version: int = 1) -> None:
-    """A manifest with a right checksum."""
+    """Write a manifest with a correct checksum."""
     path = root / "manifests" / f"{number:08}.json"
     path.write_bytes(b"recollect %d %08x\n" % (version, zlib.crc32(data)) + data)
 
@@ -38,7 +38,7 @@ def document_of(root: Path, number: int) -> Any:
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document."""
+    """Yield every node of a document with its parent and key."""
     if path:
         yield path
     if isinstance(node, dict | list):
@@ -47,7 +47,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def forged(document: Any, rng: random.Random) -> Any:
-    """A document with some of its nodes replaced, removed, doubled or swapped."""
+    """Return a document in which some nodes are replaced, removed, doubled or swapped."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         path = rng.choice(list(places(document)))
@@ -67,7 +67,7 @@ def forged(document: Any, rng: random.Random) -> Any:
 
 
 def by_hand(document: Any) -> dict[str, bytes]:
-    """Bodies that each are wrong in one way that we thought of."""
+    """Manifest bodies with one hand-made mistake each, by name."""
     text = body(document).decode()
     deep = "[" * 100_000 + "]" * 100_000
     near = "[" * 900 + "]" * 900
@@ -111,7 +111,7 @@ HOSTILE_FLOATS: list[float] = [float("nan"), float("inf"), float("-inf"), -1.0, 
 
 
 class State:
-    """The arrays of a checkpoint's state and of its last segment, to be changed and written with right checksums."""
+    """Arrays of a checkpoint's state and last segment, to modify and write with correct checksums."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root, self.number = root, number
@@ -132,7 +132,7 @@ class State:
                 at += size
 
     def write(self, arrays: dict[str, torch.Tensor] | None = None) -> None:
-        """Make these arrays (or the own ones) the files of the checkpoint, of whatever shape and dtype they are."""
+        """Write arrays of any shape and dtype (default: `self.arrays`) as the files of the checkpoint."""
         arrays = self.arrays if arrays is None else arrays
         document = copy.deepcopy(self.document)
         for folder, file in self._files:
@@ -154,7 +154,7 @@ class State:
 
 
 def forged_state(state: State, rng: random.Random) -> str:
-    """Write the state with some of its arrays changed; what was done to them."""
+    """Write the state with some arrays changed; return a description of the changes."""
     arrays = {name: x.clone() for name, x in state.arrays.items()}
     done = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):

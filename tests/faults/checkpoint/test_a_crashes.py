@@ -1,4 +1,4 @@
-"""A: the process dies, Ctrl-C, the power fails. What is loaded is the old checkpoint or the new one, bit for bit."""
+"""A: kills, Ctrl-C and power failures during a save. `load` returns the old checkpoint or the new one, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.faults.checkpoint.disk import (
     before,
     build,
     count_operations,
-    gone_on,
+    load_and_change,
     loaded,
     old_checkpoint,
     one_of,
@@ -36,14 +36,14 @@ from tests.totals import SEED, tell, trials
 
 
 def kill_saves(path: Path, count: int, seed: int) -> None:
-    """A1, at operations: spread over all of them, for all kinds."""
+    """A1: kill saves of all kinds of buffers at file operations, spread over all of them."""
     rng, phases, outcomes = random.Random(seed), Counter[str](), Counter[str]()
     known: dict[str, Any] = {}
     for kind in KINDS:
         root = path / kind
         old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
-        known[kind] = root, fingerprint(rl.load(root)), fingerprint(gone_on(kind, root)), operations
+        known[kind] = root, fingerprint(rl.load(root)), fingerprint(load_and_change(kind, root)), operations
     for trial in range(count):
         kind = list(KINDS)[trial % len(KINDS)]
         template, old, new, operations = known[kind]
@@ -56,7 +56,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
         found = loaded_apart(root)
         assert found in (old, new), f"seed {seed}: {kind} killed at operation {point}"
         outcomes["the new" if found == new else "the old"] += 1
-        again = gone_on(kind, root)
+        again = load_and_change(kind, root)
         again.save(root)
         assert equal(loaded(root), digest(again))
         shutil.rmtree(root)
@@ -83,7 +83,7 @@ def kill_at_random_times(path: Path, count: int, seed: int) -> None:
         old_checkpoint(kind, root)
         template = path / f"template{trial}"
         shutil.copytree(root, template)
-        process: Any = CONTEXT.Process(target=victim.save_for_ever, args=(kind, root, ready))
+        process: Any = CONTEXT.Process(target=victim.save_until_killed, args=(kind, root, ready))
         process.start()
         while not ready.exists():
             time.sleep(0.001)
@@ -92,7 +92,7 @@ def kill_at_random_times(path: Path, count: int, seed: int) -> None:
         process.join()
         number = max(int(name.stem) for name in (root / "manifests").iterdir())
         numbers.append(number - 2)
-        assert loaded_apart(root) == fingerprint(gone_on(kind, template, number - 2)), f"seed {seed}: {kind}"
+        assert loaded_apart(root) == fingerprint(load_and_change(kind, template, number - 2)), f"seed {seed}: {kind}"
         shutil.rmtree(root)
         shutil.rmtree(template)
     tell(f"A1: {count} kills at random times, after {numbers[:20]}… saves, seed {seed}")
@@ -134,14 +134,14 @@ def test_many_kills_during_first_saves_leave_nothing_or_the_new(tmp_path: Path) 
 
 
 def interrupt_saves(path: Path, count: int, seed: int) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     rng, interrupted = random.Random(seed), 0
     for trial in range(count):
         kind, root = list(KINDS)[trial % len(KINDS)], path / f"{trial}"
         old = old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
         point = int((trial + rng.random()) * len(operations) / count)
-        buffer = gone_on(kind, root)
+        buffer = load_and_change(kind, root)
         new = digest(buffer)
 
         def stop(_: str, n: int, __: Any, point: int = point) -> None:
@@ -171,11 +171,11 @@ def test_many_interrupts_leave_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = False) -> tuple[int, int]:
-    """A5 for one kind, of a save over another or of the first; returns how many prefixes and different states."""
+    """A5: fail the power during a later save or the first; return the numbers of prefixes and of distinct states."""
     rng, root = random.Random(seed), path / "root"
     old = None if first else old_checkpoint(kind, root)
     start = state_of(root)
-    buffer, recorded = lived(kind) if first else gone_on(kind, root), Recorded()
+    buffer, recorded = lived(kind) if first else load_and_change(kind, root), Recorded()
     save(buffer, root, files=recorded.files)
     new, tried = digest(buffer), set[int]()
     committed = next(n for n, entry in enumerate(recorded.log) if entry[0] == "sync_folder" and entry[2] == "manifests")
@@ -194,7 +194,7 @@ def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = F
             expected = (new,) if prefix > committed else (old, new)
             assert one_of(found, *expected), f"seed {seed}: {kind}, power lost after {recorded.log[prefix - 1][:1]}"
             if len(tried) % 8 == 0:
-                with warnings.catch_warnings():  # what the power left is of another buffer now and then
+                with warnings.catch_warnings():  # the surviving checkpoint may belong to another buffer
                     warnings.filterwarnings("ignore", "save to .* checkpoints of another buffer")
                     buffer.save(path / "state")
                 assert equal(loaded(path / "state"), new), f"seed {seed}: {kind}, a save after {prefix} operations"
@@ -208,7 +208,7 @@ def lived(kind: str) -> Any:
     return buffer
 
 
-def lose_power_of_all(path: Path, kind: str, states: int) -> None:
+def lose_power_in_both_saves(path: Path, kind: str, states: int) -> None:
     for first in (False, True):
         prefixes, found = lose_power(path / f"{first}", kind, states, SEED, first=first)
         what = "the first save" if first else "a save over another"
@@ -219,13 +219,13 @@ def lose_power_of_all(path: Path, kind: str, states: int) -> None:
 @pytest.mark.promise("A5")
 @pytest.mark.parametrize("kind", select("prioritized", of=KINDS))
 def test_a_power_failure_leaves_the_old_or_the_new_and_after_save_the_new(kind: str, tmp_path: Path) -> None:
-    lose_power_of_all(tmp_path, kind, trials("A5", 16))
+    lose_power_in_both_saves(tmp_path, kind, trials("A5", 16))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_power_failures(kind: str, tmp_path: Path) -> None:
-    lose_power_of_all(tmp_path, kind, trials("A5_LONG", 1_000))
+    lose_power_in_both_saves(tmp_path, kind, trials("A5_LONG", 1_000))
 
 
 def test_the_folders_above_a_new_root_are_synchronised_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

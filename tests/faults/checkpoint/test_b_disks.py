@@ -1,4 +1,4 @@
-"""B: disks that fail and disks that are full. A typed error, the old checkpoint, and a buffer as it was."""
+"""B: failing and full disks. `save` raises a typed error; the old checkpoint and the buffer stay unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
-from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
+from tests.faults.checkpoint.disk import before, count_operations, load_and_change, loaded, old_checkpoint, one_of
 from tests.tiers import select
 from tests.totals import tell
 
@@ -38,7 +38,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
     for point in range(len(operations)):
         root = tmp_path / f"{point}"
         shutil.copytree(template, root)
-        buffer = gone_on(kind, root)
+        buffer = load_and_change(kind, root)
         new = digest(buffer)
 
         def fail(_: str, n: int, __: Any, point: int = point) -> None:
@@ -56,7 +56,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
             assert leftovers(root) == set(), f"{code} at {point}"
             assert one_of(loaded(root), old, new)
             assert equal(digest(rl.load(root, number=2)), old)
-        else:  # what cannot be removed now is removed by a later save
+        else:  # a later save removes the rest
             assert equal(loaded(root), new)
         assert equal(digest(buffer), new)
         buffer.save(root)
@@ -66,7 +66,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
 
 
 def leftovers(root: Path) -> set[str]:
-    """The files of a folder that no checkpoint in it needs."""
+    """Files of a folder that none of its checkpoints needs."""
     archive = Archive(root)
     needed = {name for number in archive.numbers() for name in archive.manifest(number).files}
     found = (path for folder in ("tmp", "segments", "state") for path in (root / folder).glob("*"))
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_pa
 
 
 def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -> None:
-    """Another process may be between its segments and its manifest, or reading."""
+    """Another process may be reading, or may have written its segments but not yet its manifest."""
     held: list[bool] = []
 
     class Watching(Files):

@@ -1,4 +1,4 @@
-"""C4: forged files that are small and ask for much: memory, time, or an error that nobody expects."""
+"""C4: small forged files that request much memory or time, or provoke an unexpected error."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ GIB = 1 << 30
 
 
 def zeros(nbytes: int) -> list[int]:
-    """The checksums of a file of zeros."""
+    """Return the checksums of a file of zeros."""
     whole = zlib.crc32(bytes(CHUNK))
     return [whole] * (nbytes // CHUNK) + ([zlib.crc32(bytes(nbytes % CHUNK))] if nbytes % CHUNK else [])
 
 
 def sparse(root: Path, arrays: list[Any], nbytes: int) -> None:
-    """Make the state a file of zeros that takes no room on the disk."""
+    """Replace the state by a sparse file of zeros."""
     document = document_of(root, 2)
     (root / "state" / document["state"]["name"]).write_bytes(b"")
     os.truncate(root / "state" / document["state"]["name"], nbytes)
@@ -54,7 +54,7 @@ def unknown_array_of_a_known_part(root: Path) -> None:
 
 
 def longer_state(root: Path, name: str, kind: str) -> None:
-    """An array that the buffer does have, a thousand times as long as it can be, and the others as they were."""
+    """Make one array of the state 1 GiB long and leave the other arrays unchanged."""
     old_checkpoint(kind, root)
     document = document_of(root, 2)
     path, arrays = root / "state" / document["state"]["name"], document["state"]["arrays"]
@@ -139,7 +139,7 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
 
 
 def commit(root: Path, change: Callable[[dict[str, Any], bytes], tuple[bytes, bytes]]) -> None:
-    """Write the commits of a new disk memory again, with right checksums."""
+    """Create disk memory and rewrite its commits through `change`, with correct checksums."""
     with rl.ReplayBuffer(64, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.disk(root)) as replay:
         replay.add(np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
     for path in root.glob("commit?"):
@@ -187,7 +187,7 @@ COMMITS: dict[str, Callable[[Path], None]] = {
 
 
 def cost(root: Path) -> tuple[str, str, float, float]:
-    """Load a folder: the error and its message, the seconds of this process, and the MiB that it grew by."""
+    """Load a folder; return the type and message of the error, the CPU seconds, and the growth in MiB."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
@@ -198,6 +198,14 @@ def cost(root: Path) -> tuple[str, str, float, float]:
             kind, said = type(error).__name__, str(error)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
     return kind, said, time.process_time() - began, grown
+
+
+def cheapest(root: Path, seconds: float, limit: float) -> float:
+    """Measure up to twice more while a cost exceeds the limit; return the smallest: a busy machine inflates some."""
+    for _ in range(2):
+        if seconds >= limit:
+            seconds = min(seconds, apart(cost, root)[2])
+    return seconds
 
 
 SELECTED = ("a shape that overflows", "an unknown array of a known part", "60,000 arrays of a byte")
@@ -214,7 +222,7 @@ def test_a_forged_checkpoint_costs_little_and_an_older_one_is_tried(name: str, t
     assert kind == ("loaded" if is_newest else "CorruptCheckpoint"), said
     assert grown < 64
     most = 1 if is_newest else 6
-    assert seconds < most or apart(cost, tmp_path)[2] < most  # a busy machine may be slow once
+    assert cheapest(tmp_path, seconds, most) < most
     if is_newest:
         with pytest.raises(rl.CorruptCheckpoint, match="0000000[12]"):
             rl.load(tmp_path, number=2)
@@ -229,13 +237,13 @@ def test_a_forged_commit_costs_little(name: str, tmp_path: Path) -> None:
     assert kind in ("CorruptCheckpoint", "loaded"), said
     assert kind == "loaded" or "commit" in said
     assert grown < 64
-    assert seconds < 2
+    assert cheapest(tmp_path, seconds, 2) < 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, 1e300], ids=str)
 @pytest.mark.parametrize("place", [0, 1], ids=["largest", "draws"])
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
-def test_numbers_of_a_sampler_on_disk_that_cannot_be_are_refused(
+def test_impossible_numbers_of_a_sampler_on_disk_are_refused(
     tmp_path: Path, place: int, value: float, closes: bool
 ) -> None:
     replay = rl.ReplayBuffer(8, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.disk(tmp_path))
@@ -251,14 +259,14 @@ def test_numbers_of_a_sampler_on_disk_that_cannot_be_are_refused(
     except rl.CorruptCheckpoint:
         return
     assert not closes
-    assert (place, value) == (0, 1e300)  # a large priority, but one
+    assert (place, value) == (0, 1e300)  # large, but a valid priority
     loaded.check()
     loaded.close()
 
 
 @pytest.mark.parametrize("name", ["sampler.largest", "sampler.draws"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0], ids=str)
-def test_numbers_of_a_sampler_that_cannot_be_are_refused(tmp_path: Path, name: str, value: float) -> None:
+def test_impossible_numbers_of_a_sampler_are_refused(tmp_path: Path, name: str, value: float) -> None:
     old_checkpoint("prioritized", tmp_path)
     state = State(tmp_path, 2)
     state.arrays[name] = torch.full_like(state.arrays[name], value) if name.endswith("t") else torch.tensor(value)
@@ -269,7 +277,7 @@ def test_numbers_of_a_sampler_that_cannot_be_are_refused(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("setting", ["alpha", "beta", "eps"])
 @pytest.mark.parametrize("value", [1e308, -1.0, 10**400, "x"], ids=["1e308", "-1", "10^400", "x"])
-def test_settings_of_a_sampler_that_cannot_be_are_refused(tmp_path: Path, setting: str, value: Any) -> None:
+def test_impossible_settings_of_a_sampler_are_refused(tmp_path: Path, setting: str, value: Any) -> None:
     old_checkpoint("prioritized", tmp_path)
     document = document_of(tmp_path, 2)
     document["config"]["sampler"][setting] = value

@@ -1,4 +1,4 @@
-"""C11: every dtype that a field may have, in every place, and every name: whatever a buffer goes through, bits stay."""
+"""C11: every dtype and name of a field, in every position: copies, saves and loads keep every bit."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ ENVS, ROWS = 2, 6
 
 
 def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Numbers of a dtype with any bits: every kind of NaN, infinities, subnormal numbers, both zeros."""
+    """Return numbers of a dtype with random bits: every kind of NaN, infinities, subnormal numbers, both zeros."""
     rng = np.random.default_rng([*shape, *map(ord, str(dtype))])
     raw = rng.integers(0, 2 if dtype == torch.bool else 256, (math.prod(shape), dtype.itemsize), np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def declared(dtype: torch.dtype) -> dict[str, Any]:
-    """Fields of one dtype in every place that every kind of buffer has."""
+    """Declare fields of one dtype in every position that all kinds of buffers have."""
     field, number = rl.Field(3, dtype), rl.Field((), dtype)
     return {"obs": {"x": field, "y": (number, number)}, "action": field, "extra": {"tag": number, "deep": {"a": field}}}
 
 
 def given(dtype: torch.dtype, *lead: int) -> dict[str, Any]:
-    """Values of what is `declared`."""
+    """Return random values for declared fields."""
     x, y, action, deep = (bits(dtype, *lead, size) for size in (3, 2, 4, 5))
     y = y.unbind(-1)
     obs = {"x": x, "y": {str(i): leaf.contiguous() for i, leaf in enumerate(y)}}
@@ -47,12 +47,12 @@ def given(dtype: torch.dtype, *lead: int) -> dict[str, Any]:
 
 
 def at(tree: Any, *index: Any) -> Any:
-    """Some steps of the values of all steps."""
+    """Select some steps from the values of all steps."""
     return {name: at(part, *index) for name, part in tree.items()} if isinstance(tree, dict) else tree[index]
 
 
 def made_replay(dtype: torch.dtype, next_obs: Any = "shared", device: Any = "cpu") -> rl.ReplayBuffer:
-    """A buffer whose rings have gone around, some environments further than others."""
+    """Return a replay buffer whose rings have wrapped around, in some environments further than in others."""
     fields, real = declared(dtype), dtype if dtype.is_floating_point else torch.float32
     extra = fields.pop("extra") | {"latent": rl.Mutable(rl.Field(3, dtype)), "carry": rl.Mutable(rl.Carry(2, dtype))}
     replay = rl.ReplayBuffer(
@@ -67,7 +67,7 @@ def made_replay(dtype: torch.dtype, next_obs: Any = "shared", device: Any = "cpu
 
 
 def add_steps(replay: rl.ReplayBuffer, dtype: torch.dtype, first: int = 0) -> None:
-    """Ten steps, every other of which is of one environment alone."""
+    """Add ten steps, every second one of a single environment."""
     real = dtype if dtype.is_floating_point else torch.float32
     steps, clock = given(dtype, 32, ENVS), [first] * ENVS
     for turn in range(10):
@@ -83,7 +83,7 @@ def add_steps(replay: rl.ReplayBuffer, dtype: torch.dtype, first: int = 0) -> No
 
 
 def made_rollout(dtype: torch.dtype) -> rl.RolloutBuffer:
-    """A rollout with final observations, hidden states, and an attached field."""
+    """Return a rollout with final observations, hidden states and an attached field."""
     fields = declared(dtype)
     fields["extra"] |= {"carry": rl.Carry(2, dtype)}
     rollout = rl.RolloutBuffer(ROWS, ENVS, **fields, autoreset="SAME_STEP", seed=0)
@@ -104,7 +104,7 @@ def add_rollout(rollout: rl.RolloutBuffer, dtype: torch.dtype, turns: range) -> 
 
 
 def made_distillation(dtype: torch.dtype) -> rl.DistillationBuffer:
-    """A ring that has gone around, in two rounds."""
+    """Return a distillation buffer of two rounds whose ring has wrapped around."""
     buffer = rl.DistillationBuffer(ROWS, **declared(dtype), seed=0)
     for count in (4, 5):
         buffer.add(**given(dtype, count))
@@ -113,7 +113,7 @@ def made_distillation(dtype: torch.dtype) -> rl.DistillationBuffer:
 
 
 def go_on(buffer: Any, dtype: torch.dtype) -> None:
-    """Change a buffer so that a second save has something to write."""
+    """Change a buffer, to give a second save something to write."""
     if isinstance(buffer, rl.DistillationBuffer):
         buffer.add(**given(dtype, 2))
     elif isinstance(buffer, rl.ReplayBuffer):
@@ -133,7 +133,7 @@ KINDS: dict[str, Callable[[torch.dtype], Any]] = {
 
 
 def copies(buffer: Any, fresh: Any, dtype: torch.dtype, root: Path) -> Iterator[tuple[str, Any]]:
-    """The buffer again, in every way that there is; `fresh` is another one made alike."""
+    """Yield copies of the buffer, made in every possible way; `fresh` is an empty buffer of the same settings."""
     yield "deepcopy", copy.deepcopy(buffer)
     yield "pickle", pickle.loads(pickle.dumps(buffer))
     fresh.load_state_dict(buffer.state_dict())
@@ -150,7 +150,7 @@ def copies(buffer: Any, fresh: Any, dtype: torch.dtype, root: Path) -> Iterator[
 
 
 def in_other_memory(buffer: Any, root: Path) -> Iterator[tuple[str, Any]]:
-    """A checkpoint of a replay buffer in shared memory and on the disk, where there is a native core at work."""
+    """Yield the checkpoint loaded into shared memory and disk memory, if the native core is in use."""
     if not isinstance(buffer, rl.ReplayBuffer) or rl.kernels.backend() == "torch":
         return
     with warnings.catch_warnings():
@@ -168,7 +168,7 @@ def in_other_memory(buffer: Any, root: Path) -> Iterator[tuple[str, Any]]:
 
 
 def assert_as_given(buffer: Any, dtype: torch.dtype) -> None:
-    """Read the newest rows, which nobody has written back to."""
+    """Read the newest rows, whose mutable fields were never rewritten."""
     steps = given(dtype, 32, ENVS)
     if isinstance(buffer, rl.ReplayBuffer):
         rows, envs = [7, 9, 4], [0, 0, 1]
@@ -222,7 +222,7 @@ BAD_NAMES = ("ü", "a/b", "a b", "a\n", "..", ".a", "-a", "A" * 129)
 
 
 def named_buffers(name: str) -> dict[str, Callable[[], Any]]:
-    """Makers of buffers with a name in every place that has names, and a value waiting under it where one can."""
+    """Functions that make buffers with a given name in every position that has names."""
 
     def replay(**options: Any) -> rl.ReplayBuffer:
         return rl.ReplayBuffer(4, **{"obs": 1, "action": 1, "seed": 0, **options})

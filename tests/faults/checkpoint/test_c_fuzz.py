@@ -1,4 +1,4 @@
-"""C: forged files for as long as one likes: checkpoints, their states, commits and arrays of disk memory."""
+"""C: randomly forged checkpoints, states, and commits and arrays of disk memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import relive as rl
 from tests.checkpoint.traffic import KINDS
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import State, body, document_of, forged, forged_state, write
-from tests.faults.checkpoint.test_c_files import CHECK, live_on
+from tests.faults.checkpoint.test_c_files import CHECK, use_loaded_buffer
 from tests.faults.processes import apart
 from tests.totals import SEED, tell, trials
 
 SAMPLERS = [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement(), rl.Counted(rl.Prioritized())]
 _HOSTILE = [b"\x00" * 8, b"\xff" * 8, b"\x01" + b"\x00" * 7, b"\x00" * 7 + b"\x7f", b"\x00" * 6 + b"\xf0\x7f"]
-"""0, -1, 1, the largest number and infinity, as eight bytes."""
+"""0, −1, 1, a huge number and infinity, as eight bytes."""
 
 
 def forge_manifest(root: Path, rng: random.Random) -> str:
@@ -40,7 +40,7 @@ def forge_state(root: Path, rng: random.Random) -> str:
 
 
 def forge_folder(root: Path, rng: random.Random) -> str:
-    """Names that belong elsewhere: a manifest, a state or a segment under the name of another."""
+    """Copy a manifest, state or segment over another file, or delete it."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
     source, target = rng.choice(files), rng.choice(files)
     shutil.copy(source, target) if source != target else target.unlink()
@@ -48,7 +48,7 @@ def forge_folder(root: Path, rng: random.Random) -> str:
 
 
 def make_disk(root: Path, rng: random.Random) -> None:
-    """Disk memory with a history, closed or left as by a kill."""
+    """Create disk memory with a history, closed or left open as after a kill."""
     replay = rl.ReplayBuffer(24, 2, 1, num_envs=3, sampler=rng.choice(SAMPLERS), seed=1, device=rl.Memory.disk(root))
     for t in range(rng.choice((0, 3, 12))):
         obs = np.full((3, 2), t)
@@ -58,10 +58,10 @@ def make_disk(root: Path, rng: random.Random) -> None:
 
 
 def forge_commit(root: Path, rng: random.Random) -> str:
-    """Commits with other documents or other arrays, and right checksums."""
+    """Change the document or the arrays of the commits and correct their checksums."""
     for path in root.glob("commit?"):
         head, _, rest = path.read_bytes().partition(b"\n")[2].partition(b"\n")
-        if not head:  # the second commit of new memory, which has only its room yet
+        if not head:  # the second commit of new memory is reserved space without contents
             continue
         if rng.random() < 0.7:
             head = body(forged(json.loads(head), rng))
@@ -74,7 +74,7 @@ def forge_commit(root: Path, rng: random.Random) -> str:
 
 
 def forge_array(root: Path, rng: random.Random) -> str:
-    """Hostile numbers in a file of disk memory."""
+    """Write a hostile number into a file of disk memory."""
     path = rng.choice(sorted(path for path in root.iterdir() if path.stat().st_size >= 8 and path.name != "FORMAT"))
     with path.open("r+b") as file:
         file.seek(8 * rng.randrange(path.stat().st_size // 8))
@@ -82,8 +82,8 @@ def forge_array(root: Path, rng: random.Random) -> str:
     return path.name
 
 
-def once(root: Path, rng: random.Random) -> tuple[str, str, str]:
-    """Forge something and load it: what it was, what came of it, and what should not have been."""
+def forge_once(root: Path, rng: random.Random) -> tuple[str, str, str]:
+    """Forge a folder and load it; return what was forged, the outcome, and a wrong error or ""."""
     if root.exists():
         shutil.rmtree(root)
     is_disk = rng.random() < 0.4
@@ -110,16 +110,16 @@ def once(root: Path, rng: random.Random) -> tuple[str, str, str]:
 def lives_on(kind: str, buffer: Any) -> None:
     if kind != "disk":
         with suppress(rl.SchemaError):  # a forged manifest may declare other fields
-            live_on(kind, buffer)
+            use_loaded_buffer(kind, buffer)
         CHECK[type(buffer)](buffer)
         return
     try:
         buffer.check()
-    except rl.InvariantError:  # rows are read, and found to be others, only here
+    except rl.InvariantError:  # `check` is the first to read the rows
         buffer.close()
         return
     obs = np.zeros((3, 2))
-    # Heads may be near the end of all numbers, fields declared otherwise, and resets due.
+    # Forged heads may be near 2⁶³, fields declared differently, and resets pending.
     with suppress(OverflowError, rl.SchemaError, rl.NotReadyError, rl.PriorityError):
         for _ in range(3):
             buffer.add(obs, np.zeros((3, 1)), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), obs + 1)
@@ -128,19 +128,19 @@ def lives_on(kind: str, buffer: Any) -> None:
     buffer.close()
 
 
-def many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], float, float, list[str]]:
-    """Forge for a while; outcomes, the longest time, the memory that was taken, and what should not have been."""
+def forge_many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], float, float, list[str]]:
+    """Forge for some seconds; return counts of outcomes, the longest CPU time, growth in MiB, and wrong errors."""
     outcomes, slowest, wrong, rng = Counter[str](), 0.0, list[str](), random.Random(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(20):
-            once(root, rng)  # what a first use takes is not counted
+            forge_once(root, rng)  # memory of the first use is not counted
         start, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic() + seconds
         while time.monotonic() < until and len(wrong) < 20:
             began = time.process_time()
-            what, came, error = once(root, rng)
+            what, outcome, error = forge_once(root, rng)
             slowest = max(slowest, time.process_time() - began)
-            outcomes[came] += 1
+            outcomes[outcome] += 1
             if error:
                 wrong.append(f"seed {seed}, trial {sum(outcomes.values())}: {what}: {error}"[:400])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
@@ -148,7 +148,7 @@ def many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], float, fl
 
 
 def fuzz(root: Path, seconds: float, seed: int) -> None:
-    outcomes, slowest, grown, wrong = apart(many, root, seconds, seed, timeout=seconds + 600)
+    outcomes, slowest, grown, wrong = apart(forge_many, root, seconds, seed, timeout=seconds + 600)
     count = sum(outcomes.values())
     tell(f"forged files: {count}, {dict(outcomes)}, {slowest:.2f} s and {grown:.0f} MiB at most, seed {seed}")
     assert not wrong, "\n".join(wrong)
@@ -165,7 +165,7 @@ def test_forged_files_are_typed_errors_or_buffers(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_hour_of_forged_files(tmp_path: Path) -> None:
-    """In slices of ten minutes, so that memory is flat in each."""
+    """Runs in slices of ten minutes; memory must stay flat within each."""
     whole = trials("FORGED_LONG", 3600)
     for i in range(-(-whole // 600)):
         fuzz(tmp_path / f"{i}", min(600, whole - 600 * i), SEED + i)

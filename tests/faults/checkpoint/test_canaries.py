@@ -1,4 +1,4 @@
-"""Canaries: savers and loaders that are broken on purpose, and the check that goes red on each."""
+"""Canaries: deliberately broken savers and loaders, each of which a check must detect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _nothing(*_: Any) -> None: ...
 
 
 def _written_in_place(self: Archive, name: str, parts: Iterable[Any]) -> None:
-    """Without tmp/ and rename."""
+    """Writes files in place, without tmp/ and rename."""
     file = self.files.create(name)
     for part in parts:
         self.files.write(file, memoryview(part))
@@ -36,7 +36,7 @@ def _written_in_place(self: Archive, name: str, parts: Iterable[Any]) -> None:
 
 
 def _commit(self: Archive, manifest: Any) -> None:
-    """The manifest, and the folders of the data after it."""
+    """Writes the manifest before the folders of its data are synchronised."""
     from relive.checkpoint.archive import dump  # noqa: PLC0415
 
     self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
@@ -66,7 +66,7 @@ POWER: dict[str, Broken] = {
 def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = POWER[name]
     old_checkpoint("prioritized", tmp_path / "first")
-    if broken[0] is Files:  # the recorder wraps Files: what it does not see did not happen
+    if broken[0] is Files:  # operations that bypass the recorder would be missing
         original = a.after_power_loss
 
         def forgetful(start: Any, log: list[Any], rng: random.Random) -> Any:
@@ -119,16 +119,16 @@ def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest
         rl.load(root, number=2)
     monkeypatch.setattr(Files, "open", follow)
     with pytest.raises(rl.CorruptCheckpoint):
-        rl.load(root, number=2)  # its length is asked for first, and not of the file it leads to
+        rl.load(root, number=2)  # the length of the link itself is checked first
     monkeypatch.setattr(Files, "_about", lambda self, name: os.stat(self.root / name))
     assert equal(loaded(root), old), "the canary loads what lies outside"
 
 
 def test_a_disk_that_loses_nothing_would_be_seen(tmp_path: Path) -> None:
-    """The model disk gives back just what a whole save leaves."""
+    """The model disk reproduces the result of a complete save."""
     old_checkpoint("distillation", tmp_path)
     recorded, start = a.Recorded(), state_of(tmp_path)
-    buffer = a.gone_on("distillation", tmp_path)
+    buffer = a.load_and_change("distillation", tmp_path)
     a.save(buffer, tmp_path, files=recorded.files)
     log = [*recorded.log, *(("sync_folder", 0, folder) for folder in start)]
     end, real = a.after_power_loss(start, log, random.Random(0)), state_of(tmp_path)

@@ -1,4 +1,4 @@
-"""Folders that hold somebody else's files: nothing of them is deleted, and a folder that is not ours is refused."""
+"""Folders with foreign files: `save` deletes none of them, and refuses a folder that is no checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THEIRS = ("tmp/thesis.tex", "state/optimizer.pt", "segments/video.mp4", "manifes
 
 
 def contents(root: Path) -> dict[str, bytes | str]:
-    """Every file and link below a folder."""
+    """Return every file and link below a folder."""
     found = sorted(path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
     return {
         str(path.relative_to(root)): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found
@@ -55,7 +55,7 @@ def test_disk_memory_is_no_folder_for_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [(), ("LOCK",), ("tmp/FORMAT",), ("LOCK", "tmp/FORMAT")], ids=str)
-def test_what_an_interrupted_first_save_has_left_is_taken_over(tmp_path: Path, left: tuple[str, ...]) -> None:
+def test_remains_of_an_interrupted_first_save_are_reused(tmp_path: Path, left: tuple[str, ...]) -> None:
     for folder in ("manifests", "segments", "state", "tmp"):
         (tmp_path / folder).mkdir()
     for name in left:
@@ -65,7 +65,7 @@ def test_what_an_interrupted_first_save_has_left_is_taken_over(tmp_path: Path, l
     assert equal(digest(rl.load(tmp_path)), digest(buffer))
 
 
-def test_sweeping_and_collecting_leave_alone_what_no_save_has_made(tmp_path: Path) -> None:
+def test_clean_up_leaves_foreign_files_alone(tmp_path: Path) -> None:
     root, outside = tmp_path / "checkpoints", tmp_path / "outside"
     outside.write_bytes(b"precious")
     kind = KINDS["uniform"]

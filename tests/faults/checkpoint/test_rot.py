@@ -1,4 +1,4 @@
-"""Segments that later saves reuse: one that has changed since is found, and its rows are written again."""
+"""Segments that later saves reuse: a changed one is detected and its rows are written again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REUSES = [kind for kind in KINDS if kind != "rollout"]
 
 
 def flip(path: Path, *, keeps_time: bool) -> None:
-    """One bit of a file is another; its time of writing may be set back."""
+    """Flip one bit of a file and optionally restore its modification time."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(path.stat().st_size - 1)
@@ -60,7 +60,7 @@ def test_a_rotten_bit_does_not_spread_to_later_saves(
 
 
 class Counting(Files):
-    """Files that count the bytes which are read and written."""
+    """`Files` that count the bytes read and written."""
 
     wrote = looked = 0
 
@@ -102,7 +102,7 @@ def test_a_segment_that_was_only_copied_or_linked_is_read_and_reused(tmp_path: P
     segment = tmp_path / "root" / "segments" / "00000001-0.bin"
     shutil.copy(segment, tmp_path / "copy")
     os.replace(tmp_path / "copy", segment)
-    for expected in (segment.stat().st_size, 0):  # read once, and then known
+    for expected in (segment.stat().st_size, 0):  # verified once, then remembered
         Counting.wrote = Counting.looked = 0
         with warnings.catch_warnings():
             warnings.simplefilter("error")

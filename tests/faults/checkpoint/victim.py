@@ -1,4 +1,4 @@
-"""What runs in a process that is killed."""
+"""Functions for processes that are killed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from pathlib import Path
 
 from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS
-from tests.faults.checkpoint.disk import change, gone_on, killed_at
+from tests.faults.checkpoint.disk import change, killed_at, load_and_change
 
 
 def save_until(kind: str, root: Path, point: int) -> None:
-    """Go on from the newest checkpoint, save, and be killed at an operation."""
-    save(gone_on(kind, root), root, files=killed_at(point))
+    """Load the newest checkpoint, change and save the buffer, and die at an operation."""
+    save(load_and_change(kind, root), root, files=killed_at(point))
 
 
 def save_first(kind: str, root: Path, point: int) -> None:
-    """Save into an empty folder, and be killed at an operation."""
+    """Save into an empty folder and die at an operation."""
     buffer = KINDS[kind].make()
     for n in range(17):
         KINDS[kind].act(buffer, n)
     save(buffer, root, files=killed_at(point))
 
 
-def save_for_ever(kind: str, root: Path, ready: Path) -> None:
-    """Change and save, again and again."""
-    buffer = gone_on(kind, root, 0)
+def save_until_killed(kind: str, root: Path, ready: Path) -> None:
+    """Change and save the buffer until the process is killed."""
+    buffer = load_and_change(kind, root, 0)
     ready.touch()
     for step in range(1 << 20):
         change(kind, buffer, step)

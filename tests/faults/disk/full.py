@@ -1,4 +1,4 @@
-"""A small disk that others fill: a file system of its own where one may be mounted, else one that only pretends."""
+"""A small disk that fills up: a mounted tmpfs with the rights to mount one, else a simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relive.storage.files import Files
 
 
 class MountedDisk:
-    """A tmpfs of its own."""
+    """A mounted tmpfs."""
 
     is_real = True
 
@@ -24,7 +24,7 @@ class MountedDisk:
         self.root, self._filler = root, root / "filler"
 
     def fill(self) -> None:
-        """Let somebody else have every byte that is free."""
+        """Fill every free byte."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 with suppress(OSError):
@@ -33,12 +33,12 @@ class MountedDisk:
         assert os.statvfs(self.root).f_bavail == 0
 
     def empty(self) -> None:
-        """Let everybody have it again."""
+        """Free the filled bytes."""
         self._filler.unlink()
 
 
 class PretendedDisk:
-    """The real disk, on which a file that is filled up gets no byte that was not reserved for it."""
+    """The real disk, with writes to unreserved bytes refused while it is "full"."""
 
     is_real = False
 
@@ -60,7 +60,7 @@ class PretendedDisk:
         if name.startswith("create"):
             return True
         nbytes = len(arguments[0]) if name == "overwrite" else arguments[0]
-        return nbytes > 512 * os.fstat(file).st_blocks  # what was really given to it
+        return nbytes > 512 * os.fstat(file).st_blocks  # bytes that the file system has allocated
 
     def fill(self) -> None:
         self._is_full = True
@@ -71,7 +71,7 @@ class PretendedDisk:
 
 @contextmanager
 def small_disk(root: Path, nbytes: int) -> Iterator[MountedDisk | PretendedDisk]:
-    """A disk of so many bytes; without the right to mount one (no root, most containers), a pretended one."""
+    """Yield a disk of `nbytes` bytes; simulated without the right to mount (no root, most containers)."""
     root.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(root)]
     try:

@@ -1,4 +1,4 @@
-"""Deliberately broken variants: each check that guards disk memory goes red on it."""
+"""Canaries: deliberately broken variants of disk memory, each of which a check must detect."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 pytestmark = pytest.mark.thorough
 
 
-def no_seals(storage: NativeBackend, *_: Any) -> torch.Tensor:
-    """Whatever a row is, it is taken for what was written."""
+def accept_all_rows(storage: NativeBackend, *_: Any) -> torch.Tensor:
+    """Mask of torn rows that accepts every row."""
     return torch.zeros_like(storage.rows.ring.first)
 
 
 def cut_off(path: Path) -> tuple[Path, list[Any]]:
-    """The memory of a writer that was killed in the middle of a row, and what it had done."""
+    """Return the disk memory of a writer killed within a row, with its story and lives."""
     for trial in range(200):
         root, counts = path / f"memory{trial}", path / "counts"
         killed_after(0.0, "large rows", root, counts, [0])
         begun, done, _ = np.fromfile(counts, np.int64).reshape(3, 1)
         head, journal = (np.fromfile(root / f"ring.{name}", np.int64) for name in ("head", "journal"))
-        if journal.any() and (head == (journal - 1) // 2).all():  # and before its end
+        if journal.any() and (head == (journal - 1) // 2).all():  # but before the row's end
             return root, [(0, done, begun)]
     pytest.skip("no kill fell into a row")
 
@@ -45,13 +45,13 @@ def reopened(root: Path, lives: list[Any]) -> None:
 
 
 def publish_early(root: Path) -> None:
-    """What a writer leaves that moves its head before the row is there, and keeps no journal."""
+    """Forge the files of a writer that moves its head before the row is written, without a journal."""
     head, journal, count = (np.memmap(root / f"ring.{name}", np.int64, "r+") for name in ("head", "journal", "count"))
     kind, is_open = (np.memmap(root / f"ring.{name}", np.uint8, "r+") for name in ("kind", "open"))
     slot = head[0] % len(kind)
     kind[slot], kind[(head[0] + 1) % len(kind)] = 1, 3
     action = np.memmap(root / "column1", np.uint8, "r+").reshape(len(kind), -1)
-    action[slot] ^= 0xFF  # the kill may have come just after it
+    action[slot] ^= 0xFF  # the kill may have come just after the step
     count[0] = (kind == 1).sum()
     is_open[0] = 1
     head += 1
@@ -65,9 +65,9 @@ def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch
     publish_early(early)
     shutil.copytree(early, tmp_path / "sealed")
     reopened(root, lives)
-    sealed = rl.load(tmp_path / "sealed")  # goes back to the commit, and has no row that is wrong
+    sealed = rl.load(tmp_path / "sealed")  # returns to the last commit, without wrong rows
     sealed.check()
-    monkeypatch.setattr(NativeBackend, "broken_rows", no_seals)
+    monkeypatch.setattr(NativeBackend, "broken_rows", accept_all_rows)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint)):
         reopened(early, lives)
 
@@ -87,7 +87,7 @@ def test_rows_that_are_not_compared_with_their_seals_are_noticed(
     lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
     shutil.copytree(tmp_path / "memory", tmp_path / "again")
     verify(rl.load(tmp_path / "again", rl.ReplayBuffer), story, lives)
-    monkeypatch.setattr(NativeBackend, "broken_rows", no_seals)
+    monkeypatch.setattr(NativeBackend, "broken_rows", accept_all_rows)
     with pytest.raises(AssertionError):
         verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 

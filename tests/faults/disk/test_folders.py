@@ -1,4 +1,4 @@
-"""Folders that others made, damaged or have open: typed errors, and never a row that was not written."""
+"""Disk folders that are foreign, damaged or open elsewhere: typed errors, and never a wrong row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relive.cli import main
 from relive.inspector.saved import peek
 from relive.storage.commits import newest
 from relive.storage.files import Files
-from tests.faults.disk.writer import Layout, Story, verify, write
+from tests.faults.disk.writer import Layout, Life, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select
 from tests.totals import SEED, tell, trials
@@ -29,7 +29,7 @@ LAYOUT = Layout(3, 40, options={"sampler": rl.Prioritized()})
 
 
 def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
-    """Memory with rows in it; what was written there, for `verify`."""
+    """Create disk memory with rows; return the arguments of `verify`."""
     layout = LAYOUT
     replay, clock = layout.make(rl.Memory.disk(root)), np.zeros(layout.envs, np.int64)
     for turn in range(turns):
@@ -40,7 +40,7 @@ def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
 
 
 def outcome(root: Path, lives: list[Any]) -> str:
-    """What becomes of a damaged folder; a row that is wrong is an AssertionError."""
+    """Load a damaged folder and return the outcome; a wrong row is an AssertionError."""
     try:
         replay = rl.load(root, rl.ReplayBuffer)
     except rl.CheckpointError as error:
@@ -75,7 +75,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
             else:
                 os.truncate(file, size + change)
             found = outcome(tmp_path / "damaged", lives)
-            # Of two commits one is enough, and that the memory was closed is in the newer: rows since are looked at.
+            # One of two commits is enough. Only the newer one records the close: without it, later rows are verified.
             may_be = {"CorruptCheckpoint", "exact"} if path.name.startswith("commit") else {"CorruptCheckpoint"}
             may_be |= {"NoCheckpoint", "IncompatibleCheckpoint"} if path.name == "FORMAT" else set()
             assert found in may_be, (path.name, change, found)
@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool, count:
     assert sum(outcomes.values()) == trials("DISK_BITS", count)
 
 
-def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: Path) -> None:
+def test_check_detects_every_flipped_bit_of_a_stored_row(tmp_path: Path) -> None:
     made(tmp_path / "whole")
     layout, rng = LAYOUT, random.Random(SEED)
     with rl.load(tmp_path / "whole", rl.ReplayBuffer) as replay:
@@ -119,7 +119,7 @@ def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: P
 
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "folder"])
-def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
+def test_folders_with_foreign_files_are_refused(tmp_path: Path, what: str) -> None:
     made(tmp_path / "memory")
     target = tmp_path / "memory" / "column0"
     shutil.move(target, tmp_path / "elsewhere")
@@ -156,7 +156,7 @@ def test_files_without_an_extension_are_not_swept(tmp_path: Path, beside: str, n
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_what_an_interrupted_creation_has_left_is_swept(tmp_path: Path) -> None:
+def test_remains_of_an_interrupted_creation_are_removed(tmp_path: Path) -> None:
     for name in ("LOCK", "column0", "ring.head", "sampler.numbers", "FORMAT.new"):
         (tmp_path / name).write_bytes(b"half")
     made(tmp_path)
@@ -183,7 +183,7 @@ def test_numbers_that_lead_out_of_the_memory_are_not_followed(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_a_folder_that_does_not_say_what_it_is_is_not_emptied(tmp_path: Path, damage: str) -> None:
+def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: str) -> None:
     made(tmp_path / "memory")
     if damage == "missing":
         (tmp_path / "memory" / "FORMAT").unlink()
@@ -253,7 +253,7 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os.close(writer)
         os.read(reader, 1)
         os._exit(0)
-    del replay  # as if killed: the lock goes with this process's file
+    del replay  # as after a kill: closing this process's file releases the lock
     try:
         rl.load(tmp_path / "memory", rl.ReplayBuffer).close()
     finally:
@@ -291,8 +291,8 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
     assert not (tmp_path / "memory").exists()
 
 
-def refuse_to_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk give a read error for a file."""
+def fail_reads_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make reads of a file fail."""
     whole = Files.open
 
     def fail(files: Files, wanted: str) -> int:
@@ -306,11 +306,11 @@ def refuse_to_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read error may pass: to go back to the commit before would give up what was acknowledged."""
+    """A read error may be temporary: falling back to the older commit would lose acknowledged rows."""
     lives = made(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
-        refuse_to_give(newest(tmp_path / "memory").name, patch)
+        fail_reads_of(newest(tmp_path / "memory").name, patch)
         with pytest.raises(rl.CorruptCheckpoint, match="^commit[01]: expected a file that can be read, got "):
             rl.load(tmp_path / "memory")
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
@@ -326,42 +326,43 @@ def test_rows_are_not_swept_because_the_disk_does_not_give_a_commit(
     others = [other for other in ("commit0", "commit1") if other != name]
     (tmp_path / "memory" / others[0]).unlink()
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
-    refuse_to_give(name, monkeypatch)
+    fail_reads_of(name, monkeypatch)
     with pytest.raises(rl.CorruptCheckpoint, match="expected "):
         LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
+
+
+def ten_steps(root: Path) -> tuple[rl.ReplayBuffer, Story, list[Life]]:
+    """Create disk memory with ten steps; return the buffer and the arguments of `verify`."""
+    clock, story = np.zeros(3, np.int64), Story(LAYOUT, [0])
+    replay = LAYOUT.make(rl.Memory.disk(root))
+    for turn in range(10):
+        write(replay, story, clock, turn)
+    return replay, story, [(0, clock, clock)]
 
 
 @pytest.mark.parametrize("operation", ["rename", "overwrite", "sync_folder", "sync_kept"])
 def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
     tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, clock = LAYOUT, np.zeros(3, np.int64)
-    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
-    for turn in range(10):
-        write(replay, Story(layout, [0]), clock, turn)
+    replay, story, lives = ten_steps(tmp_path / "memory")
     state = replay.state_dict()
     with monkeypatch.context() as patch:
 
         def fail(*_: Any) -> None:
-            patch.undo()  # the disk answers again
+            patch.undo()  # the disk works again
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         patch.setattr(Files, operation, fail)
         with pytest.raises((OSError, rl.CheckpointError)):
             replay.load_state_dict(state)
     replay.close()
-    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), Story(layout, [0]), [(0, clock, clock)])
+    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 
 
 @pytest.mark.parametrize("operation", ["sync_kept", "overwrite"])
-def test_a_disk_that_fails_at_a_commit_is_told_of(
-    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout, clock = LAYOUT, np.zeros(3, np.int64)
-    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
-    for turn in range(10):
-        write(replay, Story(layout, [0]), clock, turn)
+def test_a_disk_that_fails_at_a_commit_raises(tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, story, lives = ten_steps(tmp_path / "memory")
 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -370,6 +371,6 @@ def test_a_disk_that_fails_at_a_commit_is_told_of(
         patch.setattr(f"relive.storage.files.Files.{operation}", fail)
         with pytest.raises(rl.CheckpointError, match="Input/output error"):
             replay.commit()
-    verify(replay, Story(layout, [0]), [(0, clock, clock)])
+    verify(replay, story, lives)
     replay.close()
-    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), Story(layout, [0]), [(0, clock, clock)])
+    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)

@@ -1,4 +1,4 @@
-"""B3: a real small disk that somebody fills after disk memory was opened: adding and committing go on."""
+"""B3: a small disk fills up after disk memory was opened; `add` and `commit` keep working."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 2 << 20
 
 
 def made(root: Path, sampler: Any = None, **options: Any) -> rl.ReplayBuffer:
-    """A buffer with everything that a commit speaks of."""
+    """Return a buffer that uses everything that commits contain."""
     return rl.ReplayBuffer(
         60, {"x": 2, "image": rl.Field((16, 16), torch.uint8)}, 1, num_envs=N, sampler=sampler, seed=0,
         extra={"tag": rl.Field((), torch.int32)}, stats=rl.EpisodeStats(N, window=5, metrics=("tag",)),
@@ -35,7 +35,7 @@ def obs_at(t: int) -> dict[str, np.ndarray]:
 
 
 def step(replay: rl.ReplayBuffer, t: int) -> None:
-    """A step, part of it staged before; a draw, so that an epoch begins."""
+    """Stage and add a step; sample, to begin an epoch."""
     if not replay._input.staged:
         replay.stage(obs=obs_at(t))
     ends = np.array([t % 7 == 6, False, False])
@@ -51,7 +51,7 @@ def step(replay: rl.ReplayBuffer, t: int) -> None:
 
 
 def lasting(replay: rl.ReplayBuffer) -> Any:
-    """Everything that a buffer is, but for ids of an epoch, of which reopening drops those of rows that are gone."""
+    """Return the state of a buffer without epoch ids of dropped rows, which reopening removes."""
     config, values, arrays, rows = digest(replay)
     return config, values, {name: x for name, x in arrays.items() if name != "sampler.ids"}, rows
 
@@ -65,13 +65,13 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 
 def live_through_full_disk(sampler: str, tmp_path: Path) -> tuple[int, bool]:
-    """Add and commit while somebody takes every byte that is free; returns how many commits there were."""
+    """Add and commit on a full disk; return the number of commits."""
     commits = 0
     with small_disk(tmp_path / "disk", SIZE) as disk:
         replay = made(disk.root / "replay", SAMPLERS[sampler]())
         for t in range(48):
             disk.fill()
-            step(replay, t)  # which commits now and then
+            step(replay, t)  # `add` commits now and then
             if t % 4 == 3:
                 disk.fill()
                 replay.commit()
@@ -96,7 +96,7 @@ def live_through_full_disk(sampler: str, tmp_path: Path) -> tuple[int, bool]:
 
 @pytest.mark.promise("B3")
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_disk_that_fills_up_after_it_was_opened_stops_nobody(sampler: str, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_after_opening_stops_neither_adds_nor_commits(sampler: str, tmp_path: Path) -> None:
     commits, is_real = live_through_full_disk(sampler, tmp_path)
     disk = "a small file system" if is_real else "a pretended disk: nothing may be mounted here"
     tell(f"B3: {sampler}, {commits} commits and every add between them on {disk} that was full")
@@ -105,7 +105,7 @@ def test_a_disk_that_fills_up_after_it_was_opened_stops_nobody(sampler: str, tmp
 def test_without_room_for_its_commits_the_same_disk_stops_everybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary of the test above."""
+    """Canary of the test above."""
     monkeypatch.setattr(Files, "reserve", lambda *_: None)
     with pytest.raises(rl.CheckpointError, match="No space left on device"):
         live_through_full_disk("uniform", tmp_path)
@@ -132,7 +132,7 @@ def test_a_disk_without_room_for_commits_is_refused_when_the_buffer_is_made(tmp_
 
 
 class Growing(rl.Uniform):
-    """A sampler whose state takes as many bytes as it is told."""
+    """A sampler with a state of a given number of bytes."""
 
     nbytes = 0
 
@@ -141,7 +141,7 @@ class Growing(rl.Uniform):
 
 
 @pytest.mark.promise("B3")
-def test_a_state_beyond_what_was_reserved_is_a_typed_error_that_loses_nothing(tmp_path: Path) -> None:
+def test_a_state_beyond_the_reserved_space_is_a_typed_error_that_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
         replay = made(disk.root / "replay", Growing())
         sampler: Any = replay.sampler

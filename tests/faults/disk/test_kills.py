@@ -1,4 +1,4 @@
-"""A7: a process that adds to disk memory is killed; who reopens it finds every row exact, and all that were done."""
+"""A7: a process that adds to disk memory is killed; reopening finds every completed row, exactly."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.totals import SEED, tell, trials
 
 
 def killed_after(seconds: float, name: str, root: Path, counts: Path, begins: list[int]) -> None:
-    """Kill a writer some time after its first step; of 0 seconds: when it is seen in the middle of another one."""
+    """Kill a writer `seconds` after its first step; 0: when its journal shows that it is within a step."""
     np.zeros((3, LAYOUTS[name].envs), np.int64).tofile(counts)
-    process: Any = CONTEXT.Process(target=writer.write_for_ever, args=(name, root, counts, begins))
+    process: Any = CONTEXT.Process(target=writer.write_until_killed, args=(name, root, counts, begins))
     process.start()
-    told = np.memmap(counts, np.int64, "r", shape=(3, LAYOUTS[name].envs))
-    while not told[2, 0]:
+    progress = np.memmap(counts, np.int64, "r", shape=(3, LAYOUTS[name].envs))
+    while not progress[2, 0]:
         assert process.exitcode is None
         time.sleep(0.001)
     if seconds:
@@ -49,7 +49,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def kill_writers(path: Path, count: int, seed: int) -> None:
-    """Kill writers at random times, each of which goes on with the memory that the one before left."""
+    """Kill writers at random times; each continues in the memory of the killed one before."""
     rng, rows, torn = random.Random(seed), 0, 0
     lives: dict[str, list[Life]] = {name: [] for name in LAYOUTS}
     for trial in range(count):
@@ -69,7 +69,7 @@ def kill_writers(path: Path, count: int, seed: int) -> None:
         verify(replay, Story(layout, begins), lives[name])
         if len(replay):
             replay.sample(8 if len(replay) >= 8 else 1)
-        if trial % 5 == 0:  # reopened twice is the same as once
+        if trial % 5 == 0:  # reopening twice equals reopening once
             first = rl.load(again)
             found = digest(first)
             del first
@@ -104,8 +104,8 @@ def test_a_kill_while_memory_is_made_leaves_none(tmp_path: Path) -> None:
     assert outcomes[False]
 
 
-def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
-    """Most kills fall between two steps: where the last one went on from the one before, say that it was not done."""
+def mark_last_steps_unfinished(root: Path, envs: int) -> int:
+    """Mark the last step of each environment as unfinished in the journal: most kills hit between two steps."""
     head, journal = (np.memmap(root / f"ring.{part}", np.int64, "r+") for part in ("head", "journal"))
     kind, first = (np.memmap(root / f"ring.{part}", np.uint8, "r").reshape(-1, envs) for part in ("kind", "first"))
     is_open = np.memmap(root / "ring.open", np.uint8, "r")
@@ -121,14 +121,12 @@ def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
 @pytest.mark.thorough
 @pytest.mark.parametrize("boot", [None, "another"], ids=["kill", "power loss"])
 @pytest.mark.parametrize("name", select("stacked", of=["several environments", "stacked", "next step"]))
-def test_a_kill_while_memory_is_mended_changes_nothing(
-    name: str, boot: str | None, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_kill_during_recovery_changes_nothing(name: str, boot: str | None, tmp_path: Path, monkeypatch: Any) -> None:
     layout = LAYOUTS[name]
-    for attempt in range(10):  # a kill may fall where no environment is inside an episode
+    for attempt in range(10):  # a kill may hit when no environment is within an episode
         root, counts = tmp_path / f"memory{attempt}", tmp_path / f"counts{attempt}"
         killed_after(0.15, name, root, counts, [0])
-        if say_that_steps_were_cut_off(root, layout.envs):
+        if mark_last_steps_unfinished(root, layout.envs):
             break
     else:
         pytest.fail("ten kills, and no step to cut off")

@@ -1,4 +1,4 @@
-"""A buffer of more bytes than the process may have in memory, page cache included, is filled and sampled."""
+"""A disk buffer larger than the process's memory limit, page cache included, is filled and sampled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT, WIDTH, ROWS = 64 << 20, 1 << 15, 8192
 
 
 def fill_and_sample(root: Path, told: Path) -> None:
-    """Twice around, in blocks; then every row that is drawn is what was written."""
+    """Fill the ring twice in blocks, then verify every sampled row."""
     try:
         with (
             limited(LIMIT) as group,

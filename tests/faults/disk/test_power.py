@@ -1,4 +1,4 @@
-"""The machine stops: of what was not synchronised some pages are on the disk, some are not, and some are torn."""
+"""A power failure: unsynchronised pages are on the disk, missing, or torn."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PAGE, SECTOR = 4096, 512
 
 
 class Stopped(Exception):
-    """The power is gone."""
+    """Raised when the power fails."""
 
 
 class Machine:
-    """Files that know what is on the disk for certain, and that stop at an operation."""
+    """Records the synchronised contents of every file, and stops at an operation."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, synchronises: bool = True) -> None:
         self.synced: dict[Path, bytes] = {}
-        """What each file was when it was synchronised last."""
+        """Contents of each file at its last synchronisation."""
         self.left = -1
-        """Operations before the power fails; negative: it does not."""
+        """Operations before the power fails; negative for never."""
         paths: dict[int, Path] = {}
         machine = self
 
@@ -71,7 +71,7 @@ class Machine:
             raise Stopped
 
     def after(self, root: Path, target: Path, rng: random.Random) -> None:
-        """A folder as the disk may have it when the power fails now."""
+        """Write a possible state of a folder after a power failure."""
         chance = rng.choice((0.0, 1.0, rng.random()))
         target.mkdir()
         for path in root.iterdir():
@@ -93,12 +93,12 @@ def _pages(old: bytes, new: bytes, chance: float, rng: random.Random) -> Iterato
 
 
 def number_of(replay: Any) -> int:
-    """The last commit that is done."""
+    """Return the number of the last completed commit."""
     return replay._allocator._number
 
 
 def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, states: int) -> tuple[int, int]:
-    """Write, lose the power at some moment, reopen; returns how many rows were written and how many are left."""
+    """Write, fail the power at some moment, reopen; return the numbers of rows written and rows found."""
     layout = LAYOUTS[name]
     layout = Layout(**{**vars(layout), "width": min(layout.width, 1 << 12)})
     root = path / "memory"
@@ -112,7 +112,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
         for turn in range(rng.randrange(2, 90)):
             before = clock.copy()
             write(replay, story, clock, turn)
-            committed.setdefault(number_of(replay), before)  # a commit comes before what it makes room for
+            committed.setdefault(number_of(replay), before)  # a commit precedes the writes that it makes room for
             if rng.random() < 0.1:
                 replay.commit()
                 committed[number_of(replay)] = clock.copy()
@@ -141,14 +141,14 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
 def check_after_power_loss(
     replay: rl.ReplayBuffer, story: Story, committed: np.ndarray, begun: np.ndarray, reach: int
 ) -> None:
-    """Rows are exact; of those that were committed, none but the oldest is missing, and no more than `reach`."""
+    """Assert exact rows; of the committed ones, at most the oldest `reach` may be missing."""
     layout, ids = story.layout, replay.ids()
     steps = (replay[ids]["action"] // layout.envs).numpy() if len(ids) else np.zeros(0, np.int64)
     oldest, due = committed.copy(), committed.copy()
     for e in range(layout.envs):
         held = steps[ids.numpy() % layout.envs == e]
         oldest[e] = min(held, default=committed[e])
-        # Rows are ends of episodes too, and resets.
+        # Ends of episodes and resets are rows too.
         full = int(0.75 * min(committed[e], layout.rows)) - reach - 2 * MAX_ROWS_PER_STEP - layout.frames
         assert sum(held < committed[e]) >= full, f"environment {e}: {held} of {committed[e]} steps, {reach} at risk"
         due[e] = max(oldest[e], committed[e])
@@ -158,7 +158,7 @@ def check_after_power_loss(
 
 @pytest.fixture
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every reopening is in a later run of the machine."""
+    """Make every reopening look like one after a reboot."""
     count = iter(range(1 << 30))
     monkeypatch.setattr("relive.storage.commits.boot", lambda: f"boot{next(count)}")
 
@@ -176,15 +176,11 @@ def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, st
 @pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
 @pytest.mark.parametrize("count", select(len(LAYOUTS), of=[len(LAYOUTS), 28]))
-def test_after_a_loss_of_power_what_was_committed_is_there(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_rows_survive_a_power_failure(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", count), 2)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("other_boot")
-def test_after_many_losses_of_power_what_was_committed_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_rows_survive_many_power_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power_often(tmp_path, monkeypatch, trials("A7_POWER_LONG", 1_000), 4)

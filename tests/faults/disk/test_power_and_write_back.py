@@ -1,4 +1,4 @@
-"""The machine stops after rows on disk were written back: a row is as it was, as it became, or is not drawn again."""
+"""A power failure after rows on disk were rewritten: a row is old, new, or never sampled again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FALSE = np.zeros(ENVS, bool)
 
 
 class Traffic:
-    """Steps and write-backs, and every value that a row ever had."""
+    """Adds and rewrites rows, and records every value that a row ever had."""
 
     def __init__(self, root: Path, rng: random.Random) -> None:
         extra = {"wide": rl.Mutable(rl.Field(WIDTH, torch.int64)), "mark": rl.Mutable(rl.Field((), torch.int64))}
@@ -30,7 +30,7 @@ class Traffic:
         self.rng, self.clock = rng, 0
         self.values: dict[int, set[int]] = {}
         self.since: set[int] = set()
-        """Rows that were written back since the last commit."""
+        """Rows rewritten since the last commit."""
 
     def step(self) -> None:
         number = self.clock * ENVS + np.arange(ENVS)
@@ -55,13 +55,13 @@ class Traffic:
 
 
 def verify(replay: rl.ReplayBuffer, traffic: Traffic) -> int:
-    """Every row that is drawn is exact; returns how many rows in the middle are withheld."""
+    """Assert exact rows; return the number of excluded rows between others."""
     replay.check()
     rows = replay[replay.ids()]
     ids = rows["index"].tolist()
     assert rows["obs"][:, 0].tolist() == ids
     assert rows["next_obs"][:, 0].tolist() == [row + ENVS for row in ids]
-    assert bool((rows["wide"] == rows["mark"].unsqueeze(1)).all()), "half of a row"
+    assert bool((rows["wide"] == rows["mark"].unsqueeze(1)).all()), "a torn row"
     for row, mark in zip(ids, rows["mark"].tolist(), strict=True):
         assert mark in traffic.values[row], f"row {row} never was {mark}"
     withheld = 0
@@ -99,7 +99,7 @@ def lose_power(path: Path, machine: Machine, rng: random.Random) -> tuple[int, i
 
 @pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
-def test_a_loss_of_power_leaves_no_half_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_failure_leaves_no_torn_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, rng, withheld, left = trials("WRITE_BACK_POWER", 10), random.Random(SEED), 0, 0
     for _ in range(count):
         more = lose_power(tmp_path, Machine(monkeypatch), rng)
@@ -114,7 +114,7 @@ def test_a_loss_of_power_leaves_no_half_of_a_row(tmp_path: Path, monkeypatch: py
 @pytest.mark.thorough
 @pytest.mark.usefixtures("other_boot")
 def test_rows_that_are_not_compared_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Canary: without the checksums of mutable fields, half of a row is served."""
+    """Canary: without checksums of mutable fields, torn rows are returned."""
     machine, rng = Machine(monkeypatch), random.Random(SEED)
     monkeypatch.setattr(NativeBackend, "torn_rows", lambda store: torch.zeros_like(store.rows.ring.first))
     for trial in range(40):
@@ -122,7 +122,7 @@ def test_rows_that_are_not_compared_are_noticed(tmp_path: Path, monkeypatch: pyt
         try:
             lose_power(tmp_path / str(trial), machine, rng)
         except AssertionError as error:
-            if "half of a row" in str(error) or "never was" in str(error):
+            if "a torn row" in str(error) or "never was" in str(error):
                 return
             raise
     pytest.fail("nothing was noticed")

@@ -1,4 +1,4 @@
-"""Steps whose every byte can be told, for buffers of several layouts; and what a buffer must hold after a fault."""
+"""Predictable steps for buffers of several layouts, and the rows that a buffer must hold after a fault."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.faults.traffic import observation
 
 @dataclass(frozen=True)
 class Layout:
-    """A kind of buffer and of traffic. Step t of environment e has the action t·envs + e."""
+    """A kind of buffer and its traffic. Step t of environment e has the action t·envs + e."""
 
     envs: int
     rows: int
-    """Of an environment."""
+    """Rows per environment."""
     width: int = 64
     block: int = 1
-    """Steps at once."""
+    """Steps per call; more than one uses `extend`."""
     subsets: bool = False
-    """Now and then only some environments step."""
+    """Whether sometimes only a part of the environments steps."""
     options: dict[str, Any] = field(default_factory=dict)
     frames: int = 1
 
@@ -68,27 +68,27 @@ LAYOUTS = {
 
 
 class Story:
-    """What happens in each environment: episodes end now and then, and a process begins new ones."""
+    """Expected events of each environment: episodes end at known steps, and every process begins new ones."""
 
     def __init__(self, layout: Layout, begins: list[int]) -> None:
         self.layout, self.begins = layout, begins
-        """The first step of each process."""
+        """First step of each process."""
 
     def ends(self, t: int, e: int) -> bool:
         return (7 * t + 3 * e) % 11 == 10 and not self.is_reset(t, e)
 
     def is_reset(self, t: int, e: int) -> bool:
-        """The step only resets (NEXT_STEP), after an end that the same process has seen."""
+        """Whether step t is a reset row (NEXT_STEP), after an end in the same process."""
         return self.layout.next_step and t not in self.begins and (7 * (t - 1) + 3 * e) % 11 == 10
 
     def start(self, t: int, e: int) -> int:
-        """The first step of the episode that step t is in."""
+        """Return the first step of the episode of step t."""
         while t not in self.begins and t > 0 and not self.ends(t - 1, e) and not self.is_reset(t - 1, e):
             t -= 1
         return t
 
     def frame(self, t: int, e: int, *, final: bool = False) -> np.ndarray:
-        """The observation before step t, or the one that step t ended its episode with."""
+        """Return the observation before step t, or the final observation of the episode that step t ended."""
         return observation(2 * (t * self.layout.envs + e) + final, self.layout.width)
 
     def _stack(self, frames: list[np.ndarray]) -> np.ndarray:
@@ -109,7 +109,7 @@ class Story:
         return self._stack([*(self.frame(s, e) for s in range(first, t + 1)), last])
 
     def steps(self, ts: list[int], envs: list[int]) -> dict[str, np.ndarray]:
-        """A block [T, K] of steps from ts[k] on, of each of some environments."""
+        """Return a block [T, K] of steps that starts at step ts[k] of the k-th environment."""
         at = [[(t + i, e) for t, e in zip(ts, envs, strict=True)] for i in range(self.layout.block)]
 
         def each(fn: Callable[[int, int], Any], dtype: Any) -> np.ndarray:
@@ -128,7 +128,7 @@ class Story:
 
 
 def write(replay: rl.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, begun: np.ndarray | None = None) -> None:
-    """Add a step (or a block) of all environments or some, count it in `clock` [envs], and use the sampler."""
+    """Add a step or block of all or some environments, advance `clock` [envs], and use the sampler."""
     layout = story.layout
     envs = list(range(layout.envs))
     if layout.subsets and turn % 3 == 2:
@@ -149,7 +149,7 @@ def write(replay: rl.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, b
 
 
 Life = tuple[int, np.ndarray, np.ndarray]
-"""Of a process: its first step, and the steps [envs] that it was to do next, and had begun with at most."""
+"""The first step of a process, and per environment [envs] the next step to do and the last step begun."""
 
 
 def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.ndarray | None = None) -> None:
@@ -178,7 +178,7 @@ def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.
         held = set(steps)
         missing = [t for t in done if t not in held and (not steps or t > steps[0])]
         assert not missing, f"environment {e}: without the steps {missing}, of {steps}"
-        # An episode's end takes a row, and so does what a fault has cut; the oldest rows may be lost with a step.
+        # Ends of episodes and cuts by a fault take a row each; an undone step may cost the oldest rows.
         if oldest is not None:
             continue
         full = min(len(done), int(0.75 * layout.rows) - 2 * MAX_ROWS_PER_STEP - layout.frames - 2 * layout.block)
@@ -190,11 +190,11 @@ def _single(story: Story, t: int, e: int) -> dict[str, np.ndarray]:
     return one.steps([t], [e])
 
 
-# What runs in a process that is killed
+# Functions for processes that are killed
 
 
-def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> None:
-    """Reopen the memory and add to it; `counts` [2, envs] says which steps were begun and which are done."""
+def write_until_killed(name: str, root: Path, counts: Path, begins: list[int]) -> None:
+    """Reopen the memory and add until killed; `counts` [2, envs] holds the steps begun and done."""
     layout = LAYOUTS[name]
     replay = layout.make(rl.Memory.disk(root))
     replay.cut()
@@ -208,7 +208,7 @@ def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> No
 
 
 def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
-    """Reopen the memory and be killed at a line of what mends it."""
+    """Reopen the memory and die at a line of the recovery code."""
     if boot is not None:
         from relive.storage import commits  # noqa: PLC0415
 

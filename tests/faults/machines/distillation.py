@@ -1,4 +1,4 @@
-"""A distillation buffer beside a list of dicts."""
+"""Compares a distillation buffer with a list of dicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model:
 
 
 class DistillationMachine(Machine):
-    """Rows, rounds, draws, epochs."""
+    """Adds rows and rounds, samples, and runs epochs."""
 
     model: Model
 
@@ -41,7 +41,7 @@ class DistillationMachine(Machine):
 
     @property
     def stored(self) -> range:
-        """The ids that are there."""
+        """Ids of the stored rows."""
         count = len(self.model.rows)
         return range(max(self.model.floor, count - self.capacity), count)
 

@@ -1,4 +1,4 @@
-"""What every kind of buffer lives through beside its model: saves, loads, failing disks, wrong calls."""
+"""Rules for every kind of buffer and its model: saves, loads, failing disks, wrong calls."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, rl.PriorityErr
 
 
 class Machine(RuleBasedStateMachine):
-    """A buffer and its model, told the same.
+    """A buffer and its model, which receive the same calls.
 
     A machine of one kind sets `buffer` and `model` (which is copied with each save), compares them in `compare`, and
     names calls that must be refused in `wrong_calls`.
     """
 
     ran: ClassVar[Counter[str]] = Counter()
-    """How often each thing was done, over all histories."""
+    """Number of calls of each rule, over all histories."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,16 +48,16 @@ class Machine(RuleBasedStateMachine):
         self.model: Any = None
         self.serial = 0
         self.saved: dict[int, tuple[Any, Any]] = {}
-        """What each checkpoint must be: the model, and everything that the buffer was."""
+        """Expected contents of each checkpoint: the model and the digest of the buffer."""
         self.lineages: dict[int, str] = {}
-        """The lineage that each checkpoint's manifest names."""
+        """Lineage in each checkpoint's manifest."""
         self.base = 0
-        """The checkpoint that the buffer was saved to or loaded from last."""
+        """Checkpoint of the last save or load."""
         self._open = ExitStack()
         self.root = Path(self._open.enter_context(TemporaryDirectory())) / "root"
 
     def begin(self, *, native: bool) -> None:
-        """Before the buffer is made: on which kernels it runs."""
+        """Choose the kernels before the buffer is made."""
         self._open.enter_context(nullcontext() if native else kernels.force_torch())
 
     @property
@@ -71,20 +71,20 @@ class Machine(RuleBasedStateMachine):
         return "cpu"
 
     def fresh(self) -> int:
-        """A number that was never given out: whatever carries it is recognised."""
+        """Return a new number, to recognise the value that carries it."""
         self.serial += 1
         return self.serial
 
     def count(self, what: str) -> None:
-        """Note that something was done."""
+        """Count a call of a rule."""
         self.ran[what] += 1
 
     def compare(self) -> None:
-        """Raise unless the buffer is what the model is."""
+        """Assert that the buffer equals the model."""
         raise NotImplementedError
 
     def wrong_calls(self) -> list[WrongCall]:
-        """Calls that must be refused as things are."""
+        """Calls that the buffer must refuse in its current state."""
         raise NotImplementedError
 
     @precondition(lambda self: self.buffer is not None)
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
     def save(self, keep: int) -> None:
         with another_lineage():
             number = self.buffer.save(self.root, keep=keep)
-        self._join(number)
+        self._check_lineage(number)
         others = {n for n in self.saved if self.lineages[n] != self.lineages[number]}
         own = sorted({*self.saved, number} - others)[-keep:]
         assert sorted([*others, *own]) == self._numbers()
@@ -128,15 +128,15 @@ class Machine(RuleBasedStateMachine):
         except rl.CheckpointError:
             there = self._numbers()
             assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
-            number = next((n for n in there if n not in self.saved), None)  # it failed when all was there already
+            number = next((n for n in there if n not in self.saved), None)  # it failed after everything was written
             self.count("save that failed")
         assert equal(contents(self.buffer), then)
         if number is not None:
-            self._join(number, may_start=True)
+            self._check_lineage(number, may_start=True)
             self._remember(number)
 
     @rule(data=st.data())
-    def call_it_wrongly(self, data: st.DataObject) -> None:
+    def make_wrong_call(self, data: st.DataObject) -> None:
         calls = self.wrong_calls()
         call = calls[data.draw(st.integers(0, len(calls) - 1), "call")]
         then = digest(self.buffer)
@@ -145,10 +145,10 @@ class Machine(RuleBasedStateMachine):
         assert digest(self.buffer) == then
         self.count("wrong call")
 
-    def _join(self, number: int, *, may_start: bool = False) -> None:
-        """A checkpoint has the lineage of the one that its buffer was last, unless that was continued since.
+    def _check_lineage(self, number: int, *, may_start: bool = False) -> None:
+        """Assert the lineage of a new checkpoint: that of the buffer's last one, or a new one if that was continued.
 
-        A disk that did not give a manifest may have hidden that it was: then it `may_start` another lineage.
+        A failing disk may hide a continuation; then the save `may_start` a new lineage.
         """
         lineage = Archive(self.root).manifest(number).lineage
         expected = self.lineages.get(self.base)
@@ -172,12 +172,12 @@ class Machine(RuleBasedStateMachine):
 
 @contextmanager
 def another_lineage() -> Iterator[None]:
-    """A buffer that was loaded from an older checkpoint is another one, and says so."""
+    """Allow the warning that a buffer loaded from an older checkpoint starts a new lineage."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "save to .*: checkpoints of another buffer are there")
         yield
 
 
 def assert_leaf(found: torch.Tensor, expected: list[Any]) -> None:
-    """A tensor holds just these numbers, whatever their order of axes costs."""
+    """Assert that a tensor equals nested lists of numbers."""
     np.testing.assert_array_equal(found.numpy(), np.asarray(expected, found.numpy().dtype).reshape(found.shape))

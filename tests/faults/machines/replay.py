@@ -1,4 +1,4 @@
-"""A replay buffer beside lists of dicts."""
+"""Compares a replay buffer with lists of dicts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ JUMPS = st.sampled_from([False] * 5 + [True])
 
 @dataclass
 class Model:
-    """What must be in the buffer, and what the environments are about to give it."""
+    """Expected contents of the buffer, and the next observations of the environments."""
 
     columns: list[Column]
     now: list[Any]
-    """Each environment's observation: a number, or the numbers of its frames."""
+    """Current observation of each environment: a number, or the numbers of its frames."""
     staged: dict[str, list[int]] = field(default_factory=dict)
     epoch: set[int] = field(default_factory=set)
-    """The rows that are still to come before any comes again."""
+    """Rows left in the current epoch."""
     priority: dict[int, float] = field(default_factory=dict)
     largest: float = 1.0
 
     @property
     def alive(self) -> dict[int, dict[str, Any]]:
-        """The transitions that may be drawn, by id."""
+        """Sampleable transitions by id."""
         n = len(self.columns)
         return {row * n + env: step for env, column in enumerate(self.columns) for row, step in column.alive.items()}
 
@@ -51,7 +51,7 @@ class Model:
 
 
 class ReplayMachine(Machine):
-    """Every way to write, read, cut and forget, on one layout and with one sampler."""
+    """Writes, reads, cuts and clears a buffer of one layout with one sampler."""
 
     layout: ClassVar[str] = "shared"
     sampler: ClassVar[Any] = rl.Uniform()
@@ -98,7 +98,7 @@ class ReplayMachine(Machine):
         return (*obs[1:], self.fresh()) if self.layout == "stacked" else self.fresh()
 
     def step(self, env: int, end: str, jumps: bool) -> dict[str, Any]:
-        """What one environment does next, and what the model makes of it."""
+        """Step one environment and its model."""
         model, resets = self.model, self.model.columns[env].resetting
         if jumps and not resets:
             model.now[env] = self.start()
@@ -118,7 +118,7 @@ class ReplayMachine(Machine):
         return step
 
     def arrays(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
-        """Steps of several environments as `add` takes them."""
+        """Convert the steps of several environments to arguments of `add`."""
         dtypes = {"terminated": bool, "truncated": bool, "tag": np.int64}
         names = [name for name in steps[0] if name not in self.model.staged]
         found: dict[str, Any] = {
@@ -134,7 +134,7 @@ class ReplayMachine(Machine):
         return {"x": np.stack([values, -values], 1), "y": np.array(numbers, np.int32)}
 
     def chosen(self, data: st.DataObject) -> list[int] | None:
-        """Some environments, or None for all."""
+        """Draw some environments, or None for all."""
         if self.envs is None or self.model.staged or data.draw(st.booleans(), "all"):
             return None
         envs = st.lists(st.integers(0, self.envs - 1), min_size=1, unique=True)

@@ -1,4 +1,4 @@
-"""A rollout buffer beside a list of dicts."""
+"""Compares a rollout buffer with a list of dicts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ GAMMA, LAM = 0.75, 0.5
 
 @dataclass
 class Model:
-    """The stored steps, each a dict of a list over environments; and what is known beside them."""
+    """Stored steps, each a dict of lists over environments, with resets, final observations and values."""
 
     now: list[int]
     resetting: list[bool]
-    """Which environments only reset in the coming row."""
+    """Environments whose next row is a reset."""
     steps: list[dict[str, list[Any]]] = field(default_factory=list)
     finals: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The observations that truncated steps led to, by step and environment."""
+    """Final observations of truncated steps, by step and environment."""
     valued: bool = False
-    """The first step gave a value, and so does every other."""
+    """Whether steps have a value: all or none."""
     staged: dict[str, list[int]] = field(default_factory=dict)
     attached: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ class Model:
 
 
 class RolloutMachine(Machine):
-    """Steps, final observations, advantages, minibatches, sequences."""
+    """Adds steps and final observations, computes advantages, and reads minibatches and sequences."""
 
     model: Model
 
@@ -73,7 +73,7 @@ class RolloutMachine(Machine):
         return array if self.envs is not None else array[0]
 
     def step(self, ends: list[str], valued: bool) -> tuple[dict[str, list[Any]], list[int]]:
-        """What the environments do next, and where it leads."""
+        """Step the environments."""
         model, n = self.model, self.n
         resets = model.resetting if self.mode == "NEXT_STEP" else [False] * n
         step = {
@@ -202,7 +202,7 @@ class RolloutMachine(Machine):
 
     @property
     def valid(self) -> list[int]:
-        """The rows t·N + n that are transitions."""
+        """Rows t·N + n that are transitions."""
         return [
             t * self.n + env for t, step in enumerate(self.model.steps) for env in range(self.n) if step["mask"][env]
         ]
@@ -235,7 +235,7 @@ class RolloutMachine(Machine):
         self.count("sequences")
 
     def _check(self, batch: Any, rows: list[int]) -> None:
-        """A batch is these rows."""
+        """Assert that a batch has the given rows."""
         steps = [(self.model.steps[row // self.n], row // self.n, row % self.n) for row in rows]
         assert ("value" in batch.keys()) == ("value" in self.buffer) == self.model.valued
         given = ("value",) if self.model.valued else ()
