@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.compat.rl_buffer.stats_tracker import on_host
 from relive.compat.step_rows import fit
 from relive.compat.views import is_tree
 from relive.schema.checks import positive, same_keys
@@ -31,23 +31,30 @@ class ResetStrategy(Enum):
 
 
 class Sized:
-    """Sizes in time steps and in transitions, where the tensors are, and what happens when there is no room."""
+    """Sizes in time steps and in transitions, devices, statistics and the reset strategy of a buffer."""
 
     current_size: Any
-    """How many time steps are stored."""
+    """Number of stored time steps."""
 
     def __init__(
         self,
         buffer_size: int,
         num_envs: int,
-        device: torch.device,
-        store_device: torch.device | None,
-        reset_strategy: ResetStrategy,
+        stats_tracker: Any,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
     ) -> None:
         self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
         self.device = torch.device(device)
         self.store_device = self.device if store_device is None else torch.device(store_device)
         self.reset_strategy = reset_strategy
+        self._stats_tracker = stats_tracker
+
+    @property
+    def stats_tracker(self) -> Any:
+        """Statistics of the steps that this process adds; None in a worker without a tracker."""
+        return self._stats_tracker
 
     @property
     def capacity(self) -> int:
@@ -75,30 +82,12 @@ class BaseBuffer(Sized):
     A buffer of your own keeps its tensors itself and writes them in `add_context`.
     """
 
-    _pos: Any
-    """How many time steps are stored, or where the next one goes in a ring that is full."""
-    _full: Any
-
-    def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        stats_tracker: StatsTracker,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
-    ) -> None:
-        super().__init__(buffer_size, num_envs, device, store_device, reset_strategy)
-        self._stats_tracker = stats_tracker
-        self._forget()
+    _pos: Any = 0
+    """Number of stored time steps; in a full ring, the position after the newest one."""
+    _full: Any = False
 
     def _forget(self) -> None:
         self._pos, self._full = 0, False
-
-    @property
-    def stats_tracker(self) -> StatsTracker:
-        """The statistics of every step."""
-        return self._stats_tracker
 
     @property
     def current_size(self) -> int:

@@ -78,7 +78,7 @@ class Transitions:
     def _are_exchanged(self, next_obs: Any, truncated: Any) -> bool:
         """Whether `next_obs` are flags: by their shape, or by their dtype where an observation is one number."""
         if self._flag is not None:
-            return not is_tree(next_obs) and np.shape(next_obs) == self._flag
+            return np.shape(next_obs) == self._flag and not is_tree(next_obs)
         return _are_bools(next_obs) and not _are_bools(truncated) and self.memory["obs"].dtype is not torch.bool
 
     def sample(self, batch_size: int, device: torch.device, names: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _are_bools(value: Any) -> bool:
 
 def _refuse_shared(obs: Any, next_obs: Any) -> None:
     """Raise if an observation and its next one share memory: the environment has overwritten the first."""
-    if is_tree(obs):
+    if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
     elif abs(obs.data_ptr() - next_obs.data_ptr()) < obs.nbytes and overlaps(obs, next_obs):
@@ -164,18 +164,20 @@ class TransitionBuffer(Sized):
         names `truncated` may also come before `next_obs`: their shapes tell, or the dtypes where an observation is one
         number.
         """
-        is_full, tracker = self._is_full, self._stats_tracker
-        refuse_full(is_full, self.reset_strategy)
-        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
-        if tracker is not None:  # which may refuse the metrics, before anything is changed
-            ended = on_host(step[3])
-            if getattr(tracker, "truncated_ends", False) is True:
-                ended = ended | on_host(step[4])
-            track(tracker, ended, step[2], infos, done_reasons)
-        if is_full and self.reset_strategy is ResetStrategy.AUTO:
-            self.reset()
-        self.core.add(*step)
-        self._count_step()
+        core, tracker = self.core, self._stats_tracker
+        with core._lock:  # another process or thread may add, too: the check and the write are one change
+            is_full = self._is_full
+            refuse_full(is_full, self.reset_strategy)
+            step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
+            if tracker is not None:  # first, since it may refuse the metrics
+                ended = on_host(step[3])
+                if getattr(tracker, "truncated_ends", False) is True:
+                    ended = ended | on_host(step[4])
+                track(tracker, ended, step[2], infos, done_reasons)
+            if is_full and self.reset_strategy is ResetStrategy.AUTO:
+                self.reset()
+            core.add(*step)
+            self._count_step()
 
     def _count_step(self) -> None:
         """Count a stored step, where the core does not."""
@@ -191,10 +193,12 @@ class TransitionBuffer(Sized):
 class StoredTransitions(TransitionBuffer, BaseBuffer):
     """A buffer of transitions of one process, which counts its steps."""
 
+    _at = 0
+    _is_full = False
+
     def _forget(self) -> None:
         self._at, self._is_full = 0, False
-        if hasattr(self, "_transitions"):
-            self.core.clear()
+        self.core.clear()
 
     @property
     def _pos(self) -> int:
