@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.compat.pickling import restores
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
@@ -246,6 +247,7 @@ class StepRows:
         return _unpickle, (settings, self.tensors, self._step, self._staged, self.scores)
 
 
+@restores
 def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
     rows = StepRows(*settings)
     rows._fill(*content)

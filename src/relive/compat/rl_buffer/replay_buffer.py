@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.compat.pickling import restores
 from relive.compat.rl_buffer.base_buffer import (
     CPU,
     BaseBuffer,
@@ -92,6 +93,7 @@ class Transitions:
     def __getstate__(self) -> dict[str, Any]:
         return {"make": self._make, "obs_shape": self._obs_shape, "contents": packed_state(self.core)}
 
+    @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["make"], state["obs_shape"])
         load_packed_state(self.core, state["contents"])

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     Arrays,
@@ -169,6 +170,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAYS}
         return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state.pop("_arrays")
         vars(self).update(state)

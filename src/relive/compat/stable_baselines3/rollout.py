@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     ExchangedArrays,
@@ -123,6 +124,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_core"}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state["_arrays"]
         vars(self).update(state)

@@ -14,6 +14,7 @@ import relive as rl
 from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.rows import Memory, columns, original, to_batch
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
@@ -201,6 +202,7 @@ class ReplayBuffer(_Plain):
         core = None if self.core is None else packed_state(self.core)
         return {**vars(self), "core": core, "_rows": None}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if state["core"] is not None:

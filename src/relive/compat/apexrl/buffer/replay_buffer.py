@@ -22,6 +22,7 @@ from relive.compat.apexrl.buffer.specs import (
     zeros_and_ones,
 )
 from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
@@ -266,6 +267,7 @@ class ReplayBuffer:
         kept = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
         return {**kept, "_contents": None if self._core is None else packed_state(self._core)}
 
+    @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         contents = vars(self).pop("_contents")

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import memory_views
@@ -267,6 +268,7 @@ class RolloutStorage(Stepped):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("memory", "_no_state")}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._show_memory()

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.embodichain.learning.rl.buffer.utils import transition_view
+from relive.compat.pickling import restores
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.fields import Field
@@ -176,6 +177,7 @@ class RolloutBuffer:
         kept = {name: value for name, value in vars(self).items() if name not in _MADE}
         return {**kept, "rollout": dict(self._rollout.items())}
 
+    @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
         kept = dict(state)
