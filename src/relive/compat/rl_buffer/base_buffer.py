@@ -1,4 +1,4 @@
-"""The common part of rl-buffer's buffers: sizes in time steps, statistics, full buffers, and values of a step."""
+"""Base classes of rl-buffer's buffers, the strategies for a full buffer, and the conversion of a step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TENSOR: Any = torch.Tensor
 
 
 class ResetStrategy(Enum):
-    """The way that `add` treats a full buffer."""
+    """The behaviour of `add` when the buffer is full."""
 
     ERROR = "error"
     """Raise a RuntimeError."""
     RECURRENT = "recurrent"
-    """Let the newest step replace the oldest one."""
+    """Overwrite the oldest step."""
     AUTO = "auto"
-    """Forget everything and start again."""
+    """Remove all steps and start again."""
 
 
 class Sized:
@@ -58,28 +58,28 @@ class Sized:
 
     @property
     def capacity(self) -> int:
-        """How many time steps fit."""
+        """Capacity in time steps."""
         return self._buffer_size
 
     @property
     def total_capacity(self) -> int:
-        """How many transitions fit."""
+        """Capacity in transitions."""
         return self._buffer_size * self.num_envs
 
     @property
     def total_current_size(self) -> int:
-        """How many transitions are stored."""
+        """Number of stored transitions."""
         return self.current_size * self.num_envs
 
     def __len__(self) -> int:
-        """How many time steps are stored."""
+        """Number of stored time steps."""
         return self.current_size
 
 
 class BaseBuffer(Sized):
     """A buffer with sizes in time steps, statistics, and a strategy for when it is full.
 
-    A buffer of your own keeps its tensors itself and writes them in `add_context`.
+    A subclass of yours allocates its own tensors and writes them in `add_context`.
     """
 
     _pos: Any = 0
@@ -91,16 +91,16 @@ class BaseBuffer(Sized):
 
     @property
     def current_size(self) -> int:
-        """How many time steps are stored."""
+        """Number of stored time steps."""
         return self._buffer_size if self._full else self._pos
 
     @property
     def full(self) -> bool:
-        """Whether the coming step meets the reset strategy."""
+        """Whether the buffer is full: the next step triggers the reset strategy."""
         return self._full
 
     def reset(self, reset_stats: bool = False) -> None:
-        """Forget every step, and the statistics too if asked to."""
+        """Remove every step; `reset_stats` also resets the statistics."""
         self._forget()
         if reset_stats:
             self.stats_tracker.reset()
@@ -113,9 +113,9 @@ class BaseBuffer(Sized):
         infos: Mapping[str, Any] | None = None,
         done_reasons: Sequence[str | None] | None = None,
     ) -> Iterator[int]:
-        """The position for one step of a buffer that keeps its tensors itself; a step that raises is not counted.
+        """Yield the position for one step, for a subclass with its own tensors; a step that raises is not counted.
 
-        `RECURRENT` goes round: the position after the last one is 0, then 1.
+        With `RECURRENT` position 0 follows the last position.
         """
         refuse_full(self.full, self.reset_strategy)
         if self.full and self.reset_strategy is ResetStrategy.AUTO:
@@ -127,7 +127,7 @@ class BaseBuffer(Sized):
 
 
 def refuse_full(is_full: bool, strategy: ResetStrategy) -> None:
-    """rl-buffer's error for a step too many."""
+    """Raise rl-buffer's error for a full buffer with `ResetStrategy.ERROR`."""
     if is_full and strategy is ResetStrategy.ERROR:
         raise RuntimeError("Buffer is full. Call reset(), or choose another reset_strategy than ERROR.")
 
@@ -135,14 +135,14 @@ def refuse_full(is_full: bool, strategy: ResetStrategy) -> None:
 def track(
     tracker: Any, dones: Any, rewards: Any, infos: Mapping[str, Any] | None, done_reasons: Sequence[str | None] | None
 ) -> None:
-    """Count a step in the statistics."""
+    """Update the statistics with a step."""
     infos = {} if infos is None else infos
     reasons = [] if done_reasons is None else list(done_reasons)
     tracker.update(dones=dones, rewards=on_host(rewards), infos=infos, done_reasons=reasons)
 
 
 def fit_tree(name: str, value: Any, place: Any) -> Any:
-    """A value, or a dict of them, as tensors that fit a row `place` [N, …] of the memory."""
+    """Convert a value, or a dict of values, to tensors with the shapes and dtypes of a row `place` [N, …]."""
     fits = type(value) is type(place) is _TENSOR and value.shape == place.shape
     if fits and value.dtype is place.dtype and value.device == place.device and not value.requires_grad:
         return value
@@ -153,7 +153,7 @@ def fit_tree(name: str, value: Any, place: Any) -> Any:
 
 
 def flags(value: Any) -> Any:
-    """Numbers or bools as bools: everything but zero is true."""
+    """Convert numbers or bools to bools: everything except zero is True."""
     if isinstance(value, torch.Tensor):
         return value if value.dtype is torch.bool else value != 0
     return np.asarray(value) != 0

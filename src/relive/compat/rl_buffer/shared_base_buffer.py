@@ -1,4 +1,4 @@
-"""The common part of rl-buffer's shared buffers, whose `pos` and `full` are methods."""
+"""The base class of rl-buffer's shared buffers, whose `pos` and `full` are methods."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class SharedBaseBuffer(Sized, ABC):
 
     @abstractmethod
     def set_pos(self, value: int) -> None:
-        """Let the next time step go elsewhere."""
+        """Set the position of the next time step."""
 
     @abstractmethod
     def full(self) -> bool:
-        """Whether the coming step meets the reset strategy."""
+        """Whether the buffer is full: the next step triggers the reset strategy."""
 
     @abstractmethod
     def set_full(self, value: bool) -> None:
-        """Say whether all of the memory is stored steps."""
+        """Set whether the buffer is full."""
 
     def reset(self, reset_stats: bool = False) -> None:
-        """Forget every step, and this process's statistics too if asked to."""
+        """Remove every step; `reset_stats` also resets this process's statistics."""
         self.set_pos(0)
         self.set_full(False)
         if reset_stats and self._stats_tracker is not None:
@@ -35,5 +35,5 @@ class SharedBaseBuffer(Sized, ABC):
 
     @property
     def current_size(self) -> int:
-        """How many time steps are stored."""
+        """Number of stored time steps."""
         return self.capacity if self.full() else self.pos()
