@@ -22,7 +22,7 @@ def restores(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
         except (AttributeError, KeyError) as error:
             expected, got = "a pickle that this version of relive wrote", f"one that lacks {error}"
-            remedy = "Load it with the version that wrote it; a checkpoint that core.save() writes keeps its format."
+            remedy = "Load it with the version that wrote it."
             raise IncompatibleCheckpoint(explain(function.__module__, expected, got, remedy)) from error
 
     return restore
