@@ -35,12 +35,12 @@ ORIGINALS = {
     "rsl_rl": "rsl_rl",
     "stable_baselines3": "Stable-Baselines3",
 }
-"""The module of each original, of our adapter and of its cases, and the name that reports have for it."""
+"""The name in reports of each original, by the module name that the original, our adapter and the cases share."""
 DISTRIBUTIONS = {"rl_buffer": "rl-buffer", "rsl_rl": "rsl-rl-lib", "stable_baselines3": "stable-baselines3"}
 
 
 def cases_of(original: str) -> list[Case] | str:
-    """The cases of an original, or why there are none here."""
+    """The cases of an original, or the reason why it cannot be timed."""
     try:
         import_module(original)
         return import_module(f"{__package__}.adapter_cases.{original}").cases()
@@ -52,7 +52,7 @@ def cases_of(original: str) -> list[Case] | str:
 
 
 def enter(original: str, case: Case) -> tuple[Result, list[Contestant]]:
-    """Both sides of a case; the result says which one did not start."""
+    """Set up both sides of a case; the result names a side that did not start."""
     title = ORIGINALS[original]
     result, contestants = Result(f"{title}: {case.name}", []), []
     sides: list[tuple[str, Role, Callable[[], Callable[[], Any]]]] = [
@@ -62,7 +62,7 @@ def enter(original: str, case: Case) -> tuple[Result, list[Contestant]]:
     for name, role, make in sides:
         try:
             contestants.append(Contestant(name, role, make()))
-        # One call that breaks must not end the run of the others; the report says what it raised.
+        # A call that raises must not end the run; the report has its error.
         except Exception as error:
             result.refused[name] = f"{type(error).__name__}: {error}"
     return result, contestants
@@ -84,7 +84,7 @@ def run_here(session: Session, originals: Sequence[str]) -> list[tuple[Result, l
 
 
 def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "adapters") -> dict[str, Any]:
-    """The results of a suite in another interpreter, with copies of our packages on its path."""
+    """Run the suite in another interpreter, with copies of our packages on its path, and return the results."""
     command = [interpreter(python), "-m", f"{__package__}.{suite}", "--only", ",".join(only), *["--quick"] * quick]
     with tempfile.TemporaryDirectory() as folder:
         copy_sources(Path(folder))
@@ -98,14 +98,14 @@ def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "a
 
 
 def interpreter(path: str) -> str:
-    """Absolute path of an interpreter; its link is kept, so that it stays that of its environment."""
+    """Absolute path of an interpreter; links are not resolved, since the link selects its environment."""
     return str(Path(shutil.which(path) or path).absolute())
 
 
 def copy_sources(folder: Path) -> None:
     """Copy relive, relive_conformance and the benchmarks into a folder.
 
-    The folder of an installed relive also holds the torch that another interpreter must not find.
+    The folder of an installed relive also has a torch, which another interpreter must not import: hence the copy.
     """
     unwanted = shutil.ignore_patterns("*.pyc", "results")
     for place in (relive.__file__, relive_conformance.__file__, __file__):

@@ -1,1 +1,1 @@
-"""Runs the tests and trainers of the libraries that our adapters stand in for, and compares their words with ours."""
+"""Run the tests and trainers of the original libraries on our adapters, and compare their texts with ours."""

@@ -1,4 +1,4 @@
-"""The file that the tables of docs/migrating come from: what was found of each original."""
+"""The results file of the originals' tests and trainers, the source of the tables of docs/migrating."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT = Path(__file__).parent.parent / "docs" / "migrating" / "originals.json"
 
 @contextmanager
 def change(original: str, path: Path = KEPT) -> Iterator[dict[str, Any]]:
-    """The entry of an original, which is written when the block ends; it must exist."""
+    """Yield the existing entry of an original; write it back when the block ends."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     if original not in kept:
         raise SystemExit(f"{path.name}: expected an entry for {original}. Add one with title and version.")

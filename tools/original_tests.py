@@ -1,8 +1,8 @@
-"""Run the originals' own tests on our adapters, and keep how many pass for the tables of docs/migrating.
+"""Run the originals' own tests on our adapters, and save the counts for the tables of docs/migrating.
 
 Run it as `python -m tools.original_tests [NAMES] --checkouts FOLDER [--python agilerl=PATH] [--path NAME=FOLDER]`.
-Without names it runs every suite. FOLDER has a clone of each original at its commit, `FOLDER/agilerl` and so on: an
-original's package seldom has the tests. `--clone` makes those that are missing. The tests are copied away from the
+Without names it runs every suite. FOLDER has a clone of each original at its commit, `FOLDER/agilerl` and so on, since
+few packages include the tests. `--clone` makes missing clones. The tests are copied away from the
 package beside them and run unchanged, after `relive.compat.patch`. `--python` names the interpreter that has an
 original, if not this one; `--path` a folder with its package, if it is not installed. `python docs/front_page.py` then
 writes the tables; `make originals` does it all.
@@ -32,20 +32,20 @@ class Suite:
     """The tests of an original that concern its adapter."""
 
     folder: str
-    """The folder of all tests, which is copied."""
+    """The folder of all tests, to copy."""
     chosen: tuple[str, ...]
-    """The files or folders in it that are run."""
+    """The files or folders in it to run."""
     about: str = ""
     """Subject of the chosen tests, for the table."""
     source: str = ""
     """The repository on GitHub."""
     commit: str = ""
     package: str | None = None
-    """The folder of the clone that has the package, where the original is in no registry."""
+    """The folder of the clone with the package, if the original is in no registry."""
     page: str | None = None
-    """The migrating page that has this suite, if it is another than its own."""
+    """The migrating page with this suite, if not the original's own."""
     absent: tuple[str, ...] = ()
-    """Modules that the files import and the chosen tests do not need, such as a simulator: stand-ins replace them."""
+    """Modules that the test files import but the chosen tests do not use, such as a simulator; replaced by mocks."""
 
 
 _SIMULATOR = (
@@ -107,16 +107,16 @@ def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Pa
         folder = Path(place)
         copy_sources(folder)
         shutil.copytree(checkout / suite.folder, folder / suite.folder)
-        found = folder / "found.xml"
+        report = folder / "report.xml"
         chosen = [str(folder / suite.folder / each) for each in suite.chosen]
-        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={found}"]
+        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         parts = [place, *map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
         code = _PATCHED.format(name=name, absent=suite.absent)
         subprocess.run([python, "-c", code, *options, *chosen], cwd=place, env=settings, check=False)
-        if not found.exists():
+        if not report.exists():
             raise SystemExit(f"{python} made no report. It needs pytest and the dependencies of relive.")
-        return count_results(found.read_text(encoding="utf-8"))
+        return count_results(report.read_text(encoding="utf-8"))
 
 
 def copy_sources(folder: Path) -> None:
@@ -126,7 +126,7 @@ def copy_sources(folder: Path) -> None:
 
 
 def count_results(report: str) -> Counts:
-    """Counts of a JUnit report."""
+    """Count the results in a JUnit report."""
     cases = list(ElementTree.fromstring(report).iter("testcase"))
     ran = [case for case in cases if case.find("skipped") is None]
     failed = [
@@ -135,22 +135,22 @@ def count_results(report: str) -> Counts:
     return Counts(len(ran) - len(failed), len(ran), failed)
 
 
-def keep(name: str, suite: Suite, found: Counts, path: Path = KEPT) -> None:
-    """Write the counts into the file that the tables come from."""
+def keep(name: str, suite: Suite, counts: Counts, path: Path = KEPT) -> None:
+    """Write the counts into the results file."""
     with change(suite.page or name, path) as kept:
-        told = {"passed": found.passed, "total": found.total, "of": suite.about, "failed": found.failed}
-        kept.setdefault("tests", {})[name] = told
+        entry = {"passed": counts.passed, "total": counts.total, "of": suite.about, "failed": counts.failed}
+        kept.setdefault("tests", {})[name] = entry
 
 
 def clone(suite: Suite, place: Path) -> None:
-    """The original at its commit."""
+    """Clone an original at its commit."""
     address = f"https://github.com/{suite.source}"
     subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", address, str(place)], check=True)
     subprocess.run(["git", "-C", str(place), "checkout", "--quiet", suite.commit], check=True)
 
 
 def parser_of(module: str, told: str) -> argparse.ArgumentParser:
-    """The options about originals and their places."""
+    """Make a parser of the options that both tools share."""
     parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description=told)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SUITES)}; all without one")
     parser.add_argument("--checkouts", type=Path, default=Path("build/originals"), help="has a clone of each original")
@@ -163,7 +163,7 @@ def parser_of(module: str, told: str) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; paths are by the name of the original."""
+    """Parse the command line; interpreters and paths become dicts by original."""
     options = parser.parse_args(arguments)
     options.checkouts = options.checkouts.resolve()
     options.python = {name: interpreter(path) for name, path in _named(options.python)}
@@ -178,13 +178,13 @@ def _named(given: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def package_of(name: str, checkouts: Path, paths: Mapping[str, Path]) -> list[Path]:
-    """The folder with an original's package, where it is not installed."""
+    """The folder with an original's package; empty if the package is installed."""
     inside = SUITES[name].package
     return [paths[name]] if name in paths else [] if inside is None else [checkouts / name / inside]
 
 
-def tried(name: str, options: argparse.Namespace) -> None:
-    """Run the tests of an original and keep their counts, if there is a clone."""
+def run_original(name: str, options: argparse.Namespace) -> None:
+    """Run the tests of an original and save their counts; without a clone, say so."""
     suite, checkout = SUITES[name], options.checkouts / name
     if not checkout.exists():
         if not options.clone:
@@ -192,11 +192,11 @@ def tried(name: str, options: argparse.Namespace) -> None:
             return
         clone(suite, checkout)
     python = options.python.get(name, sys.executable)
-    found = run(name, suite, checkout, python, package_of(name, options.checkouts, options.path))
-    keep(name, suite, found)
-    print(f"{ORIGINALS[suite.page or name]}: {found.passed} of {found.total} tests pass: {suite.about}")
-    for failed in found.failed:
-        print(f"  failed: {failed}")
+    counts = run(name, suite, checkout, python, package_of(name, options.checkouts, options.path))
+    keep(name, suite, counts)
+    print(f"{ORIGINALS[suite.page or name]}: {counts.passed} of {counts.total} tests pass: {suite.about}")
+    for test in counts.failed:
+        print(f"  failed: {test}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clone", action="store_true", help="clone the originals that are missing")
     options = parse(parser, arguments)
     for name in options.names or SUITES:
-        tried(name, options)
+        run_original(name, options)
     return 0
 
 

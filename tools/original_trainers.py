@@ -1,4 +1,4 @@
-"""Train with an original's own trainers on its buffers and on ours, and keep how well for the tables of docs/migrating.
+"""Train with an original's trainers on its buffers and on ours, and save the scores for the tables of docs/migrating.
 
 Run it as `python -m tools.original_trainers [NAMES] [--only DQN,TD3] [--seeds 3]`, with the options of
 `tools.original_tests` about places. Without names it trains with every original. Both sides get the same seeds,
@@ -39,7 +39,7 @@ def trainers_of(original: str) -> dict[str, Trainer]:
 
 
 def train(original: str, name: str, side: str, seed: int) -> float:
-    """One training in this process."""
+    """Train once in this process and return the score."""
     warnings.filterwarnings("ignore")  # most are the originals' own
     torch.set_num_threads(1)
     random.seed(seed)
@@ -69,13 +69,13 @@ class Elsewhere:
 
 
 def keep(original: str, name: str, reached: dict[str, list[float]], task: str, path: Path = KEPT) -> None:
-    """Write the figures of a trainer into the file that the tables come from."""
+    """Write the scores of a trainer into the results file."""
     with change(original, path) as kept:
         kept.setdefault("trainings", {})[name] = {"task": task, **reached}
 
 
 def compare(original: str, only: str | None, seeds: int, python: str, paths: Sequence[Path]) -> None:
-    """Train on both sides in turn."""
+    """Train on both sides alternately."""
     with tempfile.TemporaryDirectory() as folder:
         elsewhere = Elsewhere(Path(folder), python, paths)
         tasks: dict[str, str] = json.loads(elsewhere.run(original, "--list"))
@@ -99,7 +99,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, or say which trainers there are."""
+    """Train, or list the trainers."""
     options = options_of(arguments)
     if options.one:
         name, side, seed = options.one

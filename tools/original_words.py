@@ -1,4 +1,4 @@
-"""Find what our adapters share with an original word by word: lines of code, and sentences in strings and comments.
+"""Find lines of code, and sentences in strings and comments, that our adapters have in common with an original.
 
 Run it as `python -m tools.original_words agilerl CHECKOUT`. Signatures, names and defaults are interface, and so
 stay in the list; sentences and bodies of functions are to be our own. The exit code is 1 if a sentence is shared.
@@ -17,24 +17,24 @@ import relive
 from benchmarks.adapters import ORIGINALS
 
 SHORTEST = 30
-"""Shorter lines are too common to say anything."""
+"""Minimum length of a compared line; shorter lines are common by chance."""
 RUN = 6
 """Number of words in the same order that make a shared sentence."""
 WORD = re.compile(r"[A-Za-z_][\w.]*|\d+")
 PREFIX = re.compile(r"^[A-Za-z]+(?=['\"])")
-"""The letter before an f-string or a raw one, which is no word."""
+"""The prefix letter of a string literal, which is not a word."""
 _WORDED = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
 def lines(code: str) -> Iterator[str]:
-    """The longer lines without their indentation, but for imports."""
+    """The long lines without indentation, except imports."""
     for line in map(str.strip, code.splitlines()):
         if len(line) >= SHORTEST and not line.startswith(("import ", "from ")):
             yield line
 
 
 def sentences(code: str) -> Iterator[str]:
-    """Strings and comments; those that stand directly one after another are one text."""
+    """Strings and comments; adjacent ones are joined to one text."""
     text: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type in _WORDED:
@@ -47,14 +47,14 @@ def sentences(code: str) -> Iterator[str]:
 
 
 def runs(text: str) -> Iterator[str]:
-    """Every run of so many words."""
+    """Every sequence of that number of words."""
     words = [word.lower() for word in WORD.findall(text)]
     for start in range(len(words) - RUN + 1):
         yield " ".join(words[start : start + RUN])
 
 
 def shared(ours: Sequence[Path], theirs: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """The lines and the runs of words that files of both sides have, each with our file."""
+    """Lines and word sequences that files of both sides have, each with our file."""
     codes = [path.read_text(encoding="utf-8") for path in theirs]
     their_lines = {line for code in codes for line in lines(code)}
     their_runs = {run for code in codes for text in sentences(code) for run in runs(text)}
@@ -68,7 +68,7 @@ def shared(ours: Sequence[Path], theirs: Sequence[Path]) -> tuple[list[str], lis
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is shared."""
+    """Print the shared lines and sentences."""
     parser = argparse.ArgumentParser(prog="python -m tools.original_words", description=__doc__)
     parser.add_argument("original", choices=[*ORIGINALS, "sb3_contrib"], help="whose words")
     parser.add_argument("checkout", type=Path, help="a clone of the original, or the folder of its package")

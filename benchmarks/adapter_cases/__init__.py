@@ -1,4 +1,4 @@
-"""The calls that a training loop makes, one module for each original: ours and theirs, set up alike."""
+"""The calls of a training loop, one module per original, on our class and on the original's with the same set-up."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Case:
     ours: Callable[[], Callable[[], Any]]
     """Makes a warmed-up closure that performs one call."""
     theirs: Callable[[], Callable[[], Any]]
-    """The same on the original's class."""
+    """Makes such a closure for the original's class."""

@@ -1,4 +1,4 @@
-"""ApexRL: what its PPO, DQN and SAC call, with 16 environments and 8 numbers per observation."""
+"""The calls of ApexRL's PPO, DQN and SAC, with 16 environments and 8 numbers per observation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EmbodiChain: what its collector, PPO and GRPO call, with 64 environments, 32 steps and 16 numbers per observation."""
+"""The calls of EmbodiChain's collector, PPO and GRPO, with 64 environments, 32 steps and 16 numbers per observation."""
 
 from __future__ import annotations
 

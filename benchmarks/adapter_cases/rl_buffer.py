@@ -1,4 +1,4 @@
-"""rl-buffer: what off-policy and on-policy loops call, with 16 environments and 8 numbers per observation."""
+"""The calls of off-policy and on-policy loops with rl-buffer, with 16 environments and 8 numbers per observation."""
 
 from __future__ import annotations
 

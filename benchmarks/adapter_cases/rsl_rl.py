@@ -1,4 +1,4 @@
-"""rsl_rl: what its PPO and its distillation call in every iteration, 24 steps of robots with two observation groups."""
+"""The calls of rsl_rl's PPO and distillation in every iteration, 24 steps of robots with two observation groups."""
 
 from __future__ import annotations
 

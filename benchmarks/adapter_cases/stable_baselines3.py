@@ -75,7 +75,7 @@ def _drawn(space: spaces.Space[Any], random: np.random.Generator) -> Any:
 
 
 def _steps(given: Any, count: int) -> list[Any]:
-    """Steps in a chain: the observation of each is the next one of the step before it."""
+    """Consecutive steps: each observation is the next observation of the step before."""
     random, (obs_space, action_space) = np.random.default_rng(0), given
     infos: list[dict[str, Any]] = [{} for _ in range(ENVS)]
     observations = [_drawn(obs_space, random) for _ in range(count + 1)]
@@ -87,7 +87,7 @@ def _steps(given: Any, count: int) -> list[Any]:
 
 
 class _Filled:
-    """A full buffer, and the steps that it goes on with."""
+    """A full buffer, and the steps to add next."""
 
     def __init__(self, buffer: Any, steps: list[Any]) -> None:
         self.buffer, self.steps = buffer, steps

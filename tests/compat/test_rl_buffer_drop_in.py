@@ -6,6 +6,7 @@ import copy
 import importlib
 import multiprocessing
 import pickle
+import threading
 from typing import Any, ClassVar
 
 import numpy as np
@@ -384,6 +385,32 @@ class TestShared:
         else:
             with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
                 worker.add(**transition(3))
+
+    def test_no_process_adds_between_the_check_and_the_write_of_another(self) -> None:
+        main, worker = self.pair(reset_strategy=ResetStrategy.ERROR)
+        for t in range(2):
+            main.add(**transition(t))
+        errors: list[str] = []
+
+        def add_from_worker() -> None:
+            try:
+                worker.add(**transition(7))
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=add_from_worker)
+
+        class Interrupted(StatsTracker):
+            def update(self, *args: Any, **kwargs: Any) -> None:
+                super().update(*args, **kwargs)
+                thread.start()
+                thread.join(0.5)
+
+        main._stats_tracker = Interrupted(N)
+        main.add(**transition(2))
+        thread.join(60)
+        assert [message.split(".")[0] for message in errors] == ["Buffer is full"]
+        assert main._rewards[:, 0].tolist() == [0.0, 1.0, 2.0]
 
     @pytest.mark.parametrize("context", [CONTEXT, multiprocessing.get_context("fork")])
     def test_a_process_may_be_given_the_buffer_itself(self, context: Any) -> None:

@@ -139,8 +139,8 @@ def test_a_storage_of_ours_or_of_a_user_is_kept() -> None:
     made = "rl", 2, 3, TensorDict({"policy": torch.zeros(2, 4)}, [2]), [2]
     for kind in (RolloutStorage, type("OfAUser", (original,), {})):
         own = kind(*made)
-        assert module.exchange(own) is own
-    assert type(module.exchange(original(*made))) is RolloutStorage
+        assert module.replace_storage(own) is own
+    assert type(module.replace_storage(original(*made))) is RolloutStorage
 
 
 def test_symmetry_and_normalised_observations_train() -> None:

@@ -20,7 +20,7 @@ from tests.tiers import select
 from tests.times import Times
 
 ROOT = Path(__file__).parents[2]
-SHARED = {"__main__", "patching", "seeding", "step_rows", "views"}
+SHARED = {"__main__", "patching", "pickling", "seeding", "step_rows", "views"}
 """Modules of `compat` that are no adapters."""
 ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name not in SHARED]
 UNTESTED = {"D5"}

@@ -1,4 +1,4 @@
-"""The trainers of each original, one module for each; `patch` decides whose buffers they make."""
+"""The trainers of each original, one module per original; after `patch` they make our buffers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Trainer:
 
     name: str
     task: str
-    """The environment and the length."""
+    """Name of the environment and length of the training."""
     train: Callable[[int], float]
-    """Given a seed, trains and returns how well: more is better."""
+    """Function of a seed that trains and returns a score; higher is better."""

@@ -30,7 +30,7 @@ def trainers() -> list[Trainer]:
 
 
 class Shown(gymnasium.Env[np.ndarray, Any]):
-    """Rewarded with 1 for the action that the observation shows, one of four; the episodes are 8 steps long."""
+    """The reward is 1 for the one of four actions that the observation shows; episodes have 8 steps."""
 
     observation_space, action_space = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(4)
 
@@ -53,7 +53,7 @@ class Shown(gymnasium.Env[np.ndarray, Any]):
 
 
 class Number(Shown):
-    """Costs the distance between the action and the number that the observation shows."""
+    """The reward is minus the distance between the action and the number that the observation shows."""
 
     observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
 
@@ -75,7 +75,7 @@ def _environments(made: str | type[Shown], num_envs: int, seed: int) -> Any:
 
 
 def _settings(steps: int) -> dict[str, Any]:
-    """Eight evaluations."""
+    """Settings of eight evaluations."""
     return {"max_steps": steps, "evo_steps": steps // 8, "eval_loop": 5, "wb": False, "verbose": False}
 
 
@@ -133,7 +133,7 @@ def _td3(seed: int) -> float:
 
 
 def _pair() -> Any:
-    """Two agents, each in a world of its own."""
+    """Two agents with independent tasks."""
     base: Any = import_module("pettingzoo").ParallelEnv
 
     class Pair(base):

@@ -41,7 +41,7 @@ def _train(name: str, steps: int, seed: int) -> float:
 
 
 def _vector(task: str, num_envs: int, seed: int) -> Any:
-    """ApexRL's vector environment; each step writes into new memory, since both sides would store what comes next."""
+    """ApexRL's vector environment; each step returns new memory, so no observation is overwritten."""
     wrapper = import_module("apexrl.envs.gym_wrapper")
     kind: Any = wrapper.GymVecEnvContinuous if task == "Pendulum-v1" else wrapper.GymVecEnv
 

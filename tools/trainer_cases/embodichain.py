@@ -16,7 +16,7 @@ _CPU = torch.device("cpu")
 
 
 def trainers() -> list[Trainer]:
-    """Both algorithms."""
+    """List PPO and GRPO."""
     task = f"a point on a line, {_ENVS * _STEPS * _ROLLOUTS:,} steps"
     return [Trainer(f"collector and {name}", task, partial(_train, name)) for name in ("PPO", "GRPO")]
 

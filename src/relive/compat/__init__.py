@@ -1,4 +1,4 @@
-"""Other libraries' signatures on our core, one package each; `patch` puts our buffers into their trainers."""
+"""Buffers with the signatures of other libraries, one package per library; `patch` puts them into their trainers."""
 
 from relive.compat.patching import patch, unpatch
 

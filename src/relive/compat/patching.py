@@ -1,4 +1,4 @@
-"""Our buffers in the place of an original's own, inside its modules: its trainers make ours, unmodified."""
+"""Replace an original library's buffers by ours inside its modules, so its unmodified trainers use ours."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Original:
     tested: tuple[str, ...]
     """The versions, as major.minor, that our adapter was tested with."""
     modules: tuple[str, ...]
-    """Its modules with buffers; ours have their paths below `relive.compat`. Releases may lack some of them."""
-    beside: str | None = None
-    """The original that is patched with it, where it is installed: one has subclasses of the other's buffers."""
+    """Modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
+    companion: str | None = None
+    """An original to patch together with this one if it is installed: one inherits from the other's buffers."""
 
 
 ORIGINALS = {
@@ -71,14 +71,14 @@ ORIGINALS = {
 
 @dataclass
 class Rebinding:
-    """The names of one original that are bound to ours now."""
+    """The names of an original that are bound to our objects."""
 
     pairs: list[tuple[str, Any, Any]]
-    """The name of each class or function, the original's, and ours in its place."""
+    """Triples of a name, the original's object and our replacement."""
     changed: list[tuple[ModuleType, str, Any]] = field(default_factory=list)
-    """The names that were rebound, with what they were bound to."""
+    """Triples of a module, a rebound name and its previous value."""
     ours_before: set[tuple[str, str]] = field(default_factory=set)
-    """(module, name) that were bound to ours by someone else."""
+    """Pairs of a module and a name that were bound to our object before the patch."""
 
 
 _rebindings: dict[str, Rebinding] = {}
@@ -86,7 +86,7 @@ _patched: set[str] = set()
 
 
 class Patch:
-    """A patch in force; as a context manager it ends with the block, unless it was in force before."""
+    """An active patch; as a context manager it ends with the block, unless it was active before."""
 
     def __init__(self, name: str, is_new: bool) -> None:
         self._name, self._is_new = name, is_new
@@ -102,29 +102,29 @@ class Patch:
 def patch(name: str) -> Patch:
     """Bind the names of an original's buffers to ours in all of its modules, until `unpatch(name)`.
 
-    `name` is the original's package. Its modules that are imported later get ours, too, and so does your code: import
-    from the original after this call, or inside `with patch(name):`. It does not reach subclasses, default arguments,
-    registries and names that your code has bound before, nor processes that are started by spawn.
+    `name` is the original's package. Modules of the original that are imported later get our buffers, too, and so does
+    your code if it imports from the original after this call, or inside `with patch(name):`. Subclasses, default
+    arguments, registries and names that were bound before stay unchanged, and so do spawned processes.
 
-    A version that was not tested gets one warning, which tells the arguments that differ from ours.
+    An untested version gets one warning that lists the arguments that differ from ours.
     """
     original = _original("patch", name)
     is_new = name not in _patched
-    beside = [original.beside] if original.beside and _exists(original.beside) else []
-    new = {root: list(replacements(root)) for root in (name, *beside) if root not in _rebindings}
+    companions = [original.companion] if original.companion and _exists(original.companion) else []
+    new = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
     for root, pairs in new.items():
-        _check_version(root, ORIGINALS[root], pairs)  # a warning may be an error: nothing is bound yet
-    for root, pairs in new.items():  # after all imports, which must see the originals' own
+        _check_version(root, ORIGINALS[root], pairs)  # before binding: a warning may be an error
+    for root, pairs in new.items():  # after all imports, which must see the original classes
         _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
     return Patch(name, is_new)
 
 
 def unpatch(name: str) -> None:
-    """Bind the names of an original's buffers to its own again; without a patch in force it does nothing."""
+    """Bind the names of an original's buffers to its own classes again; without an active patch, do nothing."""
     _original("unpatch", name)
     _patched.discard(name)
-    needed = {each for still in _patched for each in (still, ORIGINALS[still].beside)}
+    needed = {each for still in _patched for each in (still, ORIGINALS[still].companion)}
     for each in _rebindings.keys() - needed:
         _undo(each, _rebindings.pop(each))
 
@@ -158,21 +158,21 @@ def _undo(root: str, rebinding: Rebinding) -> None:
 
 
 def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str, Any]]:
-    """Every module-level name of an original's loaded modules that is bound to one of these objects."""
+    """Yield the module-level names of an original's loaded modules that are bound to one of these objects."""
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] == root and isinstance(module, ModuleType):
             yield from ((module, name, value) for name, value in list(vars(module).items()) if id(value) in ids)
 
 
 def replacements(root: str) -> Iterator[tuple[str, Any, Any]]:
-    """The name of everything that ours replaces, the original's and ours."""
+    """Yield the name of each replaced object, the original's object and ours."""
     original = ORIGINALS[root]
     paths = [path for path in original.modules if _exists(f"{root}.{path}")]
     if not paths:
-        importlib.import_module(root)  # raises where it is not installed
+        importlib.import_module(root)  # raises if it is not installed
         expected = f"one of its modules {', '.join(original.modules)}"
         raise ImportError(explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested[-1]}."))
-    # Ours first: where they inherit from the original's, they must see its own.
+    # Our modules first: they may inherit from the original classes.
     ours = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
     for path, module in zip(paths, ours, strict=True):
         theirs = vars(importlib.import_module(f"{root}.{path}"))
@@ -190,21 +190,21 @@ def _exists(module: str) -> bool:
 
 
 def _check_version(root: str, original: Original, pairs: Sequence[tuple[str, Any, Any]]) -> None:
-    """Warn of a version that was not tested, and of its arguments that are not ours."""
+    """Warn about an untested version, and list its arguments that ours lack."""
     try:
         installed = version(original.distribution)
     except PackageNotFoundError:
         installed = "no version"
     if ".".join(installed.split(".")[:2]) in original.tested:
         return
-    others = [each for pair in pairs for each in differences(*pair)]
-    remedy = f"These differ from ours: {'; '.join(others)}." if others else "Its arguments are those of ours."
+    lacking = [each for pair in pairs for each in differences(*pair)]
+    remedy = f"These differ from ours: {'; '.join(lacking)}." if lacking else "Its arguments are those of ours."
     expected = f"{original.distribution} {' or '.join(original.tested)}, which was tested"
     warnings.warn(explain(f"patch({root!r})", expected, installed, remedy), stacklevel=4)
 
 
 def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
-    """The methods and arguments of the original's that ours lacks."""
+    """Yield the methods and arguments of the original that ours lacks."""
     if not inspect.isclass(theirs):
         if inspect.isroutine(theirs) and (arguments := _other_arguments(theirs, ours)):
             yield f"{where}{arguments}"
@@ -219,7 +219,7 @@ def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
 
 
 def _other_arguments(theirs: Any, ours: Any) -> str | None:
-    """The original's arguments, if ours does not take them in this order."""
+    """The original's arguments in brackets, if ours does not accept them in the same order; else None."""
     expected, own = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
     if any(each.kind is each.VAR_POSITIONAL for each in own):
         return None

@@ -1,4 +1,4 @@
-"""Seeds of adapters that are given none: an experiment that is seeded repeats, and no global generator is moved."""
+"""Seeds of buffers without `seed=`: a seeded experiment is repeatable, and no global generator advances."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 def experiment_seed(seed: int | None = None) -> int:
-    """`seed`, or one made of the state of torch's generator and the process's rank: equal after equal `manual_seed`s.
+    """Return `seed`, or a seed from the state of torch's generator and the process's rank.
 
-    The state is read and not moved, so that buffers made one after the other draw alike unless torch has drawn in
-    between. A count of the buffers made before would tell them apart, but a second run in the same process would not
-    repeat the first.
+    The same `torch.manual_seed` gives the same seed. The state does not advance: two buffers that are made without a
+    draw of torch between them have the same seed. Counting buffers would avoid that, but then a second run in the same
+    process would not repeat the first.
     """
     if seed is not None:
         return seed
@@ -24,7 +24,7 @@ def experiment_seed(seed: int | None = None) -> int:
 
 
 def generator_on(device: torch.device, seed: int) -> torch.Generator:
-    """A seeded generator for draws on a device."""
+    """Return a seeded generator for a device."""
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 

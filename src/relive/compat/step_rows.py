@@ -1,7 +1,7 @@
-"""Steps that an adapter writes into the memory of a rollout buffer itself, as a collector does that it is lent to.
+"""Rollout steps that an adapter writes directly into the memory of a core rollout buffer.
 
-Its steps have other fields than the buffer's, and may be written in part or again. So a step is written here, by one
-call for all tensors, and the buffer takes the steps back when its `core` is asked for.
+The other libraries' steps have other fields than `RolloutBuffer.add`, and can be written in part or again. One native
+call writes a step to all tensors; reading `core` hands the written steps back to the buffer (`take_back`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.compat.pickling import restores
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
@@ -22,22 +23,22 @@ from relive.schema.conversion import convert, misaligned_error
 from relive.schema.fields import Field
 
 SCORES = ("advantage", "return")
-"""Fields that are computed after the rollout."""
+"""The core's names of the computed fields."""
 
 
 class Stepped:
-    """A buffer of another library whose steps are `StepRows`."""
+    """Base class of an adapter's buffer that stores its steps in `StepRows`."""
 
     _rows: StepRows
 
     @property
     def core(self) -> RolloutBuffer:
-        """The relive buffer underneath, with the steps that are stored now."""
+        """The relive buffer underneath, with the stored steps."""
         return self._rows.core
 
     @property
     def step(self) -> int:
-        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        """Number of stored steps. Set it to 0 to start again, or to the number of rows written directly."""
         return self._rows.step
 
     @step.setter
@@ -49,16 +50,16 @@ class Stepped:
 
 
 class StepRows:
-    """The memory of the rollout buffer that `make` makes, written step by step.
+    """The memory of a core rollout buffer, written step by step.
 
     Args:
-        make: makes the buffer. It must survive pickling: a `functools.partial` of the buffer's class.
-        fields: the fields that a step gives, by the core's names.
-        names: the names of fields in errors, where they are others than the core's.
-        remedy: the advice of an error where a value is None, if there is a better one than to pass it.
+        make: makes the core. It must be picklable: a `functools.partial` of the core's class.
+        fields: the core's names of the fields of a step.
+        names: the names of fields in errors, if they differ from the core's.
+        remedy: the advice of the error for a value that is None.
     """
 
-    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    @torch.inference_mode(False)  # inference tensors could not be written later
     def __init__(
         self,
         make: Callable[[], RolloutBuffer],
@@ -70,16 +71,16 @@ class StepRows:
         self._core = make()
         memory = self._core.columns
         self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
-        """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. Writing into them is writing steps."""
+        """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. They may be written directly."""
         flat = memory.reshape(-1)
         self.flat: dict[str, Any] = {str(name): flat[name] for name in flat.keys()}
-        """The memory as `[T · N, …]`, in the order of time, then environment."""
+        """The memory as `[T · N, …]`, ordered by time, then environment."""
         self._leaves = [
             leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
         ]
         self._first = self._leaves[0][1].unbind(0)
         self.places = [(name, self.tensors[name][0]) for name in self._fields]
-        """The fields of a step and their first rows, whose shape and dtype a value must have."""
+        """The fields of a step, each with a row of its memory: values must have the row's shape and dtype."""
         self._bind()
         self._step = 0
         self._staged: set[int] = set()
@@ -92,7 +93,7 @@ class StepRows:
 
     @property
     def step(self) -> int:
-        """How many steps are stored."""
+        """Number of stored steps."""
         return self._step
 
     @step.setter
@@ -105,23 +106,23 @@ class StepRows:
 
     @property
     def num_steps(self) -> int:
-        """How many steps fit."""
+        """Capacity in steps."""
         return self._core.num_steps
 
     @property
     def is_full(self) -> bool:
-        """Whether no further step fits."""
+        """Whether every step is stored."""
         return self._step == self._core.num_steps
 
     def clear(self) -> None:
-        """Forget the stored steps."""
+        """Remove the stored steps."""
         self._step, self._is_in_core, self.scores = 0, False, {}
         if self._staged:
             self._staged = set()
 
     @property
     def core(self) -> RolloutBuffer:
-        """The buffer itself, with the stored steps and their scores."""
+        """The core rollout buffer, with the stored steps and their scores."""
         if not self._is_in_core:
             self._core.take_back(self._step)
             self._is_in_core = True
@@ -130,7 +131,7 @@ class StepRows:
         return self._core
 
     def write(self, values: Sequence[Any]) -> None:
-        """Store one step: a value for each leaf of the fields, in order. A step that does not fit changes nothing."""
+        """Store one step: one value per leaf of the fields, in order. A step that raises changes nothing."""
         if self._staged:
             self._complete(values)
         else:
@@ -141,24 +142,24 @@ class StepRows:
             self.scores = {}
 
     def _write(self, values: Sequence[Any]) -> None:
-        if self._writer.have_moved():  # somebody has made the tensors shared ones
+        if self._writer.have_moved():  # after share_memory_() of a tensor
             self._bind()
         given, last = list(values), -1
         misfit = self._writer.write(self._step, tuple(given), None)
-        while misfit > last:  # leaves are read in order
+        while misfit > last:  # the leaves before it fit
             given[misfit] = self._fit(misfit, given[misfit])
             misfit, last = self._writer.write(self._step, tuple(given), None), misfit
         if misfit >= 0:
             self._write_some(tuple(range(len(given))), given)
 
     def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Write the values of these places into the row of the coming step."""
+        """Write the values of the leaves `places` into the row of the next step."""
         misfit = self._writer.put(self._step, tuple(self._fit(i, values[i]) for i in places), places)
         if misfit >= 0:
             raise misaligned_error(self._leaves[places[misfit]][0])
 
     def _fit(self, place: int, value: Any) -> torch.Tensor:
-        """A value as the tensor at this place takes it."""
+        """Convert a value to the shape, dtype and device of leaf `place`."""
         name, tensor = self._leaves[place]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
@@ -173,18 +174,18 @@ class StepRows:
         return fit(name, value, tensor[0]).contiguous()
 
     def before(self) -> torch.Tensor | None:
-        """The first leaf of the last stored step; None if there is none."""
+        """The first leaf of the newest step; None without steps."""
         return self._first[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
-        """Copy the values of the coming step that are known; those that are None come with `write`."""
-        known = tuple(i for i, value in enumerate(values) if value is not None)
-        self._refuse_second(self._staged.intersection(known), "Stage it once per step.")
-        self._write_some(known, values)
-        self._staged.update(known)
+        """Copy values of the next step; values that are None follow with `write`."""
+        places = tuple(i for i, value in enumerate(values) if value is not None)
+        self._refuse_second(self._staged.intersection(places), "Stage it once per step.")
+        self._write_some(places, values)
+        self._staged.update(places)
 
     def _complete(self, values: Sequence[Any]) -> None:
-        """Write the values of a step that are not staged."""
+        """Write the values of a step that were not staged."""
         again = [i for i in self._staged if values[i] is not None]
         self._refuse_second(again, "It is staged already: leave it out.")
         self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged), values)
@@ -197,31 +198,32 @@ class StepRows:
     @torch.inference_mode(False)
     @torch.no_grad()
     def score(self, last_value: Any, ended: Any, *, gamma: float, lam: float) -> None:
-        """Compute advantages and returns of the stored steps, which `ended` [T, N] cuts; `last_value` follows them.
+        """Compute advantages and returns of the stored steps.
 
-        Where rewards are dicts, by agent, `last_value` and `ended` are dicts too.
+        `ended` [T, N] marks ends of episodes; `last_value` [N] belongs to the state after the last step. If rewards
+        are dicts by agent, `last_value` and `ended` are dicts, too.
         """
         steps = nonempty("compute_returns_and_advantages", self._step)
         rewards, values = self.tensors["reward"], self.tensors["value"]
 
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            found = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            both = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
             missing = self.num_steps - steps
-            return [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x for x in found]
+            return [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x for x in both]
 
         if is_tree(rewards):
             by_agent = {
                 agent: scores(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
                 for agent, reward in rewards.items()
             }
-            both = [{agent: found[i] for agent, found in by_agent.items()} for i in range(2)]
+            results = [{agent: both[i] for agent, both in by_agent.items()} for i in range(2)]
         else:
-            both = scores("last_values", last_value, rewards, values, ended)
-        self.scores = dict(zip(SCORES, both, strict=True))
+            results = scores("last_values", last_value, rewards, values, ended)
+        self.scores = dict(zip(SCORES, results, strict=True))
 
     def view(self, field: str) -> Any:
-        """The memory of a field, or None; scores can be read and written at any time and are zeros at first."""
+        """The memory of a field, or None; scores are zeros until they are computed or written."""
         if field not in SCORES:
             return self.tensors.get(field)
         if field not in self.scores:
@@ -230,7 +232,7 @@ class StepRows:
         return self.scores[field]
 
     def move(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
-        """The steps in the memory of another buffer, which may have further fields."""
+        """Copy the steps into the memory of a new core, which may have further fields."""
         rows = StepRows(make, self._fields if fields is None else fields, self._names, self._remedy)
         rows._fill(self.tensors, self._step, self._staged, self.scores)
         return rows
@@ -246,6 +248,7 @@ class StepRows:
         return _unpickle, (settings, self.tensors, self._step, self._staged, self.scores)
 
 
+@restores
 def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
     rows = StepRows(*settings)
     rows._fill(*content)
@@ -261,25 +264,29 @@ def advantages_and_returns(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of steps `[T, N]`, none of which was truncated, before a state of the last value `[N]`."""
+    """Advantages and returns of steps `[T, N]` without truncations; `last_value` `[N]` follows the last step."""
     next_value = torch.cat([value[1:], last_value.unsqueeze(0)])
     return gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=lam)
 
 
 def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
-    """`value` as a tensor that `place` [N, …] takes as it is; errors name both shapes.
+    """Convert `value` to a tensor with the shape, dtype and device of `place` [N, …]; errors name both shapes.
 
-    Axes of length one in front make no difference: nothing is broadcast by them.
+    Leading axes of length one may be missing or added: that broadcasts nothing.
     """
     shape = tuple(place.shape)
     if isinstance(value, torch.Tensor):
         value = value.detach().to(place.device)
-    if value is not None and np.shape(value) != shape and _core_of(np.shape(value)) == _core_of(shape):
+    if (
+        value is not None
+        and np.shape(value) != shape
+        and _trim_leading_ones(np.shape(value)) == _trim_leading_ones(shape)
+    ):
         value = (value if isinstance(value, torch.Tensor) else np.asarray(value)).reshape(shape)
     return convert(name, Field(shape[1:], place.dtype), value, shape[:1], place.device)
 
 
-def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without the axes of length one in front."""
+def _trim_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its leading axes of length one."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])

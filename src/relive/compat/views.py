@@ -1,4 +1,4 @@
-"""Attributes of the adapters' buffers that are memory of the core, and the trees of tensors that they may be."""
+"""Attributes that are memory of the core, and functions of trees of tensors (dicts and TensorDicts)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from relive.schema.fields import Field
 
 
 class HasMemory(Protocol):
-    """A buffer with `MemoryView`s. It may also have `_assign(name, value)`, which takes the assignments."""
+    """A buffer with `MemoryView`s. An optional method `_assign(name, value)` handles assignments."""
 
     def _memory_of(self, field: str, /) -> Any: ...
 
 
 class MemoryView:
-    """An attribute that is memory of its buffer. Assigning to it writes into the memory."""
+    """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,20 +29,20 @@ class MemoryView:
         return self if buffer is None else buffer._memory_of(self._name)
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        own = getattr(buffer, "_assign", None)
-        if own is not None:
-            own(self._name, value)
+        assign_name = getattr(buffer, "_assign", None)
+        if assign_name is not None:
+            assign_name(self._name, value)
         else:
             assign(self._name, buffer._memory_of(self._name), value)
 
 
 def memory_views(*names: str) -> tuple[Any, ...]:
-    """A `MemoryView` of each of these names."""
+    """Make a `MemoryView` per name."""
     return tuple(map(MemoryView, names))
 
 
 class WrittenDict(dict[str, Any]):
-    """Memory by key, which stays: assigning to a key writes. A copy is a plain dict."""
+    """Base class of dicts of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
 
     def update(self, *others: Any, **named: Any) -> None:
         """Assign to several keys."""
@@ -58,7 +58,7 @@ class WrittenDict(dict[str, Any]):
 
 
 def assign(where: str, place: Any, value: Any) -> None:
-    """Write a value into memory of its form; a tensor that is this memory needs no copy."""
+    """Copy a value into memory of the same structure; nothing to do if it is that memory."""
     if value is place:
         return
     if place is None:
@@ -69,35 +69,35 @@ def assign(where: str, place: Any, value: Any) -> None:
                 raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare the key."))
             assign(f"{where}.{key}", place[key], value[key])
         return
-    given = torch.as_tensor(value, device=place.device)
-    same_shape(where, given, place.shape, "Assign a tensor of the expected shape.")
-    if given.dtype.is_floating_point and not place.dtype.is_floating_point:
-        raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))
-    place.copy_(given.detach())
+    tensor = torch.as_tensor(value, device=place.device)
+    same_shape(where, tensor, place.shape, "Assign a tensor of the expected shape.")
+    if tensor.dtype.is_floating_point and not place.dtype.is_floating_point:
+        raise SchemaError(explain(where, place.dtype, tensor.dtype, "Convert it."))
+    place.copy_(tensor.detach())
 
 
 _TENSOR: Any = torch.Tensor
-_TREES = (dict, TensorDict, Mapping)  # an abstract class last: to ask it takes as long as the copy of a small step
+_TREES = (dict, TensorDict, Mapping)  # Mapping last: its isinstance check is slow
 
 
 def is_tree(value: Any) -> bool:
-    """Whether this is a dict or TensorDict."""
+    """Whether a value is a dict or TensorDict."""
     return isinstance(value, _TREES)
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The results of a function for each leaf of a tree, and for the leaves of other trees at its keys, as dicts."""
+    """Apply a function to each leaf of a tree, and to the leaves of other trees at the same keys; returns dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    if not others:  # most trees: rows on their way into a buffer
+    if not others:  # the fast path of `add`
         return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 
 
 def declare(spec: Any, dtype: Any = torch.float32) -> Any:
-    """The core's declaration of a shape, or of a dict of shapes; leaves without a dtype of their own have `dtype`.
+    """Declare a shape, or a dict of shapes, for the core; leaves without their own dtype get `dtype`.
 
-    A `dtype` that is a dict has one for each key.
+    `dtype` may be a dict with the keys of `spec`.
     """
     if isinstance(spec, Mapping):
         each = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
@@ -106,12 +106,12 @@ def declare(spec: Any, dtype: Any = torch.float32) -> Any:
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a tree with their dotted names."""
+    """List the tensors of a tree with their dotted names."""
     if not is_tree(tree):
         return [(name, tree)]
     return [leaf for key, part in tree.items() for leaf in named_leaves(f"{name}.{key}", part)]
 
 
 def rows_at(index: torch.Tensor, rows: Any) -> Any:
-    """The rows `index` of a tensor, or of every tensor of a TensorDict; None of None."""
+    """Gather the rows `index` of a tensor or TensorDict; None gives None."""
     return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]

@@ -4,8 +4,8 @@
     from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 
 Where AgileRL is installed, our classes are subclasses of its own, so that its trainers recognise them.
-`relive.compat.patch("agilerl")` lets its algorithms and trainers make ours. What is done differently, because it was
-wrong, is said in each class.
+`relive.compat.patch("agilerl")` lets its algorithms and trainers make ours. Each class lists its differences
+from AgileRL.
 """
 
 from relive.compat.agilerl.components.data import MultiAgentTransition, ReplayDataset, Transition

@@ -1,4 +1,4 @@
-"""AgileRL's own classes, to inherit from, and TensorDicts of rows with any names and nesting."""
+"""AgileRL's own classes as base classes, and TensorDicts of rows with any names and nesting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relive.schema.assembly import level
 def original(module: str, name: str) -> Any:
     """The class `name` of AgileRL's `module`, to inherit from; without AgileRL a plain object.
 
-    What counts is the installed distribution: a folder of that name is not enough.
+    The distribution must be installed: a folder named agilerl is not enough.
     """
     try:
         version("agilerl")
@@ -27,15 +27,15 @@ def original(module: str, name: str) -> Any:
 
 
 def original_or(module: str, ours: type) -> Any:
-    """AgileRL's class with the name of ours, which inherits from it; without AgileRL ours."""
+    """AgileRL's class with the name of our subclass; our class without AgileRL."""
     theirs = original(module, ours.__name__)
     return ours if theirs is object else theirs
 
 
 class Memory(TensorDict):
-    """Memory by name. It is locked: `memory["rewards"] = x` copies into it, and so `memory["rewards"] += 1` works.
+    """Memory as a locked TensorDict: `memory["rewards"] = x` copies into it, so `memory["rewards"] += 1` works.
 
-    New names are refused. What is made of it, a slice or a copy, is not locked and behaves as a TensorDict does.
+    New names are refused. Slices and copies are ordinary, unlocked TensorDicts.
     """
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -47,7 +47,7 @@ class Memory(TensorDict):
 
 
 def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:
-    """The leaves of rows on `device`, a number per row as a vector of length one."""
+    """Move the leaves of rows to `device`; leaves `[B]` become `[B, 1]`."""
 
     def column(leaf: torch.Tensor) -> torch.Tensor:
         leaf = leaf if leaf.device == device else leaf.to(device)
@@ -57,6 +57,6 @@ def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[
 
 
 def to_batch(rows: TensorDict, **further: Any) -> TensorDict:
-    """Rows and further leaves as one TensorDict that names their device, as AgileRL's own do."""
+    """Merge rows and further leaves into one TensorDict with a `device`, as AgileRL's batches have."""
     leaves = {key: to_batch(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
     return level({**leaves, **further}, rows.batch_size, next(iter(leaves.values())).device)

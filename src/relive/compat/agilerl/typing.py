@@ -1,4 +1,4 @@
-"""AgileRL's `typing`: how sequences are cut."""
+"""AgileRL's `typing`: the types of sequences."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["BPTTSequenceType"]
 
 
 class BPTTSequenceType(Enum):
-    """How episodes are cut into sequences of `max_seq_len` steps; what is left over at an episode's end is dropped."""
+    """Start points of sequences of `max_seq_len` steps; a shorter rest at an episode's end is dropped."""
 
     CHUNKED = "chunked"
-    """One after another."""
+    """Each sequence starts where the previous one ends."""
     MAXIMUM = "maximum"
-    """From every step."""
+    """A sequence starts at every step."""
     FIFTY_PERCENT_OVERLAP = "fifty_percent_overlap"
-    """Each starts half a sequence after the one before."""
+    """Each sequence starts half a sequence after the previous one."""
     FIFTY_PERCENT_OVERLAPPING = "fifty_percent_overlap"
-    """The third kind as the documentation spells it."""
+    """FIFTY_PERCENT_OVERLAP, as AgileRL's documentation spells it."""
 
 
-# One enumeration: AgileRL's own where it is installed, with the name that its documentation has for the third kind.
+# AgileRL's own enumeration where it is installed, plus the documented spelling of FIFTY_PERCENT_OVERLAP.
 _only: Any = original_or("typing", BPTTSequenceType)
 if not hasattr(_only, "FIFTY_PERCENT_OVERLAPPING"):
     _only.FIFTY_PERCENT_OVERLAPPING = _only.FIFTY_PERCENT_OVERLAP

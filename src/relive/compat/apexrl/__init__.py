@@ -1,4 +1,4 @@
-"""ApexRL's buffers on our core: its constructors, names, containers and errors, without its mistakes about learning.
+"""ApexRL's buffers on our core: its constructors, names, containers and errors, with its learning mistakes corrected.
 
 Its module paths are here too (`relive.compat.apexrl.buffer.rollout_buffer`, `relive.compat.apexrl.utils`).
 `relive.compat.patch("apexrl")` lets its algorithms and runners use ours. `core` of a buffer is the relive buffer

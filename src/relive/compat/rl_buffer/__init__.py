@@ -1,18 +1,16 @@
 """rl-buffer's names on our core: its replay buffers (shared, prioritized), `RolloutBuffer`, `StatsTracker`, `SumTree`.
 
-Sizes (`len`, `capacity`, `full`) count time steps; the `total_` ones count transitions. What is different here, because
-it matters for learning:
+Sizes (`len`, `capacity`, `full`) count time steps; the `total_` ones count transitions. Differences from
+rl-buffer that matter for learning:
 
-- `done` is what the step just taken led to, for advantages as for statistics: `done[t]` ends the episode after step t.
-  `last_dones` may repeat that of the last step.
-- Only stored steps are trained on, and before advantages are computed there is nothing to train on.
-- As in rl-buffer truncated steps end no episode in the statistics, unless `StatsTracker(…, truncated_ends=True)`.
-- `reset()` forgets priorities too. Indices name rows for ever, so that a priority meant for a row that was overwritten
-  changes nothing.
-- A rollout with `ResetStrategy.RECURRENT` stays in the order of time: the oldest step makes room.
-- `explained_variance` of a rollout is that of its returns by its values.
-- A step that does not fit changes nothing, next observations have the dtype of observations, and everything is stored
-  on `store_device`, or on `device` where there is none.
+- `done[t]` ends the episode after step t, for advantages and for statistics. `last_dones` may repeat the last `done`.
+- Only stored steps are trained on, and `get` raises before advantages are computed.
+- As in rl-buffer, truncated steps end no episode in the statistics, unless `StatsTracker(…, truncated_ends=True)`.
+- `reset()` also removes priorities. Indices are permanent row ids: a priority for an overwritten row has no effect.
+- A rollout with `ResetStrategy.RECURRENT` stays in time order: it drops the oldest step when it is full.
+- `explained_variance` of a rollout compares its returns with its values.
+- A step that raises changes nothing, next observations have the dtype of observations, and everything is stored on
+  `store_device`, or on `device` without it.
 - No global generator is used: `seed=` makes draws repeatable.
 """
 

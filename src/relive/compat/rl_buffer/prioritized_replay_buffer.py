@@ -1,4 +1,4 @@
-"""rl-buffer's `PrioritizedReplayBuffer` on ours."""
+"""rl-buffer's `PrioritizedReplayBuffer` on our core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["PrioritizedReplayBatch", "PrioritizedReplayBuffer"]
 
 @dataclass
 class PrioritizedReplayBatch(ReplayBatch):
-    """Transitions `[B]` with the rows' names, for `update_priorities`, and their weights."""
+    """Transitions `[B]` with their row ids, for `update_priorities`, and importance weights."""
 
     indices: torch.Tensor
     weights: torch.Tensor
@@ -32,7 +32,7 @@ _FIELDS = REPLAY_FIELDS | {"indices": "index", "weights": "weight"}
 
 @dataclass
 class _Beta:
-    """The exponent of the weights of the next batch."""
+    """A settable exponent of the importance weights."""
 
     value: float
 
@@ -65,27 +65,27 @@ class PrioritizedReplayBuffer(StoredTransitions):
         seed: int | None = None,
     ) -> None:
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        Prioritized(alpha, beta, epsilon)  # refuses what is none of them
+        Prioritized(alpha, beta, epsilon)  # raises for invalid settings
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._of_batch = _Beta(beta)
-        # The core is told priorities to the power of alpha, so that alpha can change.
+        # The core gets priorities to the power of alpha: its own exponent could not change later.
         sampler = Prioritized(1.0, self._of_batch, 0.0)
         make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
         self._transitions = Transitions(make, obs_shape)
 
     def get(self, batch_size: int, beta: float | None = None) -> PrioritizedReplayBatch:
-        """Transitions drawn by priority, with weights `(M · P)^-beta` over the largest of the batch."""
+        """Draw transitions by priority, with weights `(M · P)^-beta` divided by the largest weight of the batch."""
         self._of_batch.value = self.beta if beta is None else beta
         return PrioritizedReplayBatch(**self._transitions.sample(batch_size, self.device, _FIELDS))
 
     def update_priorities(self, indices: Any, td_errors: Any) -> None:
-        """Give the rows `indices` of a batch the priorities of their errors; rows overwritten meanwhile are skipped."""
+        """Set the priorities of the rows `indices` from their TD errors; overwritten rows are skipped."""
         rows, errors = (torch.as_tensor(x, device=self.store_device).detach().flatten() for x in (indices, td_errors))
         self.core.update_priority(rows.long(), (errors.double().abs() + self.epsilon).pow(self.alpha))
 
     @property
     def sum_tree(self) -> SumTree:
-        """The priorities of all rows; leaf t · num_envs + env is that of time step t of the memory."""
+        """A tree of the priorities of all rows; leaf t · num_envs + env belongs to row t of the memory."""
         return RowTree(self.core)
 
     @property
@@ -94,7 +94,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
 
 
 class RowTree(SumTree):
-    """The priorities that a buffer draws by, read as they are now and written as a `SumTree`."""
+    """A `SumTree` with a copy of a buffer's priorities; `update` writes to the buffer, too."""
 
     def __init__(self, core: _Replay) -> None:
         super().__init__(core.capacity)
@@ -102,7 +102,7 @@ class RowTree(SumTree):
         self._core, self._ids = core, ids
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
         sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
-        while first > 1:  # level by level
+        while first > 1:  # from the leaves to the root
             first //= 2
             sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
 
@@ -114,5 +114,5 @@ class RowTree(SumTree):
         super()._write(idx, priority)
 
     def add(self, priority: float) -> None:
-        """Raises: `add` of the buffer writes the next priority."""
+        """Raise a TypeError: the buffer's `add` writes new priorities."""
         raise TypeError(explain("SumTree.add", "a tree of its own", "that of a buffer", "Add a step to the buffer."))

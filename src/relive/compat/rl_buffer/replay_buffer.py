@@ -1,4 +1,4 @@
-"""rl-buffer's `ReplayBuffer` on ours, and the common part of its three replay buffers."""
+"""rl-buffer's `ReplayBuffer` on our core, and the base classes of its three replay buffers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.compat.pickling import restores
 from relive.compat.rl_buffer.base_buffer import (
     CPU,
     BaseBuffer,
@@ -48,26 +49,26 @@ REPLAY_FIELDS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "dones": "terminated", "truncateds": "truncated",
     "next_observations": "next_obs",
 }  # fmt: skip
-"""rl-buffer's names in a batch, and the core's, which are in the order of a step."""
+"""The core's name of each field of a batch, in the order of the core's `add`."""
 
 
 class Transitions:
-    """One step of every environment at a time into the core that `make` makes, and batches out of it.
+    """The core replay buffer of an adapter: converts steps for it and reads batches from it.
 
-    `make` must survive pickling: a `functools.partial`.
+    `make` makes the core. It must be picklable: a `functools.partial`.
     """
 
     def __init__(self, make: Callable[[], _Replay], obs_shape: Any) -> None:
         self._make, self._obs_shape = make, obs_shape
         self.core = make()
         self.memory = self.core.columns
-        """The whole memory `[buffer_size, num_envs, …]` by the core's names."""
+        """The memory `[buffer_size, num_envs, …]` by the core's names."""
         self._places = [(name, self.memory[name][0]) for name in REPLAY_FIELDS.values()]
         self._flag = tuple(self.memory.batch_size[1:]) if obs_shape else None
-        """The shape of a flag, where it is not that of an observation too."""
+        """The shape of flags; None if observations are scalars, which have the same shape."""
 
-    def fitting(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> tuple[Any, ...]:
-        """The fields of one step as the core takes them. `truncated` may come before `next_obs`, and is recognised."""
+    def convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> tuple[Any, ...]:
+        """Convert one step for the core. `truncated` and `next_obs` may be exchanged."""
         if self._are_exchanged(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
         given = (obs, action, reward, flags(done), flags(truncated), next_obs)
@@ -76,13 +77,13 @@ class Transitions:
         return step
 
     def _are_exchanged(self, next_obs: Any, truncated: Any) -> bool:
-        """Whether `next_obs` are flags: by their shape, or by their dtype where an observation is one number."""
+        """Whether `next_obs` are flags: by their shape, or by their dtype if observations are scalars."""
         if self._flag is not None:
-            return not is_tree(next_obs) and np.shape(next_obs) == self._flag
+            return np.shape(next_obs) == self._flag and not is_tree(next_obs)
         return _are_bools(next_obs) and not _are_bools(truncated) and self.memory["obs"].dtype is not torch.bool
 
     def sample(self, batch_size: int, device: torch.device, names: Mapping[str, str]) -> dict[str, Any]:
-        """A batch of the core on a device, under these names."""
+        """Draw a batch from the core, moved to a device, under these names."""
         if not len(self.core):
             raise ValueError("Cannot sample from empty buffer: add a step first.")
         batch = self.core.sample(batch_size)
@@ -92,6 +93,7 @@ class Transitions:
     def __getstate__(self) -> dict[str, Any]:
         return {"make": self._make, "obs_shape": self._obs_shape, "contents": packed_state(self.core)}
 
+    @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["make"], state["obs_shape"])
         load_packed_state(self.core, state["contents"])
@@ -102,8 +104,8 @@ def _are_bools(value: Any) -> bool:
 
 
 def _refuse_shared(obs: Any, next_obs: Any) -> None:
-    """Raise if an observation and its next one share memory: the environment has overwritten the first."""
-    if is_tree(obs):
+    """Raise if observation and next observation share memory: the environment has overwritten the first."""
+    if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
     elif abs(obs.data_ptr() - next_obs.data_ptr()) < obs.nbytes and overlaps(obs, next_obs):
@@ -112,7 +114,7 @@ def _refuse_shared(obs: Any, next_obs: Any) -> None:
 
 
 class TransitionBuffer(Sized):
-    """A buffer of transitions, of one process or of several: `add`, `get`, and the memory as rl-buffer's attributes."""
+    """Base class of buffers of transitions, shared or not: `add`, `get`, and the memory as rl-buffer's attributes."""
 
     _transitions: Any
     _stats_tracker: Any
@@ -140,10 +142,10 @@ class TransitionBuffer(Sized):
         seed: int | None,
         sampler: Any = None,
     ) -> partial[_Replay]:
-        """A maker of cores for such transitions."""
+        """Return a function that makes a core for such transitions."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        # Copies of their own: every time step then fits, whatever its next observation is.
+        # "stored": with shared next observations an episode's last one would take a row of the capacity.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
         return partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
 
@@ -160,28 +162,29 @@ class TransitionBuffer(Sized):
     ) -> None:
         """Store one step of every environment.
 
-        `done` says where an episode terminated and `truncated` where it was cut short, as bools or numbers. Without
-        names `truncated` may also come before `next_obs`: their shapes tell, or the dtypes where an observation is one
-        number.
+        `done` marks terminated episodes and `truncated` those cut short, as bools or numbers. As positional arguments
+        `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
         """
-        is_full, tracker = self._is_full, self._stats_tracker
-        refuse_full(is_full, self.reset_strategy)
-        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
-        if tracker is not None:  # which may refuse the metrics, before anything is changed
-            ended = on_host(step[3])
-            if getattr(tracker, "truncated_ends", False) is True:
-                ended = ended | on_host(step[4])
-            track(tracker, ended, step[2], infos, done_reasons)
-        if is_full and self.reset_strategy is ResetStrategy.AUTO:
-            self.reset()
-        self.core.add(*step)
-        self._count_step()
+        core, tracker = self.core, self._stats_tracker
+        with core._lock:  # another process or thread may add, too: the check and the write are one change
+            is_full = self._is_full
+            refuse_full(is_full, self.reset_strategy)
+            step = self._transitions.convert(obs, action, reward, done, next_obs, truncated)
+            if tracker is not None:  # first, since it may refuse the metrics
+                ended = on_host(step[3])
+                if getattr(tracker, "truncated_ends", False) is True:
+                    ended = ended | on_host(step[4])
+                track(tracker, ended, step[2], infos, done_reasons)
+            if is_full and self.reset_strategy is ResetStrategy.AUTO:
+                self.reset()
+            core.add(*step)
+            self._count_step()
 
     def _count_step(self) -> None:
-        """Count a stored step, where the core does not."""
+        """Called after each stored step."""
 
     def get(self, batch_size: int) -> ReplayBatch:
-        """Transitions drawn with replacement, at most as many as are stored."""
+        """Draw transitions with replacement, at most as many as are stored."""
         available = self.total_current_size
         if 0 < available < batch_size:
             raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
@@ -189,12 +192,14 @@ class TransitionBuffer(Sized):
 
 
 class StoredTransitions(TransitionBuffer, BaseBuffer):
-    """A buffer of transitions of one process, which counts its steps."""
+    """Base class of the buffers of one process; counts its steps."""
+
+    _at = 0
+    _is_full = False
 
     def _forget(self) -> None:
         self._at, self._is_full = 0, False
-        if hasattr(self, "_transitions"):
-            self.core.clear()
+        self.core.clear()
 
     @property
     def _pos(self) -> int:
@@ -223,14 +228,14 @@ class StoredTransitions(TransitionBuffer, BaseBuffer):
         self._is_full = self._is_full or self._at == self._buffer_size
 
     def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Raises: steps go into this buffer by `add`, which counts them."""
+        """Raise a TypeError: steps are stored with `add`."""
         raise TypeError(f"{type(self).__name__}.add_context: expected add(obs, …), got rows to be written by hand.")
 
 
 class ReplayBuffer(StoredTransitions):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn uniformly.
 
-    `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are TensorDicts then.
+    `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""rl-buffer's `RolloutBuffer` on ours."""
+"""rl-buffer's `RolloutBuffer` on our core."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance
 
 
 def explained_variance(y_pred: torch.Tensor, y_true: torch.Tensor) -> float:
-    """How much of the variance of `y_true` the predictions explain; NaN if it has none. See our own of that name."""
+    """Fraction of the variance of `y_true` that `y_pred` explains (`relive.explained_variance`)."""
     return float(estimators.explained_variance(y_pred, y_true))
 
 
 @dataclass
 class RolloutBatch:
-    """Steps `[B]` with what is learnt from them."""
+    """Steps `[B]` with advantages and returns."""
 
     observations: Any
     actions: torch.Tensor
@@ -42,7 +42,7 @@ class RolloutBatch:
 
 @dataclass
 class SequenceBatch(RolloutBatch):
-    """Sequences `[B, L]` of steps, zero where `masks` is False; `starts` says which steps begin an episode."""
+    """Sequences `[B, L]` of steps, zero where `masks` is False; `starts` marks the first steps of episodes."""
 
     masks: torch.Tensor
     starts: torch.Tensor
@@ -57,7 +57,7 @@ _SEQUENCES = {**_STORED, **_SCORES, "masks": "mask", "starts": "is_first"}
 class RolloutBuffer(BaseBuffer):
     """`buffer_size` time steps of `num_envs` environments, with advantages and returns.
 
-    `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are TensorDicts then.
+    `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def core(self) -> _Rollout:
-        """The relive buffer underneath, with the steps that are stored now."""
+        """The relive buffer underneath, with the stored steps."""
         return self._rows.core
 
     def _forget(self) -> None:
@@ -123,7 +123,7 @@ class RolloutBuffer(BaseBuffer):
         infos: Mapping[str, Any] | None = None,
         done_reasons: Sequence[str | None] | None = None,
     ) -> None:
-        """Store one step of every environment; `done` says whether this step ended the episode."""
+        """Store one step of every environment; `done` is True where this step ended its episode."""
         rows = self._rows
         refuse_full(rows.is_full, self.reset_strategy)
         given = (obs, action, reward, flags(done), value, log_prob)
@@ -135,7 +135,7 @@ class RolloutBuffer(BaseBuffer):
 
     @contextmanager
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """The position for one step that is written into `_observations`, …; see `BaseBuffer.add_context`."""
+        """Yield the position for one step that is written into `_observations`, …; see `BaseBuffer.add_context`."""
         if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
             self._make_room()
         with super().add_context(*args, **kwargs) as pos:
@@ -151,10 +151,10 @@ class RolloutBuffer(BaseBuffer):
         self._rows.step -= 1
 
     def compute_returns_and_advantages(self, last_values: Any, last_dones: Any) -> None:
-        """Generalised advantage estimation over the stored steps (see `relive.gae`).
+        """Compute generalised advantages and returns of the stored steps (see `relive.gae`).
 
-        `last_values` `[N]` are the values of the observations after the last step; where `last_dones` they are not
-        used, since the last step ended the episode.
+        `last_values` `[N]` are the values of the observations after the last step; they are not used where `last_dones`
+        is True, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
         last = fit("last_values", _flat(last_values), value[0])
@@ -162,7 +162,7 @@ class RolloutBuffer(BaseBuffer):
         self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
-        """Every stored step once, in batches of which the last may be shorter; call it again for another epoch."""
+        """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
         self._score("get")
         return self._batches(positive("batch_size", batch_size), shuffle)
 
@@ -174,15 +174,17 @@ class RolloutBuffer(BaseBuffer):
         order = torch.randperm(total, generator=self._random, device=there) if shuffle else None
         for start in range(0, total, batch_size):
             batch = slice(start, min(start + batch_size, total))
-            found = {
+            fields = {
                 name: x[batch].clone() if order is None else rows_at(order[batch], x) for name, x in memory.items()
             }
-            yield RolloutBatch(**(found if there == self.device else {k: x.to(self.device) for k, x in found.items()}))
+            if there != self.device:
+                fields = {name: x.to(self.device) for name, x in fields.items()}
+            yield RolloutBatch(**fields)
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
     ) -> Iterator[SequenceBatch]:
-        """Every stored step once as sequences `[B, L]`, for recurrent policies; ends of episodes cut them.
+        """Yield every stored step once, as sequences `[B, L]` for recurrent policies; ends of episodes cut them.
 
         `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
         """
@@ -191,7 +193,7 @@ class RolloutBuffer(BaseBuffer):
         return (SequenceBatch(**{theirs: each[ours] for theirs, ours in _SEQUENCES.items()}) for each in sequences)
 
     def _score(self, where: str, name: str = "advantage") -> torch.Tensor:
-        """The advantages or returns of the stored steps."""
+        """The advantages or returns of the stored steps; raise if they are not computed."""
         if name not in self._rows.scores:
             remedy = "Call compute_returns_and_advantages first."
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
@@ -204,16 +206,16 @@ class RolloutBuffer(BaseBuffer):
         return self._score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:
-        """Give the advantages mean 0 and (population) deviation 1."""
+        """Normalize the advantages to mean 0 and population standard deviation 1."""
         _normalize(self._advantages)
 
     def normalize_returns(self) -> None:
-        """Give the returns mean 0 and (population) deviation 1."""
+        """Normalize the returns to mean 0 and population standard deviation 1."""
         _normalize(self._returns)
 
     @property
     def explained_variance(self) -> float:
-        """How much of the variance of the returns the values explain."""
+        """Fraction of the variance of the returns that the values explain."""
         return explained_variance(self._values[: self._rows.step], self._returns)
 
     @property
@@ -223,7 +225,7 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def advantages_std(self) -> float:
-        """The unbiased deviation of the advantages; 0 for a single one."""
+        """Unbiased standard deviation of the advantages; 0 for a single one."""
         return _deviation(self._advantages)
 
     @property
@@ -233,7 +235,7 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def returns_std(self) -> float:
-        """The unbiased deviation of the returns; 0 for a single one."""
+        """Unbiased standard deviation of the returns; 0 for a single one."""
         return _deviation(self._returns)
 
 

@@ -1,4 +1,4 @@
-"""rl-buffer's `SharedReplayBuffer` on ours."""
+"""rl-buffer's `SharedReplayBuffer` on our core."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
 @dataclass
 class SharedMemoryComponents:
-    """The address of the main process's steps, small enough to be sent to a worker."""
+    """A small handle of the main process's memory, to send to a worker."""
 
     handle: Handle
 
 
 @dataclass
 class SharedStates:
-    """Counters are beside the steps, so that there is nothing to send."""
+    """Empty: the shared memory includes the counters."""
 
 
 class SharedTransitions(Transitions):
-    """Transitions in the memory that `make` makes, or in that of another process, which `handle` names.
+    """A core replay buffer in new shared memory, or in the memory of another process if a `handle` is given.
 
-    A process that is started with them uses the same memory; any other copy has memory of its own.
+    A spawned process that gets them as an argument uses the same memory; any other copy has its own.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SharedTransitions(Transitions):
         self._make = make
 
     def rejoin(self) -> SharedTransitions:
-        """Open the memory again, in a forked child, which must not use its parent's handles."""
+        """Open the memory again in a forked child, which must not use its parent's handles."""
         return SharedTransitions(self._make, self._obs_shape, self.core.handle())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,9 +66,9 @@ class SharedTransitions(Transitions):
 class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
-    A lock keeps steps whole. Each process tells its own tracker of the steps that it adds; a worker may have none. The
-    steps are in shared memory of the host, whatever `device` batches come to. A process may also be started with the
-    buffer itself, or inherit it by a fork.
+    A lock makes `add` atomic. Each process tracks the steps that it adds with its own tracker, which a worker may omit.
+    The steps are in shared memory of the host; batches are moved to `device`. A process may also get the buffer itself
+    as an argument, or inherit it by a fork.
     """
 
     def __init__(
@@ -113,21 +113,21 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         self._process = os.getpid()
 
     def pos(self) -> int:
-        """The position of the next time step, counted from the last `reset`; 0 when that is the first row again."""
+        """The position of the next time step: from 0 after `reset` to `buffer_size - 1`, then 0 again."""
         stored = len(self.core) // self.num_envs
         if stored < self._buffer_size:
             return stored
         return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
 
     def set_pos(self, value: int) -> None:
-        """Forget every step, for 0. Other positions are the core's to count, and refused."""
+        """Remove every step if `value` is 0; any other new position raises."""
         if value == 0:
             self.core.clear()
         elif value != self.pos():
             raise ValueError(explain("set_pos", "0, which forgets every step", value, "Add steps with add."))
 
     def full(self) -> bool:
-        """Whether the coming step meets the reset strategy."""
+        """Whether the buffer is full: the next step triggers the reset strategy."""
         return self._is_full
 
     @property
@@ -135,7 +135,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return len(self.core) == self.core.capacity
 
     def set_full(self, value: bool) -> None:
-        """Forget every step of a full buffer, for False. A buffer that is not full cannot be called so."""
+        """Remove every step of a full buffer if `value` is False; True raises unless the buffer is full."""
         if value and not self.full():
             raise ValueError(explain("set_full", "False, or a full buffer", value, "Add steps with add."))
         if self.full() and not value:
@@ -143,11 +143,11 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     @property
     def current_size(self) -> int:
-        """How many time steps are stored."""
+        """Number of stored time steps."""
         return len(self.core) // self.num_envs
 
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
-        """The arguments that workers are made with."""
+        """The constructor arguments for workers."""
         return SharedMemoryComponents(self.core.handle()), SharedStates()
 
 

@@ -1,4 +1,4 @@
-"""rl-buffer's `StatsTracker`: sums of running episodes, and the newest finished ones."""
+"""rl-buffer's `StatsTracker`: statistics of the newest finished episodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOMENTS = ("mean", "std", "min", "max")
 
 
 class StatsTracker:
-    """Rewards, lengths and further metrics of the last `max_ep_info_buffer` episodes, and why they ended.
+    """Rewards, lengths and further metrics of the last `max_ep_info_buffer` episodes, and the reasons why they ended.
 
     `metrics_keys` are "rewards", "lengths" and the extra ones. `ep_info_buffer` holds the finished episodes, oldest
-    first: `ep_<metric>`, and `ep_done_<reason>` where it was that; it may be cleared or changed. As in rl-buffer `done`
-    alone ends an episode; with `truncated_ends=True`, which is ours, a buffer's `truncated` does too.
+    first, with the keys `ep_<metric>` and `ep_done_<reason>`; it may be cleared or changed. As in rl-buffer only `done`
+    ends an episode; with `truncated_ends=True`, which rl-buffer lacks, `truncated` does, too.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class StatsTracker:
         infos: Mapping[str, Any] | None = None,
         done_reasons: Sequence[str | None] | None = None,
     ) -> None:
-        """Count one step of every environment: `dones`, `rewards` and what `infos` has of the metrics, each `[N]`.
+        """Count one step of every environment: `dones`, `rewards` and the extra metrics in `infos`, each `[N]`.
 
-        Rewards `[N, k]` are added up, and one number is that of every environment. A reason counts where the episode
-        ends, if it is one of `done_reason_keys`. What does not fit changes nothing.
+        Rewards `[N, k]` are summed over k, and a single number is used for every environment. A reason counts if the
+        episode ends and `done_reason_keys` has it. A call that raises changes nothing.
         """
         rewards, ended = on_host(rewards), on_host(dones).nonzero()[0]
         if rewards.shape != (self.num_envs,):
@@ -87,18 +87,18 @@ class StatsTracker:
         self.ep_info_buffer.append(episode)
 
     def reset(self) -> None:
-        """Forget all episodes, the running ones too."""
+        """Remove all episodes, running ones included."""
         for sums in self._current_episode_stats.values():
             sums[:] = 0.0
         self.ep_info_buffer.clear()
 
     @property
     def trajectory_num(self) -> int:
-        """How many finished episodes the statistics are of."""
+        """Number of finished episodes in the statistics."""
         return len(self.ep_info_buffer)
 
     def get_statistics(self) -> dict[str, float]:
-        """Mean, deviation, smallest and largest of every metric, by episode and by step, and rates; empty at first."""
+        """Mean, std, min and max of every metric, per episode and per step, and rates; {} without episodes."""
         values = self.get_raw_values()
         if not values:
             return {}
@@ -110,25 +110,25 @@ class StatsTracker:
         return sum(f"ep_done_{reason}" in episode for episode in self.ep_info_buffer) / len(self.ep_info_buffer)
 
     def get_raw_values(self) -> dict[str, np.ndarray]:
-        """Every metric of every episode `[E]`, whole and per step; empty at first."""
+        """Every metric of every episode `[E]`, per episode and per step; {} without episodes."""
         if not self.ep_info_buffer:
             return {}
         episodes = self.ep_info_buffer
         values = {key: np.array([each.get(f"ep_{key}", 0.0) for each in episodes]) for key in self.metrics_keys}
         lengths = np.array([each.get("ep_lengths", 1.0) for each in episodes])
-        lasting = lengths > 0
-        values |= {f"step_{key}": x[lasting] / lengths[lasting] for key, x in values.items() if key != "lengths"}
+        has_steps = lengths > 0
+        values |= {f"step_{key}": x[has_steps] / lengths[has_steps] for key, x in values.items() if key != "lengths"}
         return {f"{self.category}/{key}": x for key, x in values.items()}
 
 
 def _moments(values: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
-    """Mean, deviation, smallest and largest of the metrics `names`; 0 where there is none."""
+    """Mean, std, min and max of the metrics `names`; 0 for a metric without values."""
     chosen = {name: x for name, x in values.items() if name in names}
     return {f"{name}_{k}": float(getattr(x, k)()) if x.size else 0.0 for name, x in chosen.items() for k in _MOMENTS}
 
 
 def on_host(value: Any) -> np.ndarray:
-    """An array of what may be a tensor on any device."""
+    """Convert a value, or a tensor on any device, to a numpy array."""
     if type(value) is np.ndarray:
         return value
     if isinstance(value, torch.Tensor):

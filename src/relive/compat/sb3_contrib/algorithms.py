@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""sb3-contrib's algorithms, with our buffers where it would choose its own."""
+"""sb3-contrib's algorithms, with our buffers as defaults."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ theirs: Any = importlib.import_module("sb3_contrib")
 class MaskablePPO(OnPolicyAlgorithm, theirs.MaskablePPO):
     """PPO with action masks on our rollout buffer."""
 
-    _chosen = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
+    _buffer_classes = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
 
 class RecurrentPPO(OnPolicyAlgorithm, theirs.RecurrentPPO):
-    """PPO with LSTMs on our rollout buffer, which takes the place of the one that sb3-contrib makes."""
+    """PPO with LSTMs on our rollout buffer, which replaces the one that sb3-contrib makes."""
 
-    _chosen = (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer)
+    _buffer_classes = (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer)
 
     def _setup_model(self) -> None:
         super()._setup_model()

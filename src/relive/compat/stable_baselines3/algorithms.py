@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Stable-Baselines3's algorithms, with our buffers where it would choose its own: `replay_buffer_class` is None."""
+"""Stable-Baselines3's algorithms, with our buffers as defaults of `rollout_buffer_class` and `replay_buffer_class`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class OnPolicyAlgorithm(on_policy_algorithm.OnPolicyAlgorithm):
     """Chooses a rollout buffer by the observation space."""
 
     rollout_buffer_class: Any
-    _chosen: tuple[Any, Any] = (RolloutBuffer, DictRolloutBuffer)
+    _buffer_classes: tuple[Any, Any] = (RolloutBuffer, DictRolloutBuffer)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
-            self.rollout_buffer_class = self._chosen[isinstance(self.observation_space, spaces.Dict)]
+            self.rollout_buffer_class = self._buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         super()._setup_model()
 
 
@@ -35,7 +35,7 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
             self.replay_buffer_class = self._choose_class()
-            self.n_steps = 1  # else a warning says that the class was passed, and steps are ignored
+            self.n_steps = 1  # otherwise Stable-Baselines3 warns that n_steps is ignored with a replay_buffer_class
         super()._setup_model()
         self.n_steps = n_steps
 

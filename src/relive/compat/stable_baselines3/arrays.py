@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
-"""Observations and arrays as Stable-Baselines3 has them: shapes and dtypes of spaces, and attributes that are arrays.
+"""Stable-Baselines3's observations (shapes and dtypes of spaces) and the arrays that are attributes of its buffers.
 
-Writing to these arrays stores, or raises. A Dict space has one level of names.
+Writing to these arrays writes to the buffer, or raises. A Dict space has one level of names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def overrides(buffer: Any, *names: str) -> bool:
-    """Whether the class of a buffer is a user's and has its own method of one of these names."""
+    """Whether a buffer is of a user's subclass that overrides one of these methods."""
     kind = type(buffer)
     ours = next(base for base in kind.__mro__ if base.__module__.startswith("relive."))
     return any(getattr(kind, name) is not getattr(ours, name) for name in names)
@@ -33,7 +33,7 @@ def overrides(buffer: Any, *names: str) -> bool:
 
 
 def fields_of(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
-    """An observation space as it is stored: with its own dtype, a float64 too; stacks of frames as frames."""
+    """Declare the fields of an observation space in its own dtypes; `n_stack` declares stacks of frames."""
     return map_tree(lambda part: _field(part, n_stack), space)
 
 
@@ -51,57 +51,57 @@ def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
 
 
 def _stacking_axis(space: spaces.Space[Any]) -> int:
-    """The axis that `VecFrameStack` puts frames one after another along: an image's channels, else the last."""
+    """The axis along which `VecFrameStack` concatenates frames: an image's channels, else the last one."""
     first = is_image_space(space, check_channels=False) and is_image_space_channels_first(cast(spaces.Box, space))
     return 0 if first else len(space.shape or ()) - 1
 
 
 def nbytes_of(space: spaces.Space[Any]) -> int:
-    """How many bytes an observation takes."""
+    """Size of an observation in bytes."""
     fields = fields_of(space)
     leaves = fields.values() if isinstance(fields, dict) else [fields]
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
-    """The shapes of one step's observations."""
+    """Shapes of one step's observations of all environments."""
     return map_tree(lambda part: (n_envs, *get_obs_shape(part)), space)
 
 
 def stack_frames(obs: Any, fields: Any) -> Any:
-    """One step's observations with an axis for their frames."""
+    """Reshape one step's observations: add an axis for the frames."""
     return map_tree(lambda f, x: x.reshape(len(x), *f.shape[: f.axis], f.k, *f.shape[f.axis :]), fields, obs)
 
 
 def unstack_frames(obs: Any, shape: Any, lead: int) -> Any:
-    """Stacks of frames after `lead` axes in the shape of the observation space."""
+    """Reshape stacks of frames after `lead` axes to the shape of the observation space."""
     return map_tree(lambda part, x: x.reshape(*x.shape[:lead], *part), shape, obs)
 
 
 def reshape_step(shapes: Shapes, obs: Any) -> Any:
-    """One step's observations in these shapes; other keys of a dict are left out."""
+    """Reshape one step's observations to these shapes; further keys of a dict are dropped."""
     if isinstance(shapes, dict):
         return {key: reshape_step(shape, obs[key]) for key, shape in shapes.items()}
     array = np.asarray(obs)
     if array.shape == shapes:
         return array
-    # Discrete comes as (n,), one environment perhaps as it is: only axes of length one may differ.
+    # Discrete observations have shape (n,), and a single environment may lack its axis: only axes of 1 may differ.
     alike = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
     return array.reshape(shapes) if alike else array
 
 
-def in_own_memory(next_obs: Any, obs: Any) -> Any:
-    """Next observations in other memory than the observations: a caller may pass one array as both."""
+def unshare(next_obs: Any, obs: Any) -> Any:
+    """Copy next observations that share memory with the observations."""
     return map_tree(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
 
 
 def numpy_of(batch: Any) -> Any:
-    """A tensor, or a TensorDict of tensors, as numpy."""
+    """Convert a tensor, or a TensorDict, to numpy."""
     return map_tree(lambda leaf: leaf.numpy(force=True), batch)
 
 
 def torch_of(obs: Any, device: torch.device) -> Any:
-    """An array, or a dict of arrays, on a device."""
+    """Convert an array, or a dict of arrays, to tensors on a device."""
     return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
 
 
@@ -109,7 +109,7 @@ def torch_of(obs: Any, device: torch.device) -> Any:
 
 
 def overwrite(place: Any, value: Any) -> None:
-    """Copy an array, or a dict of arrays, into another one."""
+    """Copy an array, or a dict of arrays, into another; raise if integers or bools would change."""
     if isinstance(place, dict):
         for key, array in place.items():
             overwrite(array, value[key])
@@ -122,16 +122,16 @@ def overwrite(place: Any, value: Any) -> None:
 
 
 class Arrays(WrittenDict):
-    """The arrays of a Dict space. What is assigned to a key is written into its array, which stays."""
+    """The arrays of a Dict space; assigning to a key writes into its array."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         overwrite(self[key], value)
 
 
 class ExchangedArrays(Arrays):
-    """The arrays of a Dict space, over `memory`, which users' code may exchange.
+    """The arrays of a Dict space, which users' code may replace.
 
-    What has the shape of the memory of its key is written there; all else is kept as it is, in an order of the user's.
+    An assigned array with the shape of the key's memory is written into it; any other replaces the array of the key.
     """
 
     def __init__(self, memory: dict[str, np.ndarray]) -> None:
@@ -147,16 +147,16 @@ class ExchangedArrays(Arrays):
 
 
 class Gathered(np.ndarray):
-    """A copy of rows `[buffer_size, n_envs, …]` that tells the buffer of what is written to it, whole or in part."""
+    """A copy of rows `[buffer_size, n_envs, …]` whose writes, also to parts of it, are passed to the buffer."""
 
     write: Callable[[Any, Any], None]
-    """`write(key, value)` stores what is written, or raises."""
+    """Called as `write(key, value)` for every write; stores the value in the buffer, or raises."""
     copied: np.ndarray
     """The memory of the rows as a plain, writable array."""
 
     @staticmethod
     def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
-        """An array over the memory of `copied`."""
+        """Make one over the memory of `copied`."""
         gathered = copied.view(Gathered)
         gathered.flags.writeable = False
         gathered.write, gathered.copied = write, copied
@@ -164,7 +164,7 @@ class Gathered(np.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
-            raise ValueError("assignment destination is read-only")  # of what numpy made of the array
+            raise ValueError("assignment destination is read-only")  # of an array that numpy derived from this one
         value = np.asarray(value)
         self.write(key, value)
         self.copied[key] = value
@@ -178,13 +178,13 @@ class Gathered(np.ndarray):
         return Gathered.of(part, lambda inner, value: self._write_part(key, inner, value))
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
-        """Write to a part of a part."""
+        """Write to `inner` of the part `key`."""
         whole = np.array(self.copied[key])
         whole[inner] = value
         self.write(key, whole)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        """Results are plain arrays; a result that goes into this array (`rewards += bonus`) is written."""
+        """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""
         computed = getattr(ufunc, method)(*map(_plain, inputs), **options)
         if not out:
             return computed

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-"""Prioritised replay, which Stable-Baselines3 lacks: a buffer in the form of its others, and DQN, SAC and TD3 on it.
+"""Prioritised replay, which Stable-Baselines3 lacks: a replay buffer, and DQN, SAC and TD3 that use it.
 
-Stable-Baselines3's own `train` neither reads weights nor reports TD errors. The algorithms here do its updates with
-weighted critic losses, and their TD errors are the new priorities.
+Stable-Baselines3's own `train` neither reads weights nor reports TD errors. The algorithms here make the same updates
+with weighted critic losses, and set the priorities to the TD errors.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from relive.replay.samplers import Prioritized, Sampler
 
 _RISING = LinearSchedule(0.4, 1.0, 1.0)
 
-_PATIENCE = 10
-"""Batches that may be drawn before the first update of priorities."""
+_MAX_BATCHES_WITHOUT_UPDATE = 10
+"""Number of batches without an update of priorities after which a warning is issued."""
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
-    """A batch of `ReplayBuffer`, and what makes up for the draws not being uniform."""
+    """A batch of `ReplayBuffer` with importance weights and row ids."""
 
     observations: Any
     actions: torch.Tensor
@@ -42,22 +42,22 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     weights: torch.Tensor
     """Importance weights in (0, 1], [B, 1]."""
     indices: torch.Tensor
-    """The rows, for `update_priorities`."""
+    """Row ids, for `update_priorities`."""
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Transitions drawn in proportion to (priority + eps)^alpha; new ones have the largest priority so far.
 
     `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
-    Any algorithm can draw from this buffer; only those that use `weights` and call `update_priorities` learn from it
-    as they should, and a `DataWarning` says so to the others. All else is `ReplayBuffer`'s. (Schaul et al., Prioritized
+    An algorithm must use `weights` and call `update_priorities`; a `DataWarning` reports one that does not. Everything
+    else is inherited from `ReplayBuffer`. (Schaul et al., Prioritized
     Experience Replay, 2016.)
     """
 
     progress_remaining = 1.0
-    """How much of the training is left: from 1 to 0."""
+    """Remaining fraction of the training, from 1 to 0."""
     _num_drawn = 0
-    """Batches that were drawn before the first update."""
+    """Number of batches drawn before the first update."""
     _is_updated = False
 
     def __init__(
@@ -70,7 +70,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
-        if self._is_custom:  # Stable-Baselines3's loop, which these belong to, draws uniformly
+        if self._is_custom:  # with these methods Stable-Baselines3's own code draws, uniformly
             remedy = "Override sample, and change the batch that super().sample returns."
             expected = "a class without its own _get_samples and conversions"
             raise SchemaError(explain("PrioritizedReplayBuffer", expected, type(self).__name__, remedy))
@@ -79,13 +79,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch of transitions drawn by their priorities, normalised as `env` says."""
+        """Draw transitions by priority, normalised by `env`."""
         if not self._core_is_current:
             expected, remedy = "steps that were all added with add", "Add steps, and leave pos and full alone."
             raise SchemaError(explain(type(self).__name__, expected, f"pos = {self.pos}", remedy))
         if not self._is_updated:
             self._num_drawn += 1
-            if self._num_drawn == _PATIENCE and self.alpha > 0:
+            if self._num_drawn == _MAX_BATCHES_WITHOUT_UPDATE and self.alpha > 0:
                 self._warn()
         return super().sample(batch_size, env)
 
@@ -94,27 +94,29 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             "Stable-Baselines3's own algorithms never update priorities, so that draws stay uniform: use "
             "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3, or call update_priorities(batch.indices, errors)."
         )
-        got = f"{_PATIENCE} batches and no update"
+        got = f"{_MAX_BATCHES_WITHOUT_UPDATE} batches and no update"
         message = explain(type(self).__name__, "update_priorities after sample", got, remedy)
         warnings.warn(message, DataWarning, stacklevel=3)
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        weight = batch["reward"].new_ones(len(batch)) if weight is None else weight  # rows that nobody drew
+        weight = (
+            batch["reward"].new_ones(len(batch)) if weight is None else weight
+        )  # rows that were not drawn by priority
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
             *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]
         )
 
     def update_priorities(self, indices: torch.Tensor, priorities: torch.Tensor | np.ndarray) -> None:
-        """Give the rows `indices` of a batch new priorities, such as absolute TD errors; skip those overwritten."""
+        """Set the priorities of the rows `indices`, such as absolute TD errors; overwritten rows are skipped."""
         values = torch.as_tensor(priorities, device="cpu").detach().reshape(-1)
         self._core.update_priority(indices, values)
         self._is_updated = True
 
 
-class _OnPriorities:
-    """The common part of the algorithms: the buffer, draws from it, new priorities, and the order of an update."""
+class _PrioritizedAlgorithm:
+    """Base class of the algorithms: draws batches, updates priorities and logs."""
 
     _current_progress_remaining: float
     _vec_normalize_env: VecNormalize | None
@@ -133,16 +135,16 @@ class _OnPriorities:
 
     @abstractmethod
     def _optimizers(self) -> list[Any]:
-        """The optimizers that follow the schedule of the learning rate."""
+        """The optimizers whose learning rate follows the schedule."""
 
     @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Learn from a batch, the `step`th of this call; yields what is logged."""
+        """Update the networks with batch number `step` of this call; yield names and values to log."""
 
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
         """Train: draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
-        if not hasattr(buffer, "update_priorities"):  # such as one that another algorithm saved
+        if not hasattr(buffer, "update_priorities"):  # e.g. loaded from another algorithm's save
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
         buffer.progress_remaining = self._current_progress_remaining
@@ -158,15 +160,15 @@ class _OnPriorities:
             self.logger.record(f"train/{name}", np.mean(numbers))
         self.logger.record("train/n_updates", self._n_updates, "tensorboard")
 
-    def _tell(
+    def _set_priorities(
         self, batch: PrioritizedReplayBufferSamples, values: Sequence[torch.Tensor], target: torch.Tensor
     ) -> None:
-        """The critics' mean absolute TD errors are the rows' new priorities."""
+        """Set the rows' priorities to the critics' mean absolute TD errors."""
         errors = (torch.cat(tuple(values), 1) - target).abs().mean(1)
         self.replay_buffer.update_priorities(batch.indices, errors)
 
-    def _follow(self, *names: str) -> None:
-        """Move target networks towards the networks of these names, and copy their statistics."""
+    def _update_targets(self, *names: str) -> None:
+        """Move the target networks of these networks towards them, and copy their batch norm statistics."""
         for name in names:
             online, target = (getattr(self, each) for each in (name, f"{name}_target"))
             polyak_update(online.parameters(), target.parameters(), self.tau)
@@ -175,7 +177,7 @@ class _OnPriorities:
             polyak_update(*statistics, tau=1)
 
 
-class PrioritizedDQN(_OnPriorities, DQN):
+class PrioritizedDQN(_PrioritizedAlgorithm, DQN):
     """DQN on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
@@ -191,11 +193,11 @@ class PrioritizedDQN(_OnPriorities, DQN):
         value = self.q_net(batch.observations).gather(1, batch.actions.long())
         loss = (batch.weights * F.smooth_l1_loss(value, target, reduction="none")).mean()
         _descend(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm)
-        self._tell(batch, [value], target)
+        self._set_priorities(batch, [value], target)
         yield "loss", loss
 
 
-class PrioritizedSAC(_OnPriorities, SAC):
+class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
     """SAC on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
@@ -217,10 +219,10 @@ class PrioritizedSAC(_OnPriorities, SAC):
         _descend(self.actor.optimizer, actor_loss)
         yield "actor_loss", actor_loss
         if step % self.target_update_interval == 0:
-            self._follow("critic")
+            self._update_targets("critic")
 
     def _temperature(self, log_prob: torch.Tensor) -> torch.Tensor:
-        """The weight of the entropy for this update; where it is learnt, it learns."""
+        """Return the entropy coefficient for this update, after an optimizer step if it is learnt."""
         if self.ent_coef_optimizer is None or self.log_ent_coef is None:
             return self.ent_coef_tensor
         temperature = self.log_ent_coef.detach().exp()
@@ -236,11 +238,11 @@ class PrioritizedSAC(_OnPriorities, SAC):
         values = self.critic(batch.observations, batch.actions)
         loss = 0.5 * _squared_error(batch, values, target)
         _descend(self.critic.optimizer, loss)
-        self._tell(batch, values, target)
+        self._set_priorities(batch, values, target)
         return loss
 
 
-class PrioritizedTD3(_OnPriorities, TD3):
+class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
     """TD3 on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
@@ -264,13 +266,13 @@ class PrioritizedTD3(_OnPriorities, TD3):
         values = self.critic(batch.observations, batch.actions)
         loss = _squared_error(batch, values, target)
         _descend(self.critic.optimizer, loss)
-        self._tell(batch, values, target)
+        self._set_priorities(batch, values, target)
         return loss
 
     def _improve_actor(self, batch: PrioritizedReplayBufferSamples) -> torch.Tensor:
         loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
         _descend(self.actor.optimizer, loss)
-        self._follow("critic", "actor")
+        self._update_targets("critic", "actor")
         return loss
 
 

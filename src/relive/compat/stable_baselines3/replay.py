@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`ReplayBuffer`, `DictReplayBuffer` and `NStepReplayBuffer`: Stable-Baselines3's off-policy buffers.
 
-Its `done` is any end, and the info of a step says whether that was a timeout; its batches have `dones` without these,
+Its `done` is any end, and "TimeLimit.truncated" in the info marks timeouts; its batches have `dones` without timeouts,
 which is our `terminated`. Its rows are positions [buffer_size, n_envs] that are written in turn.
 """
 
@@ -18,11 +18,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     Arrays,
     fields_of,
-    in_own_memory,
     nbytes_of,
     numpy_of,
     overrides,
@@ -31,6 +31,7 @@ from relive.compat.stable_baselines3.arrays import (
     stack_frames,
     step_shapes,
     torch_of,
+    unshare,
     unstack_frames,
 )
 from relive.compat.stable_baselines3.rows import SharedRows, StoredRows
@@ -42,8 +43,8 @@ from relive.schema.assembly import to_device
 from relive.schema.checks import one_of
 from relive.schema.fields import Declaration, Field
 
-_LARGE = 1024
-"""Observations of more bytes than this are stored once, unless the user says otherwise."""
+_MAX_STORED_TWICE = 1024
+"""Size in bytes above which an observation is stored once by default."""
 _ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
@@ -54,16 +55,16 @@ CONVERSIONS = ("to_torch", "_normalize_obs", "_normalize_reward")
 class ReplayBuffer(theirs.ReplayBuffer):
     """The newest `buffer_size` transitions of `n_envs` environments, for DQN, SAC, TD3 and DDPG.
 
-    Observations are of any space, Dict too. What `add` is given is what `sample` gives, at the ends of episodes too.
+    Observations may be of any space, Dict included. `sample` returns exactly the transitions that were added.
 
-    Two arguments are ours, for `replay_buffer_kwargs`:
+    Two arguments that Stable-Baselines3 lacks, for `replay_buffer_kwargs`:
 
     - `next_obs="stored"` keeps two observations per transition, and the arrays (`observations`, `rewards`, …) are the
       memory itself: the default for small observations. `"shared"` stores every observation once: the default for
       images, and with `optimize_memory_usage`. Its price is a row of the `buffer_size` for every episode's last
       observation, and the arrays are copies.
-    - `n_stack=4` says that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames are
-      stored then.
+    - `n_stack=4` declares that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames
+      are stored.
 
     A subclass may write the arrays and `pos` itself, and read them in its own `_get_samples`, as in Stable-Baselines3:
     its default is `"stored"`.
@@ -71,7 +72,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAYS)
     _sums_rewards = False
-    """Whether batches have sums of rewards, which are normalised one by one before."""
+    """Whether batches have sums of rewards, whose terms are normalised before summing."""
 
     def __init__(
         self,
@@ -94,33 +95,35 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self.n_stack = n_stack
         self._random = np.random.default_rng(experiment_seed())
         self._is_custom = overrides(self, "_get_samples", *CONVERSIONS)
-        """Whether batches are made by the user's code, from positions."""
+        """Whether a user's class overrides the methods that make batches from positions."""
         self._next_obs = self._storage_of(next_obs)
         self._start()
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
-        """Raise where Stable-Baselines3 does."""
+        """Raise for arguments that Stable-Baselines3 refuses."""
         if optimize_memory_usage and handle_timeout_termination:
             remedy = 'Pass handle_timeout_termination=False, or use next_obs="shared", which has no such limit.'
             raise ValueError(explain("optimize_memory_usage", "no timeouts to handle", "both", remedy))
 
     def _storage_of(self, next_obs: str | None) -> str:
-        """How next observations are stored: as said, or as they are best."""
+        """How next observations are stored: as the argument says, or by the size of observations."""
         one_of("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
             expected = '"shared" with n_stack or optimize_memory_usage'
             raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
-        large = nbytes_of(self.observation_space) > _LARGE and not (self._is_custom or overrides(self, "add", "sample"))
+        large = nbytes_of(self.observation_space) > _MAX_STORED_TWICE and not (
+            self._is_custom or overrides(self, "add", "sample")
+        )
         return "shared" if large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
     def _start(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
-        """Further fields of the coming step."""
+        """Further fields of the next step."""
         self._fits = not self.n_stack
-        """All observations so far could be stored as they were given."""
+        """Whether all observations so far could be stored without reshaping."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
         self._shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
         kind = StoredRows if self._next_obs == "stored" else SharedRows
@@ -156,7 +159,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     @property
     def _core_is_current(self) -> bool:
-        """Whether every step came by our `add`: the core knows them all."""
+        """Whether the core has every step: none was written by setting the arrays and `pos`."""
         written = self._rows.written
         return self.pos == written % self.buffer_size and self.full == (written >= self.buffer_size)
 
@@ -169,6 +172,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAYS}
         return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state.pop("_arrays")
         vars(self).update(state)
@@ -191,9 +195,11 @@ class ReplayBuffer(theirs.ReplayBuffer):
         done: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store one step of every environment; `next_obs` is the state it led to before any reset."""
+        """Store one step of every environment; `next_obs` is the observation after the step, before any reset."""
         if not self._core_is_current:
-            super().add(obs, next_obs, action, reward, done, infos)  # at `pos`, where the core does not go on
+            super().add(
+                obs, next_obs, action, reward, done, infos
+            )  # writes at `pos`, which is not the core's next position
             return
         step = (
             action
@@ -211,7 +217,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         if self._fits:
             try:
                 self._rows.add(obs, next_obs, *step)
-            except SchemaError:  # of which nothing was stored
+            except SchemaError:  # a call that raises has stored nothing
                 self._fits = False
         if not self._fits:
             self._rows.add(*self._reshape(obs, next_obs), *step)
@@ -221,34 +227,34 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def _reshape(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
         obs = reshape_step(self._shapes, obs)
-        next_obs = in_own_memory(reshape_step(self._shapes, next_obs), obs)
+        next_obs = unshare(reshape_step(self._shapes, next_obs), obs)
         if self.n_stack:
             obs, next_obs = stack_frames(obs, self._fields), stack_frames(next_obs, self._fields)
         return obs, next_obs
 
     def reset(self) -> None:
-        """Forget every transition. The arrays are new ones."""
+        """Remove every transition. The arrays are new objects."""
         self._start()
         self.pos, self.full = 0, False
 
     def size(self) -> int:
-        """How many positions before `pos` have a transition of every environment."""
+        """Number of positions before `pos` with a transition of every environment."""
         return self._rows.size_at(self.pos, self.full)
 
     # Reading
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch of random transitions, normalised as `env` says."""
+        """Draw random transitions, normalised by `env`."""
         if self._is_custom or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
-                count -= 1  # the oldest observation: its position has the newest next one
+                count -= 1  # the oldest position holds the newest next observation
             ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
         return self._samples(self._rows.sample(batch_size, self._view(), env if self._sums_rewards else None), env)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
-        """The transitions at these positions, each of a random environment."""
+        """Read the transitions at these positions, each of a random environment."""
         if not self._core_is_current or overrides(self, *CONVERSIONS):
             return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
@@ -259,7 +265,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
-        """A batch as the algorithms read it. Every tensor operation here costs as much as gathering a field."""
+        """Convert a batch for the algorithms. A hot path: every tensor operation costs as much as gathering a field."""
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
@@ -288,7 +294,7 @@ class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
 
 
 class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
-    """Transitions of `n_steps` steps, or of the fewer to an end or to the newest one, with their `discounts`."""
+    """Transitions of up to `n_steps` steps, cut at an end or at the newest step, with their `discounts`."""
 
     _sums_rewards = True
 

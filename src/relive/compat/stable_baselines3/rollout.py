@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RolloutBuffer` and `DictRolloutBuffer`: Stable-Baselines3's on-policy buffers.
 
-Its flag says that the episode ended *before* a step; the end of the last step is an argument of the advantages. Its
-algorithms have added γ V(final observation) to the reward of a truncated step already, so that every end is a
-termination here.
+Its `episode_start` says that an episode ended *before* a step; the end of the last step is an argument of
+`compute_returns_and_advantage`. Its algorithms add γ V(final observation) to the reward of a truncated step, so every
+end is a termination here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     ExchangedArrays,
@@ -36,15 +37,15 @@ from relive.schema.fields import Field
 _STORED = {"observations": "obs", "actions": "action", "rewards": "reward", "values": "value", "log_probs": "log_prob"}
 """Stable-Baselines3's arrays that are the core's memory."""
 _ATTACHED = {"advantages": "advantage", "returns": "return"}
-"""Its arrays that the core is given for batches."""
+"""Stable-Baselines3's arrays that are attached to the core for batches."""
 
 
 class RolloutBuffer(theirs.RolloutBuffer):
-    """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict too.
+    """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict included.
 
-    The arrays (`observations`, `rewards`, …) have all `buffer_size` steps from the start, time first, and stay so after
-    `get`: what is written to them is learnt from. `pos` and `full` can be set after writing rows there. A subclass with
-    its own `_get_samples` or `get` finds them as it does in Stable-Baselines3: in one order of all steps.
+    The arrays (`observations`, `rewards`, …) are the memory `[buffer_size, n_envs, …]`, also after `get`. `pos` and
+    `full` can be set after writing rows there. A subclass with its own `_get_samples` or `get` finds the arrays
+    flattened, as in Stable-Baselines3.
     """
 
     observations, actions, rewards, values, log_probs = memory_views(*_STORED)
@@ -64,18 +65,18 @@ class RolloutBuffer(theirs.RolloutBuffer):
         self.gae_lambda = gae_lambda
         self.gamma = gamma
         self._is_custom = overrides(self, "_get_samples", "to_torch")
-        """Whether batches are made by Stable-Baselines3's code, which calls these methods."""
+        """Whether a user's class overrides these methods: Stable-Baselines3's own code then makes the batches."""
         self._check()
         self._allocate()
         self.reset()
 
     def _check(self) -> None:
-        """Raise if this class is not for such observations."""
+        """Raise if this class does not support the observation space."""
 
     def _allocate(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
-        self._not_yet = np.zeros(self.n_envs, np.bool_)
-        """Whether a step ended its episode is told with the step after it."""
+        self._no_ends = np.zeros(self.n_envs, np.bool_)
+        """Placeholder of a step's ends, which are known with the next step."""
         self._action_dtype: Any = self.action_space.dtype
         self._core = Core(
             self.buffer_size,
@@ -101,16 +102,16 @@ class RolloutBuffer(theirs.RolloutBuffer):
         elif np.shape(value) == memory.shape:
             overwrite(memory, given)
             value = memory
-        vars(self)[name] = value  # of other shapes: users' code has its own order
+        vars(self)[name] = value  # other shapes are users' own arrays
 
     @property
     def nbytes(self) -> int:
         """The size of the memory in bytes."""
-        own = set(self._arrays) - set(_STORED)
-        return self._core.nbytes + sum(self._arrays[name].nbytes for name in own)
+        outside_core = set(self._arrays) - set(_STORED)
+        return self._core.nbytes + sum(self._arrays[name].nbytes for name in outside_core)
 
     def reset(self) -> None:
-        """Forget the stored steps. The arrays are zero again, but for observations and actions."""
+        """Remove the stored steps. The arrays become zero, except observations and actions."""
         self._core.clear()
         for name, memory in self._arrays.items():
             if name not in ("observations", "actions"):
@@ -123,13 +124,14 @@ class RolloutBuffer(theirs.RolloutBuffer):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_core"}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state["_arrays"]
         vars(self).update(state)
         self._allocate()
         for name, saved in arrays.items():
             setattr(self, name, saved)
-        self.generator_ready = False  # the arrays are time first again
+        self.generator_ready = False  # the restored arrays are not flattened
 
     def add(
         self,
@@ -140,7 +142,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         value: torch.Tensor,
         log_prob: torch.Tensor,
     ) -> None:
-        """Store one step of every environment; `episode_start`: its observation is the first of an episode."""
+        """Store one step of every environment; `episode_start` is True where an episode begins."""
         n_envs, row = self.n_envs, self.pos
         if self._core.num_stored != row:
             self._core.take_back(row)
@@ -148,8 +150,8 @@ class RolloutBuffer(theirs.RolloutBuffer):
             reshape_step(self._shapes, obs),
             np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
             np.asarray(reward, np.float32).reshape(n_envs),
-            self._not_yet,
-            self._not_yet,
+            self._no_ends,
+            self._no_ends,
             value=value.numpy(force=True).reshape(n_envs),
             log_prob=log_prob.numpy(force=True).reshape(n_envs),
         )
@@ -159,18 +161,18 @@ class RolloutBuffer(theirs.RolloutBuffer):
             self.full = True
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
-        """Compute `advantages` and `returns`; `dones`: the last step ended its episode."""
+        """Compute `advantages` and `returns`; `dones` is True where the last step ended its episode."""
         steps, arrays = self.buffer_size if self.full else self.pos, self._arrays
         reward, value = (torch.from_numpy(arrays[name][:steps]) for name in ("rewards", "values"))
         starts_after = [arrays["episode_starts"][1:steps], np.reshape(dones, (1, self.n_envs))]
         ended = torch.from_numpy(np.concatenate(starts_after) != 0)
         last = last_values.detach().reshape(self.n_envs).to(value)
-        found = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
-        for name, score in zip(_ATTACHED, found, strict=True):
+        scores = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
+        for name, score in zip(_ATTACHED, scores, strict=True):
             arrays[name][:steps] = score.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """Every step once, in random order and in batches; all at once without a `batch_size`."""
+        """Yield every step once, in random order and in batches; a single batch without `batch_size`."""
         self._require_full()
         if self._is_custom:
             yield from super().get(batch_size)
@@ -187,7 +189,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
             yield self._samples([batch[name] for name in fields])
 
     def _attached(self) -> dict[str, str]:
-        """The arrays that are no part of a step, by their name in batches."""
+        """The core's name of each array that is attached for batches."""
         return _ATTACHED
 
     def _require_full(self) -> None:
@@ -196,7 +198,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
             raise NotReadyError(explain("get", f"{self.buffer_size} steps", self.pos, remedy))
 
     def _samples(self, parts: list[Any]) -> Any:
-        """The parts of a batch as the tuple that algorithms read."""
+        """Make the named tuple that algorithms read."""
         obs, action, *rest = parts
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
@@ -205,9 +207,9 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return self._kinds[1](dict(obs.items()), action, *rest)
 
     _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
-    """The types of batches: of one array of observations, and of a dict of them."""
+    """The types of batches with one tensor of observations, and with a dict of them."""
     _casts_actions = True
-    """Whether batches have actions in float32 whatever their space is."""
+    """Whether actions in batches are cast to float32."""
 
 
 class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
@@ -215,5 +217,5 @@ class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            where = "DictRolloutBuffer must be used with Dict obs space only"  # a test of Stable-Baselines3 reads this
+            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match this
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""The rows of Stable-Baselines3's replay buffers: each with its next observation, or in chains that share them."""
+"""The rows of Stable-Baselines3's replay buffers, with next observations stored or shared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Rows:
         self.core = Core(size * n_envs, num_envs=n_envs, next_obs=next_obs, **settings)
         self._never = np.zeros(n_envs, np.bool_)
         self.written = 0
-        """How many steps of every environment were added."""
+        """Number of steps per environment ever added."""
 
     @property
     def nbytes(self) -> int:
@@ -42,16 +42,16 @@ class _Rows:
         return (self.written - 1) % self.size
 
     def state(self) -> dict[str, Any]:
-        """The state to save beside the core."""
+        """Return the state that is saved in addition to the core's."""
         return {"written": self.written}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on with a saved state."""
+        """Restore a saved state."""
         self.written = state["written"]
 
 
 class StoredRows(_Rows):
-    """Steps with next observations of their own; the arrays are the memory itself."""
+    """Steps that store their next observations; the arrays are the memory itself."""
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         super().__init__(size, n_envs, "stored", **settings)
@@ -69,7 +69,7 @@ class StoredRows(_Rows):
         return self.core.nbytes + self._dones.nbytes + self._timeouts.nbytes
 
     def array(self, name: str) -> Any:
-        """The array of that name, or the dict of arrays."""
+        """The array of a field, or the dict of arrays."""
         return self.arrays[name]
 
     def add(
@@ -83,24 +83,24 @@ class StoredRows(_Rows):
         self.written += 1
 
     def size_at(self, pos: int, is_full: bool) -> int:
-        """How many positions before `pos` have a step of every environment."""
+        """Number of positions before `pos` with a step of every environment."""
         return self.size if is_full else pos
 
     def state(self) -> dict[str, Any]:
-        """The state to save beside the core."""
+        """Return the state that is saved in addition to the core's."""
         return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), **super().state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on with a saved state."""
+        """Restore a saved state."""
         self._dones[...], self._timeouts[...] = state["dones"], state["timeouts"]
         super().load(state)
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """Random rows, read by a view; a normalizer changes rewards before they are summed."""
+        """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
         return self._complete(self.core.sample(batch_size), view, normalizer)
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """The rows at these positions of these environments."""
+        """Read the rows at these positions of these environments."""
         newest = self.written - 1
         rows = newest - (newest - positions) % self.size
         if (rows < 0).any():
@@ -109,11 +109,11 @@ class StoredRows(_Rows):
         return self._complete(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view, normalizer)
 
     def cut(self, envs: np.ndarray) -> None:
-        """The newest steps of these environments end their episodes, as a time limit does."""
+        """Truncate the episodes of these environments at their newest steps."""
         self._dones[self.newest, envs] = self._timeouts[self.newest, envs] = 1
 
     def _complete(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """A batch with the ends of its steps, and with the fields that the view computes from them."""
+        """Add "terminated" to a batch, and the fields that the view computes."""
         row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
         time = row % self.size
         if not isinstance(view, Transition):
@@ -125,7 +125,7 @@ class StoredRows(_Rows):
     def _n_steps(
         self, batch: TensorDict, time: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None
     ) -> np.ndarray:
-        """Put n-step rewards, where they led to and their discounts into a batch; returns the last positions."""
+        """Add n-step rewards, next observations and discounts to a batch; return the positions of the last steps."""
         if not isinstance(view, NStep):
             remedy = 'Pass replay_buffer_kwargs={"next_obs": "shared"}.'
             raise SchemaError(explain(type(view).__name__, "a chain of observations", 'next_obs="stored"', remedy))
@@ -147,7 +147,7 @@ class StoredRows(_Rows):
 
 
 class SharedRows(_Rows):
-    """Steps in chains: every observation is stored once, and where an episode ends its last one takes a row.
+    """Steps that share observations: each is stored once, and the last one of an episode takes a row of its own.
 
     The arrays are copies in the order of positions, zero where a step is no longer stored. Rewards and actions can be
     written; a mark in `dones` at the newest step ends its episode; everything else is refused.
@@ -167,19 +167,19 @@ class SharedRows(_Rows):
         self.written += 1
 
     def size_at(self, pos: int, is_full: bool) -> int:
-        """How many positions before `pos` have a step of every environment."""
+        """Number of positions before `pos` with a step of every environment."""
         stored, newer = int(self.core.storage.ring.count.min()), (self.written - pos) % self.size
         return max(stored - newer, 0)
 
     # Reading
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """Random rows, read by a view; a normalizer changes rewards before they are summed."""
+        """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
         batch = self.core.sample(batch_size, view)
         return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """The rows at these positions of these environments."""
+        """Read the rows at these positions of these environments."""
         index, stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
         if not stored.all():
             gone = int(positions[int((~stored).nonzero()[0])])
@@ -189,18 +189,18 @@ class SharedRows(_Rows):
         return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
     def _normalize_rewards(self, batch: TensorDict, view: NStep, normalizer: VecNormalize) -> TensorDict:
-        """A batch of n steps with the sum of rewards that are normalised one by one."""
+        """Replace the reward of an n-step batch by the sum of normalised rewards."""
         steps = self.core.read(batch["index"], Sequence(view.n))
         rewards = torch.from_numpy(normalizer.normalize_reward(steps["reward"].numpy()))
-        others = steps["is_first"].clone()
-        others[:, 0] = False
-        going = steps["mask"] & (others.cumsum(1) == 0)
+        starts = steps["is_first"].clone()
+        starts[:, 0] = False
+        is_same_episode = steps["mask"] & (starts.cumsum(1) == 0)
         discount = view.gamma ** torch.arange(view.n, device="cpu")
-        batch.set("reward", (rewards * discount * going).sum(1).float())
+        batch.set("reward", (rewards * discount * is_same_episode).sum(1).float())
         return batch
 
     def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of the steps at positions, and which of them are stored."""
+        """The core's ids of the stored steps at these positions, and a mask of the stored ones."""
         index = self.core.ids()
         index = index[(index % self.n_envs).argsort(stable=True)]  # by environment, then time
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
@@ -210,14 +210,14 @@ class SharedRows(_Rows):
         return index[place[stored]] if len(index) else index, stored
 
     def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of the steps at all positions [size · n_envs], and which of them are stored."""
+        """The core's ids of all stored steps by position, and a mask of stored positions [size · n_envs]."""
         every = torch.arange(self.size * self.n_envs, device="cpu")
         return self._index_at(every // self.n_envs, every % self.n_envs)
 
     # The arrays
 
     def array(self, name: str) -> Any:
-        """A copy of a field at all positions, or a dict of copies."""
+        """Copy a field at all positions; a dict of copies for Dict observations."""
         index, stored = self._all()
         rows = self.core.read(index)
         if name == "dones":
@@ -228,7 +228,7 @@ class SharedRows(_Rows):
         return Arrays(placed) if isinstance(placed, dict) else placed
 
     def put_newest(self, observations: Gathered) -> None:
-        """Put the newest next observations where users of `optimize_memory_usage` read them: one position on."""
+        """Copy the newest next observations to the next position, where `optimize_memory_usage` reads them."""
         if self.written:
             envs = torch.arange(self.n_envs, device="cpu")
             index, _ = self._index_at(torch.full_like(envs, self.written - 1), envs)
@@ -242,7 +242,7 @@ class SharedRows(_Rows):
         return Gathered.of(array, lambda key, value: self._write(name, array, key, value))
 
     def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
-        """Store what is written to an array, or raise."""
+        """Store the values that are written to an array, or raise."""
         new = array.copy()
         new[key] = value
         changed = (new != array).reshape(self.size, self.n_envs, -1).any(2)
@@ -280,7 +280,7 @@ class SharedRows(_Rows):
         self.cut(envs)
 
     def cut(self, envs: np.ndarray) -> None:
-        """The newest steps of these environments end their episodes, as a time limit does."""
+        """Truncate the episodes of these environments at their newest steps."""
         newest = np.full(len(envs), self.newest)
         index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
         self._put("truncated", index, True)

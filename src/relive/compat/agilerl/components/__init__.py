@@ -1,4 +1,4 @@
-"""AgileRL's `components`: replay buffers here, the other buffers and their helpers in modules of AgileRL's names."""
+"""AgileRL's `components`: its replay buffers; other buffers and helpers are in modules with AgileRL's names."""
 
 from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 

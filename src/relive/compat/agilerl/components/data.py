@@ -1,4 +1,4 @@
-"""AgileRL's transitions: what a training loop packs a step into before it is stored."""
+"""AgileRL's transitions, the containers of one step, and its dataset of batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Buffer: Any = original_or("components.replay_buffer", ReplayBuffer)
 
 
 def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An array, a number or a tensor as a tensor of `dtype`."""
+    """Convert an array, a number or a tensor to a tensor of `dtype`."""
     return data.to(dtype=dtype) if isinstance(data, torch.Tensor) else torch.tensor(data, dtype=dtype, device="cpu")
 
 
 def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDict:
-    """A dict of arrays as a TensorDict; the parts of a tuple are "tuple_obs_0", "tuple_obs_1", …"""
+    """Convert a dict of arrays to a TensorDict; parts of a tuple become "tuple_obs_0", "tuple_obs_1", …"""
     if isinstance(data, TensorDict):
         return data.to(dtype=dtype)
     if isinstance(data, tuple):
@@ -37,7 +37,7 @@ def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDict:
 
 
 def transition_to_tensordict(transition: Any) -> TensorDict:
-    """The TensorDict that a transition holds."""
+    """Return the fields of a transition as a TensorDict."""
     return transition.to_tensordict()
 
 
@@ -51,7 +51,7 @@ class Transition(TensorClass):
     done: Any
 
     def __post_init__(self) -> None:
-        """Convert what was given; a lone number becomes a vector of length one."""
+        """Convert the fields; a reward or done without axes becomes a vector of length one."""
         for name in ("obs", "next_obs"):
             if isinstance(value := getattr(self, name), dict | tuple):
                 setattr(self, name, to_tensordict(value))
@@ -70,7 +70,7 @@ class MultiAgentTransition(TensorClass):
     done: Any
 
     def __post_init__(self) -> None:
-        """Convert what was given; an agent's observation may be a dict or a tuple."""
+        """Convert the fields; an agent's observation may be a dict or a tuple."""
         for name in ("obs", "action", "reward", "next_obs", "done"):
             setattr(self, name, _by_agent(getattr(self, name)))
 
@@ -88,7 +88,7 @@ def _by_agent(data: Any) -> TensorDict:
 class ReplayDataset(_Dataset):
     """A buffer as an endless dataset of batches, for torch's DataLoader.
 
-    A worker of the loader draws from the copy of the memory that it was started with.
+    A worker process of the loader draws from its own copy of the memory, made when it started.
     """
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
@@ -105,6 +105,6 @@ class ReplayDataset(_Dataset):
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()
         if worker is not None and self._process != os.getpid() and isinstance(self.buffer, ReplayBuffer):
-            self._process = os.getpid()  # once: a worker may be asked again and again
+            self._process = os.getpid()  # once per worker, which may be iterated again
             self.buffer.draw_from_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)

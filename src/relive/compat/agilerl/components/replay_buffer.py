@@ -1,4 +1,4 @@
-"""AgileRL's replay buffers on ours: rows are TensorDicts with whatever names they come with."""
+"""AgileRL's replay buffers on our core: rows are TensorDicts with any field names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import relive as rl
 from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.rows import Memory, columns, original, to_batch
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
@@ -23,7 +24,7 @@ from relive.schema.checks import positive
 from relive.schema.fields import Field
 
 _DISTINCT_BELOW = 16_384
-"""The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""
+"""Number of stored rows from which batches are drawn with replacement; with fewer rows all rows of a batch differ."""
 
 _Plain: Any = original("components.replay_buffer", "ReplayBuffer")
 _MultiStep: Any = original("components.replay_buffer", "MultiStepReplayBuffer")
@@ -33,13 +34,13 @@ _ByPriority: Any = original("components.replay_buffer", "PrioritizedReplayBuffer
 class ReplayBuffer(_Plain):
     """AgileRL's `ReplayBuffer`: the newest `max_size` rows of TensorDicts, shaped by the first `add`.
 
-    Rows are stored in the dtypes they come in; `dtype` is only kept. `core` is the relive buffer underneath, which
-    has them as its field "action"; None before the first `add`. `seed` makes draws repeatable, and so does a seed of
-    torch. A pickled buffer goes on with the same draws.
+    Rows are stored in their own dtypes; `dtype` is an attribute without effect. `core` is the relive buffer underneath,
+    with the rows as its field "action"; None before the first `add`. `seed` makes draws repeatable, and so does a seed
+    of torch. A pickled buffer continues with the same draws.
 
-    What is different here: what is added is copied and not reshaped in place, `clear` forgets all there is, and "idxs"
-    are the rows' identities, so that an index of a row that has been overwritten is never taken for another row. Until
-    the first overwriting they are the slots 0, 1, 2, …
+    Differences from AgileRL: added rows are copied and not reshaped in place, `clear` removes every row, and "idxs" are
+    permanent row ids: the id of an overwritten row never names another row. Until a row is overwritten the ids are the
+    slots 0, 1, 2, …
     """
 
     def __init__(
@@ -50,27 +51,27 @@ class ReplayBuffer(_Plain):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: a subclass keeps its rows itself
+        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: for a subclass with rows of its own
         self.device = device
         self.dtype = dtype
         self.counter = 0
-        """How many rows were ever added; `clear` does not change it."""
+        """Number of rows ever added; `clear` does not change it."""
         self.core: rl.ReplayBuffer | None = None
         self._fields: dict[str, Any] = {}
         self._random = np.random.default_rng(experiment_seed(seed))
         self._rows: TensorDict | None = None
-        """The memory of the core's rows."""
+        """Cache of `storage`."""
         self._written = 0
-        """How many rows the core was given."""
+        """Number of rows added to the current core."""
         self._before = 0
-        """How many rows there were before it: what its ids lack to the rows' identities."""
+        """Number of rows added before the current core: the offset between the core's ids and "idxs"."""
         self._claimed = 0
 
     def _sampler(self) -> Sampler:
         return rl.Uniform()
 
     def _new_core(self, fields: dict[str, Any]) -> rl.ReplayBuffer:
-        """A core for such rows; its other fields stay empty, since rows have any names and no order."""
+        """Make a core for rows with these fields; the core's other fields are unused."""
         return rl.ReplayBuffer(
             self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored",
             seed=self._next_seed(),
@@ -81,12 +82,12 @@ class ReplayBuffer(_Plain):
 
     @property
     def initialized(self) -> bool:
-        """Whether a first row has said what rows are."""
+        """Whether the fields of a row are known."""
         return self.core is not None
 
     @property
     def storage(self) -> TensorDict | None:
-        """The memory of the rows `[max_size]`, or None before anything is added. What is written there is stored."""
+        """The writable memory of the rows `[max_size]`; None before the first `add`."""
         if self._rows is None and self.core is not None:
             rows: Any = self.core.columns["action"].squeeze(1)
             self._rows = Memory(dict(rows.items()), batch_size=rows.batch_size, device=self.core.device).lock_()
@@ -94,9 +95,9 @@ class ReplayBuffer(_Plain):
 
     @property
     def size(self) -> int:
-        """How many rows are stored. Setting it says that so many first rows of `storage` are stored.
+        """Number of stored rows. Setting it to n makes the first n rows of `storage` the stored ones.
 
-        Before the first `add` it is only a number, for a subclass that keeps its rows itself.
+        Before the first `add` it is a plain number, for a subclass with rows of its own.
         """
         return self._claimed if self.core is None else len(self.core)
 
@@ -131,7 +132,7 @@ class ReplayBuffer(_Plain):
 
     @property
     def _cursor(self) -> int:
-        """The slot of the coming row."""
+        """The slot of the next row."""
         return self._written % self.max_size
 
     @property
@@ -163,20 +164,20 @@ class ReplayBuffer(_Plain):
         self.counter += count
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
-        """`batch_size` rows, or all there are; with `return_idx` their indices as "idxs" `[B]`. `beta` is not used."""
+        """Draw `batch_size` rows, or all if fewer are stored; `return_idx` adds ids "idxs" `[B]`. Ignores `beta`."""
         core = self._require_rows()
         size, count = len(core), max(min(operator.index(batch_size), len(core)), 0)
         if size < _DISTINCT_BELOW:
-            drawn = torch.from_numpy(self._random.choice(size, count, replace=False))
+            slots = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
-            drawn = torch.randint(
+            slots = torch.randint(
                 size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
             )
-        batch = core.read((drawn + (self._written - size)).to(core.device))
+        batch = core.read((slots + (self._written - size)).to(core.device))
         return to_batch(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
 
     def _identities(self, index: torch.Tensor) -> torch.Tensor:
-        """The core's ids, counted from the first `add` of all instead of the last `clear`."""
+        """Convert the core's ids, which start at the last `clear`, to ids that start at the first `add`."""
         return index + self._before if self._before else index
 
     def _require_rows(self) -> rl.ReplayBuffer:
@@ -185,13 +186,13 @@ class ReplayBuffer(_Plain):
         return self.core
 
     def clear(self) -> None:
-        """Forget every row; the next `add` may have other fields."""
+        """Remove every row; the next `add` may have other fields."""
         self._before += self._written
         self._written = self._claimed = 0
         self.core = self._rows = None
 
     def draw_from_copy(self, seed: int) -> None:
-        """In a child process: draw from its copy of the rows, by a generator of its own."""
+        """Draw from this child process's copy of the rows, with a new random generator."""
         self._random = np.random.default_rng(seed)
         if self.core is not None:
             use_copy(self.core)
@@ -201,6 +202,7 @@ class ReplayBuffer(_Plain):
         core = None if self.core is None else packed_state(self.core)
         return {**vars(self), "core": core, "_rows": None}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if state["core"] is not None:
@@ -213,11 +215,12 @@ class ReplayBuffer(_Plain):
 class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     """AgileRL's `MultiStepReplayBuffer`: rows of n steps, reward Σ γ^i r up to the first end, next_obs and done there.
 
-    `add` takes one step of every environment and returns the oldest step of the window, which is the one whose n steps
-    were stored; None while the window fills.
+    `add` takes one step of every environment. When the window of n steps is full, it stores their sum as a row and
+    returns the oldest step; before that it returns None.
 
-    What is different here: an end of the first step counts, an end in one environment is none in the others, nested
-    next observations work, rewards that are integers become floats, and `clear` empties the window.
+    Differences from AgileRL: an episode that ends with the first step of the window ends the sum, an end in one
+    environment does not end the others, next observations may be nested, integer rewards become floats, and `clear`
+    empties the window.
     """
 
     def __init__(
@@ -239,7 +242,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         self.ns_key = "next_obs"
 
     def add(self, data: TensorDict) -> TensorDict | None:
-        """Store one step of every environment; returns the step that left the window, if it was full."""
+        """Add one step of every environment; return the oldest step of the window if it is full, else None."""
         done_key = self.done_key or self._find_keys(data)
         there = torch.device(self.device)
         data = data.clone() if data.device in (None, there) else data.to(there).clone()
@@ -253,7 +256,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         return window[0] if is_full else None
 
     def _check_alike(self, data: TensorDict) -> None:
-        """Raise unless this step has the fields and the environments of the step before."""
+        """Raise unless this step has the fields and the number of environments of the previous step."""
         known = self.n_step_buffer[-1] if self.n_step_buffer else data
         expected, got = (
             (list(step.batch_size), map_tree(lambda leaf: (tuple(leaf.shape), leaf.dtype), step))
@@ -274,13 +277,13 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         return done
 
     def _get_n_step_info(self) -> TensorDict:
-        """The row of the steps in the window."""
+        """Sum the steps in the window to one row per environment."""
         steps = list(self.n_step_buffer)
         rows: Any = self._n_steps(steps, self.done_key or self._find_keys(steps[0]))
         return TensorDict(rows, batch_size=steps[0].batch_size)
 
     def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
-        """The oldest of the steps with the reward, the end and the next observation of all of them."""
+        """The oldest step, with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
         total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         at_end = {key: steps[-1][key] for key in (done_key, self.ns_key)}
@@ -293,13 +296,13 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         return columns({**dict(steps[0].items()), self.reward_key: total, **at_end}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
-        """The rows that another buffer, fed with what `add` returned, knows by `idxs`."""
+        """Read the rows with these ids, which another buffer shares if every result of `add` was added to it."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
         rows = to_batch(self._require_rows().read(flat - self._before if self._before else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
 
     def clear(self) -> None:
-        """Forget every row, and the steps of the window."""
+        """Remove every row, and the steps of the window."""
         super().clear()
         self.n_step_buffer.clear()
         self.done_key = None
@@ -310,8 +313,8 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 
     `alpha` can be set until the first row is added. Writing to `sum_tree` or `min_tree` writes priorities.
 
-    What is different here: `clear` forgets priorities too, a priority that is not a number is refused, and one for a
-    row that has been overwritten since is skipped.
+    Differences from AgileRL: `clear` resets priorities, NaN is refused as a priority, and a priority for an overwritten
+    row is skipped.
     """
 
     def __init__(
@@ -329,7 +332,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 
     @property
     def alpha(self) -> float:
-        """How much priorities count."""
+        """Exponent of priorities."""
         return self._alpha
 
     @alpha.setter
@@ -343,26 +346,26 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         return rl.Prioritized(alpha=self._alpha, beta=lambda _: self._beta, eps=0.0, normalize="global")
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
-        """`batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
+        """Draw `batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
         core, self._beta = self._require_rows(), beta
         batch = core.sample(operator.index(batch_size))
         weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
         return to_batch(batch["action"], weights=weights, idxs=idxs)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
-        """Give rows new priorities, of at least 1e-5."""
+        """Set the priorities of the rows `indices`; values below 1e-5 become 1e-5."""
         index = torch.as_tensor(indices, device=self.device).reshape(-1).long() - self._before
-        raised = torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
-        if len(index) != len(raised):
+        floored = torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
+        if len(index) != len(floored):
             remedy = "Pass a priority for each index."
-            raise SchemaError(explain("priorities", f"{len(index)} numbers", len(raised), remedy))
+            raise SchemaError(explain("priorities", f"{len(index)} numbers", len(floored), remedy))
         if len(index):
-            if self._before:  # rows from before clear() are gone
-                index, raised = index[index >= 0], raised[index >= 0]
-            self._require_rows().update_priority(index, raised)
+            if self._before:  # negative: removed by clear()
+                index, floored = index[index >= 0], floored[index >= 0]
+            self._require_rows().update_priority(index, floored)
 
     def _update_priority(self, idx: int, priority: float) -> None:
-        """Give the row in slot `idx` of `storage` a new priority."""
+        """Set the priority of the row in slot `idx` of `storage`."""
         if not 0 <= idx < self.size:
             raise AssertionError(f"idx: expected a stored slot below {self.size}, got {idx}.")
         self._require_rows().update_priority(
@@ -377,23 +380,23 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 
     @property
     def max_priority(self) -> float:
-        """The largest priority given to a stored row so far: what new rows have."""
+        """The largest priority so far, which new rows get."""
         return 1.0 if self.core is None else float(self.core.state_dict()["arrays"]["sampler.largest"])
 
     @property
     def sum_tree(self) -> SumSegmentTree:
-        """priority^alpha of every slot of `storage`, as it is now; 0 where nothing is stored."""
+        """A copy of priority^alpha per slot of `storage`; 0 in empty slots. Writing to it sets priorities."""
         return SumSegmentTree.of(self._leaves(), self._write_leaves)
 
     @property
     def min_tree(self) -> MinSegmentTree:
-        """priority^alpha of every slot of `storage`, as it is now; infinite where nothing is stored."""
+        """A copy of priority^alpha per slot of `storage`; infinite in empty slots. Writing to it sets priorities."""
         leaves = self._leaves()
         return MinSegmentTree.of(np.where(leaves == 0, np.inf, leaves), self._write_leaves)
 
     @property
     def tree_ptr(self) -> int:
-        """The slot of the coming row."""
+        """The slot of the next row."""
         return self._cursor
 
     def _leaves(self) -> np.ndarray:
@@ -413,10 +416,10 @@ BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
 def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    """Flags [B] with as many axes as a leaf [B, …]."""
+    """Reshape flags [B] to broadcast against a leaf [B, …]."""
     return rows.view(-1, *(1,) * (leaf.ndim - 1))
 
 
 def _where(rows: torch.Tensor, one: Any, other: Any) -> Any:
-    """`one` in the rows that are flagged, `other` in the rest, of every leaf."""
+    """Select per leaf: `one` in flagged rows, `other` in the rest."""
     return map_tree(lambda this, that: torch.where(_along(rows, this), this, that), one, other)

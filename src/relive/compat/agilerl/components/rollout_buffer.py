@@ -1,4 +1,4 @@
-"""AgileRL's rollout buffer on ours."""
+"""AgileRL's rollout buffer on our core."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NAMES = {
     "dones": "terminated", "values": "value", "log_probs": "log_prob", "advantages": "advantages",
     "returns": "returns", "episode_starts": "episode_starts",
 }  # fmt: skip
-"""AgileRL's names, and the core's."""
+"""The core's name of each field of AgileRL's."""
 
 _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
-"""Values of sequence types, and the core's names of them."""
+"""The core's name of each sequence type."""
 _KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
 _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
@@ -40,20 +40,20 @@ _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
 class RolloutBuffer(_Rollout):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
-    `buffer` is a TensorDict `[capacity, num_envs]` of the stored memory: what is assigned to its names is copied there.
+    `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
     `core` is the relive buffer underneath. `seed` makes draws repeatable, and so does a seed of torch. A pickled buffer
-    goes on with the same draws.
+    continues with the same draws.
 
-    What is different here:
-    - `done` belongs to the step that it is added with, for GAE too: an episode's end is neither bootstrapped across nor
-      cuts the step before it.
+    Differences from AgileRL:
+    - `done` ends the episode after the step that it is added with: GAE does not bootstrap across that end, and does not
+      cut the step before it.
     - `last_done` says whether the newest step ended its episode for good. Where it is False and `done` of that step
       True, a time limit has ended it, and the value of the last observation counts. That is biased where environments
       reset in the same step, since the last observation is then another episode's. Other steps with `done` count as
       ends: the arguments cannot say which were time limits.
     - After a wrap, returns, sequences and `get()` go by time: the oldest step comes first.
-    - What is left out of `add` is zero (an action mask: all legal), not what an earlier rollout had there.
-    - Batches are the caller's own, and drawn by the buffer's own generator.
+    - Fields that are left out of `add` are zero (an action mask: all legal), not the values of an earlier rollout.
+    - Batches are copies, drawn with a generator of the buffer.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RolloutBuffer(_Rollout):
         blank = self.core.columns[0].clone()
         blank["action_masks"].fill_(True)
         self._omitted = {name: blank[name] for name in self._extra()}
-        """Values of the further fields that `add` is not given."""
+        """Default values of the optional arguments of `add`."""
         self._never = blank["truncated"]
         self._expose()
 
@@ -116,7 +116,7 @@ class RolloutBuffer(_Rollout):
         return rl.RolloutBuffer(self.capacity, self.num_envs, obs, action, extra=self._extra(), device=self.device)
 
     def _expose(self) -> None:
-        """Make `buffer`: the core's memory under AgileRL's names."""
+        """Set `buffer` to the core's memory under AgileRL's names."""
         rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
         self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
@@ -128,7 +128,7 @@ class RolloutBuffer(_Rollout):
         return _NAMES | {name: name for name in further}
 
     def size(self) -> int:
-        """How many transitions are stored: steps times environments."""
+        """Number of stored transitions: steps times environments."""
         return self._steps * self.num_envs
 
     @property
@@ -141,7 +141,7 @@ class RolloutBuffer(_Rollout):
         return self.pos if self.full and self.pos < self.capacity else 0
 
     def reset(self) -> None:
-        """Forget the stored steps and the prepared sequences."""
+        """Remove the stored steps and the prepared sequences."""
         self.pos = 0
         self.full = False
         self.num_sequences: int | None = None
@@ -168,7 +168,7 @@ class RolloutBuffer(_Rollout):
         """Store one step of every environment: arrays, tensors or, for one environment, numbers.
 
         `hidden_state` is the state before the step, `(layers, num_envs, size)` as torch has it, or `(num_envs, size)`
-        of one layer. `next_hidden_state` is not stored: it is the next step's.
+        of one layer. `next_hidden_state` is ignored: the next step is added with it.
         """
         row = self.pos
         if row == self.capacity:
@@ -217,8 +217,8 @@ class RolloutBuffer(_Rollout):
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
         """Compute "returns" and "advantages" of the stored steps by GAE, or by Monte-Carlo where `use_gae=False`.
 
-        `last_value` [num_envs] is the value of the observation after the newest step, and `last_done` says where it
-        counts nothing, since the episode is over.
+        `last_value` [num_envs] is the value of the observation after the newest step, and `last_done` is True
+        where the episode is over and this value is not used.
         """
         steps, device = self._steps, self.core.device
         nonempty("compute_returns_and_advantages", steps)
@@ -240,14 +240,14 @@ class RolloutBuffer(_Rollout):
         self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
 
     def get(self, batch_size: int | None = None) -> dict[str, Any]:
-        """Flat arrays of all steps in time order, or of `batch_size` random ones; an empty dict of none."""
+        """Return flat arrays of all steps in time order, or of `batch_size` random ones; an empty buffer gives {}."""
         if not self.size():
             return {}
         arrays: Any = self._flat(batch_size, "buffer size").cpu().numpy()
         return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
-        """The steps of `get` as a TensorDict `[B]` on `device`."""
+        """Return the steps of `get` as a TensorDict `[B]` on `device`."""
         target = device or self.device
         if not self.size():
             return TensorDict({}, batch_size=[], device=target)
@@ -260,8 +260,8 @@ class RolloutBuffer(_Rollout):
             warnings.warn(message, stacklevel=3)
             batch_size = None
         if batch_size is not None:
-            drawn = self._random.choice(total, positive("batch_size", batch_size), replace=False)
-            rows = torch.from_numpy(drawn).to(self.core.device)
+            indices = self._random.choice(total, positive("batch_size", batch_size), replace=False)
+            rows = torch.from_numpy(indices).to(self.core.device)
             return self._batch(lambda leaf: leaf.index_select(0, rows), batch_size)
         oldest = self._oldest * self.num_envs
         if oldest:
@@ -269,11 +269,11 @@ class RolloutBuffer(_Rollout):
         return self._batch(lambda leaf: leaf[:total].clone(), total)
 
     def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
-        """The results of `read` for every leaf `[capacity · num_envs, …]`."""
+        """Apply `read` to every leaf `[capacity · num_envs, …]`."""
         return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
 
     def _in_time(self) -> rl.RolloutBuffer:
-        """The stored steps, oldest first; after a wrap a copy of them."""
+        """A rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
         oldest = self._oldest
         if not oldest:
             self.core.take_back(self._steps)
@@ -285,7 +285,7 @@ class RolloutBuffer(_Rollout):
         return ordered
 
     def prepare_sequence_tensors(self, device: str | None = None) -> TensorDict:
-        """All sequences of the stored steps, padded with zeros: a TensorDict `[num_sequences, max_sequence_length]`.
+        """Cut the stored steps into sequences, padded with zeros: a TensorDict `[num_sequences, max_sequence_length]`.
 
         "pad_mask" is True at real steps; "initial_hidden_states" are the hidden states `[num_sequences, layers, size]`
         that sequences start with. `get_minibatch_sequences` draws from them.
@@ -312,7 +312,7 @@ class RolloutBuffer(_Rollout):
         return prepared.padded
 
     def get_minibatch_sequences(self, batch_size: int) -> Iterator[tuple[TensorDict, TensorDict]]:
-        """Every prepared sequence once, in random order and `batch_size` at a time.
+        """Yield every prepared sequence once, in random order, `batch_size` per minibatch.
 
         Each minibatch is a pair: the padded steps `[B · max_sequence_length]`, and the log_probs, advantages, values
         and returns of the real ones among them, in the same order.
@@ -334,7 +334,7 @@ class RolloutBuffer(_Rollout):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a state of this class, or of AgileRL's own, which lacks what is private here."""
+        """Restore a pickle of this class, or of AgileRL's class, which lacks our private attributes."""
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)
@@ -361,7 +361,7 @@ class RolloutBuffer(_Rollout):
 
 
 def _mode_of(sequence_type: Any) -> Any:
-    """The core's name of a sequence type, or of its value."""
+    """The core's name of a sequence type, which may be given by its value."""
     mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         known = ", ".join(kind.name for kind in BPTTSequenceType)
@@ -374,32 +374,32 @@ class _Prepared:
     """All sequences of a rollout."""
 
     padded: TensorDict
-    """[S, L]: what the policy reads, and the hidden states that sequences start with."""
+    """The policy's inputs [S, L], and the hidden state at the start of each sequence."""
     steps: torch.Tensor
-    """[S, L]: the flat steps t·N + n of the sequences."""
+    """Flat indices t·N + n of the steps of each sequence [S, L], on the host."""
     mask: torch.Tensor
-    """[S, L]: which of them are real, on the host as `steps` are."""
+    """Mask of steps that are not padding [S, L], on the host."""
 
     @staticmethod
     def of(batch: TensorDict, num_envs: int, names: dict[str, str], device: Any) -> _Prepared:
-        """From a batch `[S]` of the core's sequences; `names` says what AgileRL calls its fields."""
+        """Make it from a batch `[S]` of the core's sequences; `names` maps AgileRL's field names to the core's."""
         longest = int(batch["mask"].sum(1).max())
         shape = torch.Size((len(batch), longest))
         fields = {
             theirs: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[ours]) for theirs, ours in names.items()
         }
         padded = TensorDict(fields, batch_size=shape).to(device)
-        # [S, layers, H] has no time axis: AgileRL keeps it beside the tensors.
+        # [S, layers, H] has no time axis: AgileRL stores it as non-tensor data.
         padded.set_non_tensor("initial_hidden_states", batch["hidden_states"].to(device).to_dict())
         steps = batch["index"].unsqueeze(1) + num_envs * torch.arange(longest, device=batch["index"].device)
         return _Prepared(padded, steps.cpu(), batch["mask"][:, :longest].cpu())
 
     def slices(self) -> list[torch.Tensor]:
-        """The flat steps of each sequence."""
+        """Flat indices of the steps of each sequence."""
         return list(self.steps[self.mask].split(self.mask.sum(1).tolist()))
 
     def minibatch(self, which: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """The sequences `which` `[B]`: padded `[B · L]`, and of the real steps alone what the loss needs."""
+        """Return the sequences `which` `[B]`: padded inputs `[B · L]`, and the loss's fields without padding."""
         place = which.to(self.padded.device or "cpu")
         padded = self.padded[place].reshape(-1)
         hidden = self.padded.get_non_tensor("initial_hidden_states")
@@ -422,7 +422,7 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
 
 
 def _num_actions(space: spaces.Space[Any]) -> int:
-    """How many numbers an action is."""
+    """Number of numbers in an action."""
     if isinstance(space, spaces.Discrete):
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -431,10 +431,10 @@ def _num_actions(space: spaces.Space[Any]) -> int:
 
 
 def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
-    """`value` as `[num_envs, *shapes[0]]`, if it ends in one of `shapes` and has before that a row an environment.
+    """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
 
-    A lone number of one environment fills the shape, with a warning. Anything else comes back as it is, for the core to
-    say what is wrong with it.
+    A single number for a single environment fills the shape, with a warning. Any other value is returned unchanged; the
+    core then raises.
     """
     if isinstance(value, np.ndarray) and value.shape == (num_envs, *shapes[0]):
         return value
@@ -451,12 +451,12 @@ def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes
 
 
 def _tensor_on(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    """`value` as a tensor on `device`, wherever it was."""
+    """Convert `value` to a tensor on `device`."""
     return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
 
 
 def _observation(where: str, space: spaces.Space[Any] | None, value: Any, num_envs: int, device: torch.device) -> Any:
-    """An observation of all environments, each leaf `[num_envs, …]`."""
+    """Reshape an observation of all environments: each leaf to `[num_envs, …]`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) and not hasattr(value, "keys"):
             got, remedy = type(value).__name__, "Pass an array for each key."

@@ -29,7 +29,7 @@ class Sampler:
     """
 
     sample: Callable[..., TensorDict]
-    """The draw that fits the memory."""
+    """The `sample_…` method for the kind of memory."""
 
     def __init__(self, memory: Any = None, dataset: Any = None, dataloader: Any = None) -> None:
         if memory is None and None in (dataset, dataloader):
@@ -46,7 +46,7 @@ class Sampler:
         name, kind, self.sample = next((draw for draw in draws if isinstance(memory, draw[1])), draws[-1])
         self.per, self.n_step = kind is PrioritizedReplayBuffer, kind is MultiStepReplayBuffer
         self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
-        # AgileRL's tests match these complaints.
+        # AgileRL's tests match these messages.
         if not self.distributed:
             _expect(kind, memory, f"Memory is not an agilerl {name}")
             return
@@ -65,34 +65,34 @@ class Sampler:
 
     @staticmethod
     def tensordict_collate_fn(batch: Any) -> TensorDict:
-        """Stack TensorDicts; a batch that is one TensorDict already stays as it is."""
+        """Stack TensorDicts; a single TensorDict is returned unchanged."""
         return batch if isinstance(batch, TensorDict) else TensorDict.stack(batch)
 
     @classmethod
     def create_dataloader(cls, dataset: Any, batch_size: int | None = None, **kwargs: Any) -> DataLoader[Any]:
-        """A loader of `dataset` that puts TensorDicts together as they are."""
+        """Make a DataLoader of `dataset` that stacks TensorDicts."""
         return DataLoader(dataset, batch_size=batch_size, **{"collate_fn": cls.tensordict_collate_fn, **kwargs})
 
     def sample_standard(self, batch_size: int, return_idx: bool = False) -> TensorDict:
-        """A batch of a plain buffer."""
+        """Draw a batch from a plain buffer."""
         return self.memory.sample(batch_size, return_idx)
 
     def sample_distributed(self, batch_size: int, return_idx: bool | None = None) -> TensorDict:
-        """A batch of the loader; `return_idx` is not used."""
+        """Draw a batch from the loader; ignores `return_idx`."""
         self.dataset.batch_size = batch_size
         return next(iter(self.dataloader))
 
     def sample_per(self, batch_size: int, beta: float) -> TensorDict:
-        """A batch of a prioritized buffer."""
+        """Draw a batch from a prioritized buffer."""
         return self.memory.sample(batch_size, beta=beta)
 
     def sample_n_step(self, idxs: torch.Tensor) -> TensorDict:
-        """The n steps that start at `idxs`."""
+        """Read the n-step rows `idxs`."""
         return self.memory.sample_from_indices(idxs)
 
 
-def _expect(kind: type, given: Any, complaint: str) -> None:
-    """Warn about an object of a kind that AgileRL's trainers do not draw from."""
-    if not isinstance(given, kind):
-        remedy = "Training goes on; check that it has the methods of one."
-        warnings.warn(f"{complaint}: got {type(given).__name__}. {remedy}", stacklevel=3)
+def _expect(kind: type, value: Any, message: str) -> None:
+    """Warn if an object is not of the kind that AgileRL's trainers expect."""
+    if not isinstance(value, kind):
+        remedy = "Training continues; check that it has the methods of one."
+        warnings.warn(f"{message}: got {type(value).__name__}. {remedy}", stacklevel=3)

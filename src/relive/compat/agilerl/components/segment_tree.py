@@ -1,4 +1,4 @@
-"""AgileRL's segment trees: a heap of sums, or of minima, over a power of two of leaves."""
+"""AgileRL's segment trees: binary heaps of sums or of minima; the number of leaves is a power of two."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class SegmentTree(_Tree):
 
     @classmethod
     def of(cls: Any, leaves: np.ndarray, on_write: Callable[[Any, Any], None]) -> Any:
-        """A tree over these leaves; `on_write` is called with the indices and values of every write, before it."""
+        """Make a tree with these leaves; `on_write(indices, values)` is called before every later write."""
         tree: Any = cls(1 << (len(leaves) - 1).bit_length())
         tree.update_batch(np.arange(len(leaves)), leaves)
         tree._on_write = on_write
         return tree
 
     def operate(self, start: int = 0, end: int = 0) -> float:
-        """The operation of leaves `start` to `end - 1`; an `end` that is not positive counts from the last leaf."""
+        """Apply the operation to leaves `start` to `end - 1`; an `end` of 0 or less counts from the last leaf."""
         end = end + self.capacity if end <= 0 else end
         if start == 0 and end == self.capacity:
             return float(self.tree[1])
@@ -82,13 +82,13 @@ class SumSegmentTree(SegmentTree, _Sum):
         return self.operate(start, end)
 
     def retrieve(self, upperbound: float) -> int:
-        """The leaf that the running sum passes `upperbound` in."""
+        """The first leaf at which the running sum exceeds `upperbound`."""
         if not 0 <= upperbound <= self.sum() + 1e-5:
             raise AssertionError(f"upperbound: {upperbound}")
         return int(self.retrieve_batch(np.array([upperbound]))[0])
 
     def retrieve_batch(self, upperbounds: Any) -> np.ndarray:
-        """The leaf that the running sum passes each of `upperbounds` in."""
+        """For each of `upperbounds`, the first leaf at which the running sum exceeds it."""
         rest = np.array(upperbounds, np.float64)
         node = np.ones(rest.shape, np.intp)
         for _ in range(self.capacity.bit_length() - 1):

@@ -1,4 +1,4 @@
-"""ApexRL's distillation buffer on ours."""
+"""ApexRL's distillation buffer on our core."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from relive.compat.views import declare
 class DistillationBuffer:
     """The newest `capacity` observations and an expert's actions, drawn uniformly with replacement.
 
-    ApexRL documents this class and ships none. What its document leaves open is as in its replay buffer: `add` takes
-    one row or a batch of rows, the oldest are overwritten, and no more are drawn than are stored. The first `add` says
-    what an action is. `seed` makes the draws repeatable.
+    ApexRL documents this class but does not ship it. Undocumented behaviour follows its replay buffer: `add` takes one
+    row or a batch of rows, the oldest rows are overwritten, and a batch has at most as many rows as are stored. The
+    first `add` declares the action. `seed` makes the draws repeatable.
 
     >>> buffer = DistillationBuffer(capacity=100, obs_shape=(2,), device="cpu")
     >>> buffer.add(torch.zeros(3, 2), torch.full((3, 1), 0.7))
@@ -44,24 +44,24 @@ class DistillationBuffer:
 
     @property
     def size(self) -> int:
-        """How many rows are stored."""
+        """Number of stored rows."""
         return len(self.core)
 
     def __len__(self) -> int:
-        """How many rows are stored."""
+        """Number of stored rows."""
         return self.size
 
     def add(self, obs: Any, action: Any) -> None:
-        """Store what the expert does in `obs`: one row, or a batch of rows [B, …]."""
-        leaves_of("obs", self.obs_shape, obs)  # refuses another form with ApexRL's error
+        """Store an observation and the expert's action: one row, or a batch of rows [B, …]."""
+        leaves_of("obs", self.obs_shape, obs)  # raises ApexRL's error for another structure
         self.core.add(to_place(obs, self.device), to_place(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
-        """`(obs, expert_actions)` of `batch_size` rows."""
+        """Draw `batch_size` rows as `(obs, expert_actions)`."""
         check_sample(batch_size, self.size)
         batch = self.core.sample(batch_size)
         return batch["obs"], batch["action"]
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Remove every row."""
         self.core.clear()

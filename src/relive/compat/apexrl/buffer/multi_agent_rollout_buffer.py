@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer of several agents on one of ours."""
+"""ApexRL's rollout buffer of several agents on our core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVIL
 
 
 class AgentTensors(WrittenDict):
-    """A dict of one tensor `[num_steps, num_envs, …]` for each agent; assigning an agent's writes into the memory."""
+    """A dict with one tensor `[num_steps, num_envs, …]` per agent; assigning to an agent writes into the memory."""
 
     def __init__(self, where: str, tensors: Mapping[str, Any]) -> None:
         super().__init__(tensors)
@@ -42,11 +42,11 @@ class AgentTensors(WrittenDict):
 class MultiAgentRolloutBuffer(Stepped):
     """`num_steps` steps of `num_envs` environments with several agents each, and a state that they share.
 
-    Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. The tensors are
+    Attributes are dicts with one tensor `[num_steps, num_envs, …]` per agent, under ApexRL's names. The tensors are
     the memory itself, and assigning one (`advantages["a"] = x`) writes into it.
 
-    What is different here: only stored steps are trained on; a state that is declared must be given and one that is not
-    is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
+    Differences from ApexRL: only stored steps are trained on; a declared state is required and an undeclared one is
+    refused; nothing is broadcast; a call that raises has stored nothing for any agent.
 
     >>> buffer = MultiAgentRolloutBuffer(possible_agents=["a", "b"], num_envs=2, num_steps=1, device="cpu",
     ...     obs_specs={"a": (3,), "b": (4,)}, action_shapes={"a": (), "b": (2,)},
@@ -85,8 +85,8 @@ class MultiAgentRolloutBuffer(Stepped):
         self.device = self._rows.tensors["terminated"].device
 
     def _memory_of(self, field: str) -> Any:
-        found = super()._memory_of(field)
-        return found if field == "state" else AgentTensors(field, dict(found.items()))
+        memory = super()._memory_of(field)
+        return memory if field == "state" else AgentTensors(field, dict(memory.items()))
 
     def add(
         self,
@@ -99,7 +99,7 @@ class MultiAgentRolloutBuffer(Stepped):
         values: Mapping[str, Any],
         log_probs: Mapping[str, Any],
     ) -> None:
-        """Store one step of every agent in every environment; all but `state` are dicts of one entry for each agent."""
+        """Store one step of every agent in every environment; all arguments except `state` are dicts by agent."""
         rows = self._rows
         refuse_full(rows)
         if self.state_spec is None:
@@ -112,12 +112,12 @@ class MultiAgentRolloutBuffer(Stepped):
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
-        """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
+        """Compute advantages and returns per agent; `last_values` are those of the observations after the last step."""
         ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
         self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
 
     def normalize_advantages(self) -> None:
-        """Give the advantages of all agents together mean 0 and standard deviation 1."""
+        """Normalize the advantages of all agents together to mean 0 and standard deviation 1."""
         steps = nonempty("normalize_advantages", self.step)
         advantages = self._rows.view("advantage")
         together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
@@ -125,22 +125,22 @@ class MultiAgentRolloutBuffer(Stepped):
             advantages[agent][:steps] = normalized
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
-        """The stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
+        """Return the stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
         count = nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
-        found = {
+        fields = {
             theirs: (rows.view(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]
             for theirs, ours in _TRAINING.items()
         }
         states = None if self.state_spec is None else rows.flat["state"][:count]
-        return {"observations": found.pop("observations"), "states": states, **found}
+        return {"observations": fields.pop("observations"), "states": states, **fields}
 
     def clear(self) -> None:
-        """Forget the stored steps."""
+        """Remove the stored steps."""
         self._rows.clear()
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Everything in plain dicts of tensors that share the memory, and `step`."""
+        """Return `step` and all tensors in plain dicts; the tensors share the memory."""
         names = ("observations", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns")
         tensors = {name: {agent: plain(x) for agent, x in getattr(self, name).items()} for name in names}
         return {**tensors, "states": plain(self.states), "step": self.step}

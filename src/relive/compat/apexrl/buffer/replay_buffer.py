@@ -1,4 +1,4 @@
-"""ApexRL's replay buffer on ours."""
+"""ApexRL's replay buffer on our core."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from relive.compat.apexrl.buffer.specs import (
     zeros_and_ones,
 )
 from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
@@ -31,23 +32,22 @@ from relive.schema.fields import Field
 _OURS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "next_observations": "next_obs", "dones": "dones",
 }  # fmt: skip
-"""ApexRL's names of a transition's fields, in its order, and the core's."""
+"""The core's name of each of ApexRL's fields, in ApexRL's order."""
 _CRITIC = {name: name for name in ("critic_observations", "next_critic_observations")}
 
 
 class ReplayBuffer:
     """The newest `capacity` transitions under ApexRL's names, drawn uniformly with replacement.
 
-    Transitions come in batches `[B, …]` in any order, or singly without the axis. Attributes are the memory itself.
+    `add` takes batches `[B, …]`, or one transition without the batch axis. Attributes are the memory itself.
     `seed` makes the draws repeatable; without it a seeded experiment repeats, and no global generator is touched.
 
-    What is different here:
-    - Actions keep their dtype: without `action_dtype` the first `add` says what it is, and with an integer one floats
-      are refused. (ApexRL: int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
-      example.)
-    - A `DataWarning` says once that the environment has overwritten `observations` with `next_observations`.
-    - Critic observations that are declared must be given, and those that are not declared are refused. (ApexRL: the row
-      of an older transition stays, or what is given is dropped.)
+    Differences from ApexRL:
+    - Actions keep their dtype: without `action_dtype` the first `add` declares it; an integer dtype refuses floats.
+      (ApexRL: int64 is the default, so a continuous action of 0.7 is stored as 0, also in the documented example.)
+    - An environment that overwrites `observations` with `next_observations` is reported once by a `DataWarning`.
+    - Declared critic observations are required, and undeclared ones are refused. (ApexRL: missing ones keep the row of
+      an older transition, and undeclared ones are dropped.)
     - Nothing is broadcast: a reward of shape (1,) for three transitions is refused.
 
     >>> buffer = ReplayBuffer(capacity=10, obs_shape=(2,), action_shape=(1,))
@@ -77,9 +77,9 @@ class ReplayBuffer:
         self.obs_shape, self.obs_dtype, self.critic_obs_shape = obs_shape, obs_dtype, critic_obs_shape
         self.action_shape = tuple(action_shape)
         self.action_dtype = action_dtype
-        """None until the first `add` where it was not given."""
+        """The dtype of actions; None until the first `add` if it was not declared."""
         self._written = 0
-        """How many transitions were written since the memory was empty."""
+        """Number of transitions written since the last `clear`."""
         self._names = _OURS if critic_obs_shape is None else _OURS | _CRITIC
         self._seed = experiment_seed(seed)
         self._overwritten = Overwritten()
@@ -101,13 +101,13 @@ class ReplayBuffer:
 
     @property
     def core(self) -> rl.ReplayBuffer | None:
-        """The relive buffer underneath; None until the first `add` where no `action_dtype` was given."""
+        """The relive buffer underneath; None until the first `add` if no `action_dtype` was declared."""
         if self._core is None and self.action_dtype is not None:
             self._use(self._new_core(self.action_dtype))
         return self._core
 
     def _memory_of(self, field: str) -> Any:
-        """The whole memory of a field of the core, as `[capacity, …]`; None if there is no such field."""
+        """The memory of a field of the core `[capacity, …]`; None for an undeclared field."""
         if self._core is None:
             self._use(self._new_core(self.action_dtype or torch.float32))
         if self._views is None and self._core is not None:
@@ -117,7 +117,7 @@ class ReplayBuffer:
 
     @property
     def pos(self) -> int:
-        """The row that is written next."""
+        """The next row to write."""
         return self._written % self.capacity
 
     @property
@@ -127,7 +127,7 @@ class ReplayBuffer:
 
     @property
     def size(self) -> int:
-        """How many transitions are stored."""
+        """Number of stored transitions."""
         return min(self._written, self.capacity)
 
     def __len__(self) -> int:
@@ -143,10 +143,10 @@ class ReplayBuffer:
         critic_observations: Any = None,
         next_critic_observations: Any = None,
     ) -> None:
-        """Store a batch of transitions `[B, …]`, or one without that axis; an empty batch is nothing to do.
+        """Store a batch of transitions `[B, …]`, or one without that axis; an empty batch stores nothing.
 
-        `dones` says where the next observation has no value: pass `terminated`, and the true final observations of
-        episodes that were cut off.
+        `dones` marks transitions whose next observation has no value: pass `terminated`. For truncated episodes pass
+        the true final observation.
         """
         count = batch_size_of(self.obs_shape, observations)
         if count == 0:
@@ -190,7 +190,7 @@ class ReplayBuffer:
         return {}
 
     def _apart(self, obs: Any, next_obs: Any) -> Any:
-        """The next observations in memory of their own, and a warning where they have replaced the observations."""
+        """Copy next observations that share memory with the observations; warn if they have overwritten them."""
         pairs = [(obs, next_obs)]
         if isinstance(self.obs_shape, Mapping):
             pairs = list(zip(*(leaves_of("obs", self.obs_shape, each) for each in (obs, next_obs)), strict=True))
@@ -205,22 +205,22 @@ class ReplayBuffer:
         )
 
     def sample(self, batch_size: int) -> dict[str, Any]:
-        """Transitions drawn uniformly with replacement, in memory of the caller's own."""
+        """Draw transitions uniformly with replacement, as copies."""
         check_sample(batch_size, len(self))
-        assert self._core is not None  # there are transitions
+        assert self._core is not None  # check_sample raises without transitions
         batch = self._core.sample(batch_size)
         return {theirs: batch[ours] for theirs, ours in self._names.items()}
 
     def clear(self) -> None:
-        """Forget every transition."""
+        """Remove every transition."""
         self._written = 0
         self._use(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stored transitions as tensors, dicts, dtypes and numbers only, for `torch.load(…, weights_only=True)`.
+        """Return the transitions as tensors, dicts, dtypes and numbers, for `torch.load(…, weights_only=True)`.
 
-        The rows are in the order of the memory, which `pos` is the end of. A leaf of a specification that has a dtype
-        of its own is written as (shape, dtype).
+        The rows are in memory order: row `pos` is overwritten next. A leaf of a specification with its own dtype
+        becomes (shape, dtype).
         """
         numbers = {name: getattr(self, name) for name in ("obs_dtype", "action_dtype", "pos", "full", "size")}
         rows = dict.fromkeys((*_OURS, *_CRITIC))
@@ -229,7 +229,7 @@ class ReplayBuffer:
         return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer as it was."""
+        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
         if state_dict["capacity"] != self.capacity:
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
@@ -248,14 +248,14 @@ class ReplayBuffer:
         self._written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
     def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
-        """A core with these rows in its memory, the oldest of them at `pos`."""
+        """Fill a core with these rows in memory order; the oldest is at `pos`."""
         block = TensorDict({_OURS.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
         block = block.to(self.device)
         block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
         block["terminated"] = block["dones"].bool()
         block["truncated"] = torch.zeros_like(block["terminated"])
         parts = (block,) if len(block) < self.capacity or not pos else (block[:pos], block[pos:], block[:pos])
-        for part in parts:  # the ring begins with row 0: of a full one the newest rows come twice
+        for part in parts:  # the ring starts at row 0, so rows before pos are written twice
             core.extend(part.clone())
         return core
 
@@ -263,9 +263,10 @@ class ReplayBuffer:
         return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
-        return {**kept, "_contents": None if self._core is None else packed_state(self._core)}
+        attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
+        return {**attributes, "_contents": None if self._core is None else packed_state(self._core)}
 
+    @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         contents = vars(self).pop("_contents")
@@ -276,16 +277,16 @@ class ReplayBuffer:
 
 
 def _alone(value: Any) -> Any:
-    """One transition's number as `[1]`, whatever axes of length one it has."""
+    """Reshape the number of a single transition to `[1]`."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def check_capacity(capacity: int) -> None:
-    """ApexRL's error for a buffer that holds nothing."""
+    """Raise ApexRL's error for a capacity below 1."""
     count("capacity", capacity, least=1, remedy="Pass how many transitions to keep.")
 
 
 def check_sample(batch_size: int, size: int) -> None:
-    """ApexRL's errors for a batch that cannot be drawn."""
+    """Raise ApexRL's errors for a batch that cannot be drawn."""
     if count("batch_size", batch_size, least=1, remedy="Pass how many transitions to draw.") > size:
         raise ValueError(explain("batch_size", f"at most {size}, which are stored", batch_size, "Add more first."))

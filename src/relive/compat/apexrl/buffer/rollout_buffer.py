@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer on ours, and the common part of its rollout buffers."""
+"""ApexRL's rollout buffer on our core, and the base class of its single-agent rollout buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAINING = {
     "observations": "obs", PRIVILEGED: PRIVILEGED, "actions": "action", "old_log_probs": "log_prob",
     "advantages": "advantage", "returns": "return", "values": "value",
 }  # fmt: skip
-"""The fields that ApexRL trains on, in its order, and the core's names of them."""
+"""The core's name of each field that ApexRL trains on, in ApexRL's order."""
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
 _Self = TypeVar("_Self", bound="SteppedRollout")
@@ -44,7 +44,7 @@ class SteppedRollout(Stepped):
 
     @property
     def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the steps that are stored now, and episodes that end where `dones` say."""
+        """The relive buffer underneath, with the stored steps and the episode ends of `dones`."""
         self._rows.tensors["terminated"].copy_(self._rows.tensors["dones"] != 0)
         return self._rows.core
 
@@ -54,13 +54,13 @@ class SteppedRollout(Stepped):
         return self.rewards.device
 
     def __len__(self) -> int:
-        """How many transitions are stored."""
+        """Number of stored transitions."""
         return self._rows.step * self.num_envs
 
     def _new_rows(
         self, privileged: Spec | None, extra: Mapping[str, Any], *sizes_and_fields: Any, **settings: Any
     ) -> StepRows:
-        """Rows of steps with privileged observations, where these are declared, and further fields."""
+        """Make the rows, with privileged observations if they are declared, and further fields."""
         between = {} if privileged is None else {PRIVILEGED: declare(privileged)}
         make = partial(
             rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **between, **extra}, **settings
@@ -68,10 +68,10 @@ class SteppedRollout(Stepped):
         return StepRows(make, ["obs", *between, "action", "reward", "dones", "value", "log_prob", *extra])
 
     def _write(self, rows: StepRows, seen: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any) -> None:
-        """Store one step; `seen` are the observations of the policy and of the critic alone."""
+        """Store one step; `seen` are the policy's observations and the privileged ones."""
         before = observation_leaves(rows, *seen)
         dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
-        if self._reused.is_news(before[0], rows.before()):  # a rollout cannot see whether a step overwrote them
+        if self._reused.is_news(before[0], rows.before()):  # a rollout has no next observations to compare
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
@@ -80,19 +80,19 @@ class SteppedRollout(Stepped):
         rows.write([*before, actions, rewards, dones, *rest])
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
-        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
+        """Compute advantages and returns; `last_values` [num_envs] are those of the observations after the last step.
 
-        An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
+        A truncated episode counts as ended: add the discounted value of its final observation to its
         last reward, as ApexRL's own runner does.
         """
         self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
     def clear(self) -> None:
-        """Forget the stored steps."""
+        """Remove the stored steps."""
         self._rows.clear()
 
     def to(self: _Self, device: torch.device | str) -> _Self:
-        """Move the stored steps to another device; returns the buffer itself."""
+        """Move the stored steps to another device and return the buffer."""
         make: Any = self._rows.make
         self._rows = self._rows.move(partial(make.func, *make.args, **{**make.keywords, "device": device}))
         return self
@@ -102,19 +102,20 @@ class RolloutBuffer(SteppedRollout):
     """`num_steps` steps of `num_envs` environments under ApexRL's names.
 
     Both of its constructors work: the documented one, `(num_envs, num_steps, obs_shape, device, num_privileged_obs=0)`,
-    where the first `add` says what an action is, and the newer one, which is told. `num_privileged_obs` alone declares
-    a vector of privileged observations, as documented. Attributes are the memory itself, and `step` may be set. `seed`
-    makes `get_minibatch` repeatable; without it a seeded experiment repeats, and no global generator is touched.
+    where the first `add` declares the action, and the newer one with `action_shape` and `action_dtype`.
+    `num_privileged_obs` alone declares a vector of privileged observations, as documented. Attributes are the memory
+    itself, and `step` may be set. `seed` makes `get_minibatch` repeatable; without it a seeded experiment repeats, and
+    no global generator is touched.
 
-    What is different here:
-    - Only stored steps are trained on. Of a rollout that is partly filled `get_all_data` has `num_steps · num_envs`
-      rows as in ApexRL, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows, and
+    Differences from ApexRL:
+    - Only stored steps are trained on. For a partly filled rollout `get_all_data` returns `num_steps · num_envs` rows
+      as in ApexRL, but warns, and rows that were not stored are zero; `get_minibatch` draws stored rows, and
       `last_values` follow the last stored step. (ApexRL: rows of older rollouts are among them.)
-    - Privileged observations that are declared must be given, and those that are not declared are refused. (ApexRL: the
-      row of an older rollout stays, or what is given is dropped.)
+    - Declared privileged observations are required, and undeclared ones are refused. (ApexRL: missing ones keep the row
+      of an older rollout, and undeclared ones are dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
-    - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` says so once, and
-      `stage` copies it before the step.
+    - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` reports it
+      once; `stage` copies `obs` before the step.
 
     >>> buffer = RolloutBuffer(num_envs=2, num_steps=1, obs_shape=(3,), device="cpu")
     >>> ones = torch.ones(2)
@@ -158,18 +159,18 @@ class RolloutBuffer(SteppedRollout):
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """The shape of one action; `()` before the first `add` where the constructor was not told."""
+        """The shape of one action; `()` before the first `add` if it was not declared."""
         return tuple(self.actions.shape[2:])
 
     @property
     def action_dtype(self) -> torch.dtype:
-        """The dtype of actions; float32 before the first `add` where the constructor was not told."""
+        """The dtype of actions; float32 before the first `add` if it was not declared."""
         return self.actions.dtype
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
-        """Copy what is known before the step, for environments that step in place.
+        """Copy observations and actions before the step, for environments that step in place.
 
-        Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
+        Call `add(None, None, None, rewards, dones, values, log_probs)` after the step. ApexRL has no such method.
         """
         rows = self._rows_of(actions)
         rows.stage([*observation_leaves(rows, observations, privileged_observations), actions])
@@ -185,13 +186,13 @@ class RolloutBuffer(SteppedRollout):
         values: Any,
         log_probs: Any,
     ) -> None:
-        """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
+        """Store one step of every environment; `dones` [num_envs] is 1 where this step ended an episode."""
         rows = self._rows_of(actions)
         self._write(rows, (observations, privileged_observations), actions, rewards, dones, values, log_probs)
         self._rows, self._action_is_known = rows, True
 
     def _rows_of(self, actions: Any) -> StepRows:
-        """The rows that store such actions: the first ones decide, where the constructor was not told."""
+        """Return rows for such actions; the first actions declare the field if the constructor did not."""
         refuse_full(self._rows)
         if self._action_is_known:
             return self._rows
@@ -200,9 +201,9 @@ class RolloutBuffer(SteppedRollout):
         return self._rows if is_same else self._rows_for(action, self.device)
 
     def get_all_data(self) -> dict[str, Any]:
-        """All transitions `[num_steps · num_envs, …]` in the order of time, then environment; they share the memory.
+        """Return all transitions `[num_steps · num_envs, …]`, ordered by time, then environment, without copying.
 
-        Of a rollout that is partly filled they are a copy, zero where nothing is stored.
+        For a partly filled rollout they are a copy with zeros in rows that were not stored.
         """
         count = nonempty("get_all_data", self._rows.step) * self.num_envs
         data = _training_data(self._rows)
@@ -214,20 +215,20 @@ class RolloutBuffer(SteppedRollout):
         return data
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
-        """Stored transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
+        """Draw stored transitions with replacement: a tuple of the fields of `get_all_data`, in its order."""
         count = nonempty("get_minibatch", self._rows.step) * self.num_envs
         size = (positive("batch_size", batch_size),)
         index = torch.randint(count, size, generator=self._random, device=self.device)
         return tuple(rows_at(index, rows) for rows in _training_data(self._rows).values())
 
     def state_dict(self) -> dict[str, Any]:
-        """The stored steps as tensors, dicts and numbers only: `torch.load(…, weights_only=True)` reads them."""
-        held = {name: getattr(self, name) for name in (*_GIVEN, *_SCORES)}
-        rows = {name: rows if rows is None else plain(rows[: self.step].clone()) for name, rows in held.items()}
+        """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
+        fields = {name: getattr(self, name) for name in (*_GIVEN, *_SCORES)}
+        rows = {name: rows if rows is None else plain(rows[: self.step].clone()) for name, rows in fields.items()}
         return {"step": self.step, **self._layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer as it was."""
+        """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
         for name, own in self._layout().items():
             if state_dict[name] != own:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
@@ -249,29 +250,29 @@ class RolloutBuffer(SteppedRollout):
         return {"num_envs": self.num_envs, "num_steps": self.num_steps, **specs}
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
-        """Move the stored steps to another device; returns the buffer itself."""
+        """Move the stored steps to another device and return the buffer."""
         super().to(device)
         self._random = generator_on(self.device, self._seed)
         return self
 
 
 def refuse_full(rows: StepRows) -> None:
-    """ApexRL's error for a step too many."""
+    """Raise ApexRL's error if no further step fits."""
     if rows.is_full:
         raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
 
 def observation_leaves(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
-    """The observations of a step, leaf by leaf."""
-    found = leaves_of("obs", rows.tensors["obs"], observations)
+    """List the leaves of a step's observations."""
+    leaves = leaves_of("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
-        return [*found, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
+        return [*leaves, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
     none_without(PRIVILEGED, privileged_observations, "privileged_obs_shape")
-    return found
+    return leaves
 
 
 def _training_data(rows: StepRows) -> dict[str, Any]:
-    """All rows `[T · N]` under the names that ApexRL trains on."""
+    """All rows `[T · N]` of the fields that ApexRL trains on."""
     flat = rows.flat
     return {
         theirs: rows.view(ours).flatten() if ours in SCORES else flat.get(ours) for theirs, ours in TRAINING.items()
@@ -281,6 +282,6 @@ def _training_data(rows: StepRows) -> dict[str, Any]:
 def _without_rows_after(count: int, rows: Any) -> Any:
     if rows is None:
         return None
-    kept = rows.clone()
-    kept[count:].zero_()
-    return kept
+    copy = rows.clone()
+    copy[count:].zero_()
+    return copy

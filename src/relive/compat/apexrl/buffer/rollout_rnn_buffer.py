@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer of recurrent policies on ours."""
+"""ApexRL's rollout buffer of recurrent policies on our core."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
 
 
 class RolloutRNNBuffer(SteppedRollout):
-    """`num_steps` steps of `num_envs` environments with the hidden states that they began with, read as sequences.
+    """`num_steps` steps of `num_envs` environments with the hidden states before each step, read as sequences.
 
-    Networks have their hidden states as (layers, batch, hidden); the attributes keep them [num_steps, num_envs, layers,
-    hidden]. Sequences go on over the ends of episodes: `dones` say where the network has to begin anew.
+    Networks use hidden states (layers, batch, hidden); the attributes store them as [num_steps, num_envs, layers,
+    hidden]. Sequences continue across ends of episodes: `dones` mark where the network must reset its state.
 
-    What is different here: all that is in `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does
-    not touch the global generator; `seed` makes it repeatable.
+    Differences from ApexRL: those of `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does not
+    use the global generator; `seed` makes it repeatable.
 
     >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
     >>> buffer.actor_hidden_states.shape
@@ -66,7 +66,7 @@ class RolloutRNNBuffer(SteppedRollout):
         self._rows = self._new_rows(privileged_obs_shape, hidden, num_steps, num_envs, *fields, **settings)
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
-        """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
+        """Copy observations and actions before the step, as `RolloutBuffer.stage` does."""
         refuse_full(self._rows)
         self._rows.stage([*observation_leaves(self._rows, observations, privileged_observations), actions])
 
@@ -82,7 +82,7 @@ class RolloutRNNBuffer(SteppedRollout):
         actor_hidden_states: Any,
         critic_hidden_states: Any,
     ) -> None:
-        """Store one step of every environment; hidden states (layers, num_envs, hidden) are those it began with."""
+        """Store one step of every environment; hidden states (layers, num_envs, hidden) are those before it."""
         refuse_full(self._rows)
         hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
         seen = observations, privileged_observations
@@ -91,10 +91,10 @@ class RolloutRNNBuffer(SteppedRollout):
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Every stored step once, as sequences `[sequence_length, B, …]`, `minibatch_size` of them at a time.
+        """Yield every stored step once, in minibatches of `minibatch_size` sequences `[sequence_length, B, …]`.
 
-        Hidden states are (layers, B, hidden), those that the sequences begin with. Unshuffled, sequences are in the
-        order of time, then environment.
+        Hidden states (layers, B, hidden) are those before the first steps. Unshuffled, sequences are ordered by time,
+        then environment.
         """
         count("sequence_length", sequence_length, least=1, remedy="Pass a number of steps.")
         count("minibatch_size", minibatch_size, least=1, remedy="Pass a number of sequences.")
@@ -112,12 +112,12 @@ class RolloutRNNBuffer(SteppedRollout):
         core = self.core
         if shuffle:
             return core.sequences(length, batch_size=batch_size, split_episodes=False)
-        # The core goes through one environment after the other; "index" counts steps, then environments.
+        # The core orders sequences by environment; "index" orders them by time, then environment.
         (whole,) = core.sequences(length, split_episodes=False, shuffle=False)
         return whole[whole["index"].argsort()].split(batch_size)
 
     def _rename(self, batch: TensorDict) -> dict[str, Any]:
-        """A batch of the core under ApexRL's names, time first."""
+        """Convert a batch of the core to ApexRL's names and axes, time first."""
         hidden = {name: _batch_first(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]
         batch.batch_size = batch["mask"].shape
@@ -127,7 +127,7 @@ class RolloutRNNBuffer(SteppedRollout):
 
 
 def _batch_first(hidden: Any) -> Any:
-    """(layers, batch, hidden) as (batch, layers, hidden), and back."""
+    """Swap the axes of a hidden state: (layers, batch, hidden) to (batch, layers, hidden), or back."""
     if hidden is None or hidden.ndim < 2:
         return hidden
     return (hidden if isinstance(hidden, torch.Tensor) else torch.as_tensor(hidden, device="cpu")).transpose(0, 1)

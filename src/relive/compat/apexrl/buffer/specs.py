@@ -1,4 +1,4 @@
-"""Conversion of arguments of ApexRL's buffers to the core's."""
+"""Conversion of the arguments of ApexRL's buffers for the core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDS = frozenset((0.0, 1.0))
 
 
 def plain_spec(spec: Any) -> Any:
-    """A specification in tuples and dicts only, which files can hold: a leaf with a dtype is (shape, dtype)."""
+    """Convert a specification to tuples and dicts, for files: a leaf with a dtype becomes (shape, dtype)."""
 
     def leaf(shape: Any) -> Any:
         return None if shape is None else (tuple(shape.shape), shape.dtype) if hasattr(shape, "dtype") else tuple(shape)
@@ -31,8 +31,8 @@ def plain_spec(spec: Any) -> Any:
 
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
-    """The values of a dict for every leaf of a tree, in the tree's order; Nones of None."""
-    if type(value) is _TENSOR and type(tree) in _LEAVES:  # most steps
+    """List the leaves of a value in the order of a tree of the same structure; the leaves of None are None."""
+    if type(value) is _TENSOR and type(tree) in _LEAVES:  # the fast path
         return [value]
     if not is_tree(tree):
         if is_tree(value):
@@ -48,12 +48,12 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
 
 
 def plain(rows: Any) -> Any:
-    """Tensors in plain dicts instead of TensorDicts."""
+    """Convert TensorDicts to plain dicts of tensors."""
     return rows.to_dict() if isinstance(rows, TensorDict) else rows
 
 
 def batch_size_of(spec: Any, observations: Any) -> int | None:
-    """How many observations were given: the length of the axis in front of the specified ones, None without one."""
+    """Length of the batch axis, in front of the specified axes; None without a batch axis."""
     while isinstance(spec, Mapping):
         expected, remedy = f"a dict with {sorted(spec)}", "Pass the structure that obs_shape has."
         if not hasattr(observations, "keys"):
@@ -69,35 +69,35 @@ def batch_size_of(spec: Any, observations: Any) -> int | None:
 
 
 def to_place(value: Any, device: torch.device) -> Any:
-    """A caller's value with its tensors on `device` and without their history."""
+    """Move the tensors of a value to `device` and detach them."""
     if isinstance(value, torch.Tensor):
         return value if value.device == device and not value.requires_grad else value.detach().to(device)
     return map_tree(lambda leaf: to_place(leaf, device), value) if is_tree(value) else value
 
 
 def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
-    """ApexRL's dones, which are numbers, as a tensor. On other devices than the host they are not looked at."""
+    """Convert ApexRL's dones to a tensor; raise unless they are 0 or 1. Not checked on other devices than the host."""
     given = to_place(dones, device)
     if not isinstance(given, torch.Tensor):
         given = as_tensor(where, given, device).to(device)
     if given.dtype == torch.bool or not given.is_cpu:
         return given
-    if given.ndim == 1 and len(given) <= _FEW:  # a list of few numbers is quicker than three calls for many
+    if given.ndim == 1 and len(given) <= _FEW:  # faster than three numpy calls
         is_right = _ENDS.issuperset(given.tolist())
     else:
-        found = given.numpy()
-        is_right = (found * found == found).all()  # of numbers, zero and one are equal to their squares
+        numbers = given.numpy()
+        is_right = (numbers * numbers == numbers).all()  # only 0 and 1 equal their squares
     if not is_right:
-        wrong = given[given * given != given].flatten()[0].item()
-        raise SchemaError(explain(where, "zeros and ones", wrong, "Pass whether each episode ended."))
+        number = given[given * given != given].flatten()[0].item()
+        raise SchemaError(explain(where, "zeros and ones", number, "Pass whether each episode ended."))
     return given
 
 
 def action_field(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
-    """The field of actions: `shape` and `dtype`, or those of the first actions, which have `lead` axes in front.
+    """Declare the field of actions: `shape` and `dtype`, or those of these actions, which have `lead` axes in front.
 
-    Like everywhere in this library float64 becomes float32 unless somebody asks for it.
+    As in the rest of the library, float64 becomes float32 unless `dtype` is float64.
     """
     given = actions if isinstance(actions, torch.Tensor) else as_tensor("actions", actions, torch.device("cpu"))
-    found = torch.float32 if given.dtype == torch.float64 else given.dtype
-    return Field(tuple(given.shape[lead:]) if shape is None else shape, dtype or found)
+    own_dtype = torch.float32 if given.dtype == torch.float64 else given.dtype
+    return Field(tuple(given.shape[lead:]) if shape is None else shape, dtype or own_dtype)

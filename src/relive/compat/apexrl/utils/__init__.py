@@ -1,3 +1,3 @@
-"""ApexRL's helpers for observations that are tensors or dicts of tensors, under the path that it has them at."""
+"""ApexRL's helpers for observations that are tensors or dicts of tensors, under its module path."""
 
 from relive.compat.apexrl.utils.observation import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Observations as ApexRL has them: a tensor, or a dict or TensorDict of observations; and their specifications."""
+"""ApexRL's helpers for observations (a tensor, or a dict or TensorDict of observations) and their specifications."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class TensorLeafSpec:
 Spec: TypeAlias = "TensorLeafSpec | tuple[int, ...] | Mapping[str, Spec]"
 """A shape, a leaf with a dtype of its own, or a dict of these."""
 ObservationSpec = Spec
-"""ApexRL's name for it."""
+"""ApexRL's name of `Spec`."""
 
 
 def space_to_spec(space: spaces.Space[Any]) -> Spec:
-    """The specification of a Gymnasium space; a number is a vector of length one, a Discrete one of int64.
+    """Return the specification of a Gymnasium space; scalars have shape (1,), and a Discrete space has dtype int64.
 
     >>> space_to_spec(spaces.Dict({"goal": spaces.Discrete(4), "pose": spaces.Box(-1, 1, (3,))}))
     {'goal': TensorLeafSpec(shape=(1,), dtype=torch.int64), 'pose': TensorLeafSpec(shape=(3,), dtype=torch.float32)}
@@ -60,7 +60,7 @@ def space_to_spec(space: spaces.Space[Any]) -> Spec:
 
 
 def spec_numel(spec: Any) -> int:
-    """How many numbers one observation of this specification has.
+    """Count the numbers in one observation of this specification.
 
     >>> spec_numel({"camera": (2, 3), "pose": TensorLeafSpec((4,), torch.float32), "time": ()})
     11
@@ -71,20 +71,20 @@ def spec_numel(spec: Any) -> int:
 
 
 def actor_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The part of a space that the policy sees: "obs", where it has one."""
+    """The policy's part of a space: its key "obs", or the whole space without that key."""
     if isinstance(obs_space, spaces.Dict) and "obs" in obs_space.spaces:
         return obs_space.spaces["obs"]
     return obs_space
 
 
 def critic_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
-    """The part of a space that only the critic sees: "privileged_obs" or "critic_obs"; None without one."""
+    """The critic's part of a space: its key "privileged_obs" or "critic_obs"; None without them."""
     parts = obs_space.spaces if isinstance(obs_space, spaces.Dict) else {}
     return parts.get("privileged_obs", parts.get("critic_obs"))
 
 
 def split_actor_critic_observations(observation: Any) -> tuple[Any, Any]:
-    """The part of an observation that the policy sees, and the part that only the critic sees (None without it)."""
+    """Split an observation into the policy's part and the critic's part, which may be None."""
     if not is_tree(observation) or "obs" not in observation.keys():
         return observation, None
     parts = dict(observation.items())
@@ -107,10 +107,10 @@ def observation_batch_size(value: Any) -> int:
 
 
 def observation_to_tensor(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
-    """Arrays as tensors on `device`, dicts as TensorDicts; of a tuple the first entry. Only floats take `dtype`.
+    """Convert arrays to tensors on `device` and dicts to TensorDicts; only floats are cast to `dtype`.
 
-    A tensor that is there already is returned as it is: an environment that writes its next observation into the
-    same memory changes this one too.
+    A tuple stands for its first entry. A tensor that is on `device` already is not copied: an environment that writes
+    its next observation into the same memory changes it, too.
     """
     if isinstance(observation, tuple):
         observation = observation[0]
@@ -122,7 +122,7 @@ def observation_to_tensor(observation: Any, device: torch.device | str, dtype: t
 
 
 def observation_to_device(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
-    """An observation with its tensors on `device`; only floats take `dtype`. None stays None."""
+    """Move an observation to `device`; only floats are cast to `dtype`. None stays None."""
     if observation is None:
         return None
     if is_tree(observation):
@@ -131,7 +131,7 @@ def observation_to_device(observation: Any, device: torch.device | str, dtype: t
 
 
 def stack_observations(observations: list[Any]) -> Any:
-    """Observations of one form as one, along a new first axis."""
+    """Stack observations of the same structure along a new first axis."""
     first = observations[0]
     if not is_tree(first):
         return torch.stack(observations)
@@ -141,17 +141,17 @@ def stack_observations(observations: list[Any]) -> Any:
 
 
 def zeros_like_observation(observation: Any) -> Any:
-    """An observation of zeros in this form."""
+    """Return zeros in the structure of an observation."""
     return _map(zeros_like_observation, observation) if is_tree(observation) else torch.zeros_like(observation)
 
 
 def clone_observation(observation: Any) -> Any:
-    """A copy in memory of its own."""
+    """Copy an observation."""
     return _map(clone_observation, observation) if is_tree(observation) else observation.clone()
 
 
 def observation_index(observation: Any, index: Any) -> Any:
-    """Every tensor indexed alike."""
+    """Index every tensor of an observation."""
     if not is_tree(observation):
         return observation[index]
     return _map(lambda part: observation_index(part, index), observation, ())
@@ -170,7 +170,7 @@ def observation_set_index(destination: Any, index: Any, value: Any) -> None:
 
 
 def flatten_time_env_observation(observation: Any) -> Any:
-    """`[T, N, …]` as `[T · N, …]`."""
+    """Flatten `[T, N, …]` to `[T · N, …]`."""
     if not is_tree(observation):
         return observation.flatten(0, 1)
     parts = {key: flatten_time_env_observation(part) for key, part in observation.items()}
@@ -178,7 +178,7 @@ def flatten_time_env_observation(observation: Any) -> Any:
 
 
 def flatten_observation(observation: Any) -> torch.Tensor:
-    """Every number of an observation `[B, …]` as one float32 vector `[B, D]`."""
+    """Concatenate all numbers of an observation `[B, …]` to float32 vectors `[B, D]`."""
     if not is_tree(observation):
         observation = observation.float()
         return observation.reshape(1, 1) if observation.ndim == 0 else observation.reshape(len(observation), -1)
@@ -191,7 +191,7 @@ def flatten_observation(observation: Any) -> torch.Tensor:
 def allocate_observation_storage(
     prefix_shape: tuple[int, ...], spec: Any, device: torch.device | str, dtype: torch.dtype = torch.float32
 ) -> Any:
-    """Zeros `[*prefix_shape, …]` for a specification; `dtype` is that of leaves that do not say."""
+    """Allocate zeros `[*prefix_shape, …]` for a specification; leaves without a dtype get `dtype`."""
     if isinstance(spec, Mapping):
         parts = {key: allocate_observation_storage(prefix_shape, part, device, dtype) for key, part in spec.items()}
         return TensorDict(parts, prefix_shape)
@@ -201,7 +201,7 @@ def allocate_observation_storage(
 
 
 def _map(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
-    """A TensorDict of what a function makes of the parts; of the tree's batch size, or `size`."""
+    """Apply a function to the parts of a tree: a TensorDict with batch size `size`, or the tree's own."""
     parts = {key: function(part) for key, part in tree.items()}
     return TensorDict(parts, getattr(tree, "batch_size", ()) if size is None else size)
 

@@ -1,1 +1,1 @@
-"""A part of the path that EmbodiChain has its buffers at."""
+"""Package on the import path of EmbodiChain's buffers."""

@@ -1,4 +1,4 @@
-"""rl-buffer's `SumTree` under the path that it has it at."""
+"""rl-buffer's `SumTree` under its module path."""
 
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
 

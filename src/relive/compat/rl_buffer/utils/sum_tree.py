@@ -1,4 +1,4 @@
-"""rl-buffer's `SumTree`: priorities, and whose turn it is at a point of their running sum."""
+"""rl-buffer's `SumTree`: priorities with a search by their running sum."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from relive.schema.checks import positive
 
 
 class SumTree:
-    """`capacity` priorities, written in a circle or by number, and found by their running sum."""
+    """`capacity` priorities, written as a ring or by index, and searched by their running sum."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = positive("capacity", capacity)
         self.data_pointer = 0
         self._first_leaf = 1 << (self.capacity - 1).bit_length()
         self._sums = array("d", bytes(16 * self._first_leaf))  # Python's floats are faster than numpy's
-        """Below node i are 2i and 2i + 1; node 1 is the sum of all. Leaves are in order, whatever the capacity is."""
+        """A heap: the children of node i are 2i and 2i + 1, node 1 is the total, and the leaves are in order."""
 
     def add(self, priority: float) -> None:
-        """Write the next priority, after the last one the first again."""
+        """Write the next priority of the ring."""
         self.update(self.data_pointer, priority)
         self.data_pointer = 0 if self.data_pointer + 1 == self.capacity else self.data_pointer + 1
 
@@ -38,13 +38,13 @@ class SumTree:
     def _write(self, idx: int, priority: float) -> None:
         sums, node = self._sums, idx + self._first_leaf
         sums[node] = priority
-        while node > 1:  # sums of what is there, not of changes: no rounding stays behind
+        while node > 1:  # new sums instead of added differences: rounding errors do not accumulate
             priority += sums[node ^ 1]
             node >>= 1
             sums[node] = priority
 
     def get(self, s: float) -> tuple[int, float]:
-        """The first number whose running sum lies beyond `s`, and its priority; never one of priority 0."""
+        """The first index whose running sum exceeds `s`, and its priority, which is never 0."""
         sums, node = self._sums, 1
         if not sums[1] > 0:
             raise NotReadyError(
@@ -65,11 +65,11 @@ class SumTree:
 
     @property
     def tree(self) -> np.ndarray:
-        """A copy of the sums and leaves as a heap `[2 · capacity − 1]`: below i are 2i + 1 and 2i + 2."""
+        """A copy of the sums and leaves as a heap `[2 · capacity − 1]`: the children of i are 2i + 1 and 2i + 2."""
         heap = np.zeros(2 * self.capacity - 1)
         heap[self.capacity - 1 :] = np.frombuffer(self._sums)[self._first_leaf :][: self.capacity]
         for level in reversed(range(self.capacity.bit_length())):
             at = np.arange(2**level - 1, min(2 ** (level + 1), self.capacity) - 1)
             heap[at] = heap[2 * at + 1] + heap[2 * at + 2]
-        heap.flags.writeable = False  # of a copy a write would be lost
+        heap.flags.writeable = False  # a write to this copy would be lost
         return heap

@@ -6,13 +6,13 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, exchange
+from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, replace_storage
 
 __all__ = ["Distillation", "RolloutStorage"]
 
 
 class Distillation(rsl_rl.algorithms.Distillation):
-    """rsl_rl's distillation; the storage that it is given is exchanged for ours."""
+    """rsl_rl's distillation, which replaces its storage by ours."""
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *settings: Any, **named: Any) -> None:
-        super().__init__(student, teacher, exchange(storage), *settings, **named)
+        super().__init__(student, teacher, replace_storage(storage), *settings, **named)

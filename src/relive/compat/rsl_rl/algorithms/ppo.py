@@ -6,13 +6,13 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, exchange
+from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, replace_storage
 
 __all__ = ["PPO", "RolloutStorage"]
 
 
 class PPO(rsl_rl.algorithms.PPO):
-    """rsl_rl's PPO; the storage that it is given is exchanged for ours."""
+    """rsl_rl's PPO, which replaces its storage by ours."""
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *settings: Any, **named: Any) -> None:
-        super().__init__(actor, critic, exchange(storage), *settings, **named)
+        super().__init__(actor, critic, replace_storage(storage), *settings, **named)

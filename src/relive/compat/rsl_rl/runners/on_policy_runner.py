@@ -6,12 +6,12 @@ from typing import Any
 
 import rsl_rl.runners
 
-from relive.compat.rsl_rl.storage.rollout_storage import exchange
+from relive.compat.rsl_rl.storage.rollout_storage import replace_storage
 
 
 class OnPolicyRunner(rsl_rl.runners.OnPolicyRunner):
-    """rsl_rl's runner; the storage of its algorithm is exchanged for ours."""
+    """rsl_rl's runner, which replaces its algorithm's storage by ours."""
 
     def __init__(self, env: Any, train_cfg: dict, log_dir: str | None = None, device: str = "cpu") -> None:
         super().__init__(env, train_cfg, log_dir, device)
-        self.alg.storage = exchange(self.alg.storage)
+        self.alg.storage = replace_storage(self.alg.storage)

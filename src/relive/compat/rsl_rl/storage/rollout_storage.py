@@ -1,4 +1,4 @@
-"""rsl_rl's rollout storage on ours, the steps that its algorithms give to it, and the batches that it gives to them."""
+"""rsl_rl's rollout storage on our core, with its transitions and batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import memory_views
@@ -19,40 +20,40 @@ from relive.errors import SchemaError, explain
 from relive.schema.checks import one_of
 
 HiddenState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
-"""A recurrent state [layers, N, hidden]: a tensor of a GRU, a tuple of an LSTM."""
+"""A recurrent state [layers, N, hidden]: a tensor for a GRU, a tuple for an LSTM."""
 
 
 @dataclass(eq=False)
 class Transition:
-    """One step of all environments, filled field by field while it is taken."""
+    """One step of all environments; algorithms set its fields one after the other."""
 
     observations: TensorDict | None = None
-    """The observations that the step was taken in [N, …], by group."""
+    """The observations before the step [N, …], by group."""
     actions: torch.Tensor | None = None
-    """[N, *actions_shape]."""
+    """The actions [N, *actions_shape]."""
     rewards: torch.Tensor | None = None
-    """[N] or [N, 1]."""
+    """The rewards [N] or [N, 1]."""
     dones: torch.Tensor | None = None
     """Whether the step ended its episode, by a time-out or otherwise: [N] or [N, 1]."""
     values: torch.Tensor | None = None
     """The critic's values of the observations [N, 1] (training type "rl")."""
     actions_log_prob: torch.Tensor | None = None
-    """[N] or [N, 1] (training type "rl")."""
+    """Log-probabilities of the actions [N] or [N, 1] (training type "rl")."""
     distribution_params: tuple[torch.Tensor, ...] | None = None
-    """The parameters of the distribution that the actions are drawn from, [N, …] each (training type "rl")."""
+    """Parameters of the actions' distribution, [N, …] each (training type "rl")."""
     privileged_actions: torch.Tensor | None = None
     """The teacher's actions [N, *actions_shape] (training type "distillation")."""
     hidden_states: tuple[HiddenState, HiddenState] = (None, None)
     """The states of the actor and the critic before the step."""
 
     def clear(self) -> None:
-        """Forget every field."""
+        """Reset every field."""
         self.__init__()
 
 
 @dataclass(eq=False)
 class Batch:
-    """One batch of a generator; a field that the training type does not have is None."""
+    """One batch of a generator; fields of the other training type are None."""
 
     observations: TensorDict | None = None
     actions: torch.Tensor | None = None
@@ -71,14 +72,14 @@ _ATTRIBUTES = {
     "rl": {"values": "value", "actions_log_prob": "log_prob", "advantages": "advantages", "returns": "returns"},
     "distillation": {"privileged_actions": "privileged_actions"},
 }
-"""The attributes that only one training type has, and the core's names of them."""
+"""The attributes of each training type, and the core's name of each."""
 _STEP = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "dones", "value": "values"}
 _STEP |= {"log_prob": "actions_log_prob"}
-"""The core's names of a step's fields, and rsl_rl's."""
+"""rsl_rl's name of each of the core's fields of a step."""
 _PARAMS = "distribution_params_"
-"""The core's names of distribution parameters begin with it; a number follows."""
+"""Prefix of the core's names of distribution parameters; a number follows."""
 _STATES = ("hidden_state_a_", "hidden_state_c_")
-"""The core's names of hidden states of the actor and of the critic begin with these."""
+"""Prefixes of the core's names of the actor's and the critic's hidden states; a number follows."""
 _READ = ("obs", "action", "value", "log_prob", "advantages", "returns")
 """The fields of minibatches."""
 
@@ -86,12 +87,12 @@ _READ = ("obs", "action", "value", "log_prob", "advantages", "returns")
 class RolloutStorage(Stepped):
     """`num_transitions_per_env` steps of `num_envs` environments under rsl_rl's names, for its PPO and distillation.
 
-    `obs` [N, …] shows the observation groups. The attributes are the core's memory, `[T, N, …]`, and can be assigned.
-    `distribution_params` and the hidden states exist from the first step that has them. `core` is the relive buffer
-    underneath: `dones` are its "terminated", and rewards are as rsl_rl's PPO gives them, with the value of a timed-out
-    step's own observation in them.
+    `obs` [N, …] is an example of the observation groups. The attributes are the core's memory `[T, N, …]`;
+    assigning to one writes into it. `distribution_params` and the hidden states are allocated by the first step that
+    has them. `core` is the relive buffer underneath: its "terminated" are the `dones`, and its rewards are those of
+    rsl_rl's PPO, which adds the value of a timed-out step's own observation.
 
-    What is different here:
+    Differences from rsl_rl:
     - Only stored steps are trained on: the generators of a partly filled storage read its first `step` rows. (There,
       zeros and rows of older rollouts are among them.)
     - Every epoch is shuffled anew, over all rows, by a generator of the storage. (rsl_rl: one permutation serves all
@@ -121,13 +122,13 @@ class RolloutStorage(Stepped):
         self.actions_shape, self.device = actions_shape, device
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
         self._late: dict[str, rl.Field] = {}
-        """Distribution parameters and hidden states, which the first step that has them declares."""
+        """Declarations of distribution parameters and hidden states, made by the first step that has them."""
         self._seed = experiment_seed()
         self._rows = StepRows(*self._layout(self._late), _STEP, "Set it before add_transition.")
         self._show_memory()
 
     def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
-        """A maker of cores that have these late fields, and the fields that a step gives."""
+        """Return a function that makes a core with these late fields, and the names of the fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
             further, given = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
@@ -138,7 +139,7 @@ class RolloutStorage(Stepped):
         make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**further, **late}, **settings)
         return make, ["obs", "action", "reward", "terminated", *given, *late]
 
-    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    @torch.inference_mode(False)  # inference tensors could not be written later
     def _show_memory(self) -> None:
         tensors = self._rows.tensors
         shape = self.num_transitions_per_env, self.num_envs
@@ -153,10 +154,10 @@ class RolloutStorage(Stepped):
         for prefix in _STATES:
             memory[f"saved_{prefix[:-1]}"] = [part.transpose(1, 2) for part in _parts(tensors, prefix)] or None
         self.memory = _in_old_tensors(getattr(self, "memory", {}), memory)
-        """The core's memory by the names of the attributes."""
+        """The core's memory by attribute name."""
         states = [name for name in self._late if name.startswith(_STATES)]
         self._no_state = {name: torch.zeros_like(tensors[name][0]) for name in states}
-        """Zeros, for the hidden state of a step that has none."""
+        """Zeros for steps without a hidden state."""
 
     def add_transition(self, transition: Any) -> None:
         """Store one step of every environment; tensors on another device are moved."""
@@ -177,7 +178,7 @@ class RolloutStorage(Stepped):
             self._show_memory()
 
     def _values(self, transition: Any) -> list[Any]:
-        """The values that every step has."""
+        """The values of the fields that every step has."""
         observations, dones = transition.observations, transition.dones
         groups = {} if observations is None else dict(observations.items())
         if groups.keys() != self._groups.keys():
@@ -190,18 +191,18 @@ class RolloutStorage(Stepped):
         return [*values, transition.privileged_actions]
 
     def clear(self) -> None:
-        """Forget the stored steps; the attributes show the old rows until they are overwritten."""
+        """Remove the stored steps; the attributes show the old rows until they are overwritten."""
         self._rows.clear()
 
     def generator(self) -> Generator[Batch, None, None]:
-        """The stored steps one after the other, for distillation."""
+        """Yield the stored steps one after the other, for distillation."""
         self._require("distillation", "generator")
         observations, actions, dones = (x.unbind(0) for x in (self.observations, self.privileged_actions, self.dones))
         for row in range(self.step):
             yield Batch(observations=observations[row], privileged_actions=actions[row], dones=dones[row])
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Generator[Batch, None, None]:
-        """Shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` in each epoch."""
+        """Yield shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` per epoch."""
         self._require("rl", "mini_batch_generator")
         size = _share("stored transitions", len(self.core), num_mini_batches)
         fields = [*_READ, *(name for name in self._late if name.startswith(_PARAMS))]
@@ -221,21 +222,21 @@ class RolloutStorage(Stepped):
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8
     ) -> Generator[Batch, None, None]:
-        """Whole environments, `num_envs // num_mini_batches` at a time, with their episodes as padded trajectories.
+        """Yield `num_envs // num_mini_batches` whole environments at a time, with episodes as padded trajectories.
 
-        Observations and masks are [T, trajectories, …], by environment, then time; hidden states are those that the
-        trajectories begin with; everything else is [T, environments, …].
+        Observations and masks are [T, trajectories, …], by environment, then time; hidden states are those before
+        the first steps of trajectories; all other fields are [T, environments, …].
         """
         self._require("rl", "recurrent_mini_batch_generator")
         size = _share("environments", self.num_envs, num_mini_batches)
         steps = self.step
         states = [name for name in self._late if name.startswith(_STATES)]
-        (found,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
-        observations = TensorDict(dict(found["obs"].items()), found["mask"].shape, device=self.core.device)
-        actor, critic = (_parts(found, prefix) for prefix in _STATES)
-        # Trajectories are in the order of environments; these are the first ones of each minibatch.
+        (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
+        observations = TensorDict(dict(sequences["obs"].items()), sequences["mask"].shape, device=self.core.device)
+        actor, critic = (_parts(sequences, prefix) for prefix in _STATES)
+        # Trajectories are ordered by environment; find the first one of each minibatch.
         first_envs = torch.arange(num_mini_batches + 1, device=self.core.device) * size
-        bounds = torch.searchsorted(found["index"] % self.num_envs, first_envs).tolist()
+        bounds = torch.searchsorted(sequences["index"] % self.num_envs, first_envs).tolist()
         for i in list(range(num_mini_batches)) * num_epochs:
             envs, trajectories = slice(i * size, (i + 1) * size), slice(*bounds[i : i + 2])
             yield Batch(
@@ -247,7 +248,7 @@ class RolloutStorage(Stepped):
                 old_actions_log_prob=self.actions_log_prob[:steps, envs],
                 old_distribution_params=tuple(p[:steps, envs] for p in self.distribution_params or ()),
                 hidden_states=(_states(actor, trajectories), _states(critic, trajectories)),
-                masks=found["mask"][:, trajectories],
+                masks=sequences["mask"][:, trajectories],
             )
 
     def _memory_of(self, field: str) -> Any:
@@ -267,13 +268,14 @@ class RolloutStorage(Stepped):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("memory", "_no_state")}
 
+    @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._show_memory()
 
 
-def exchange(storage: Any) -> Any:
-    """An empty storage of ours like an empty one of rsl_rl; one that is ours, or a user's subclass, is itself.
+def replace_storage(storage: Any) -> Any:
+    """Return our storage with the settings of rsl_rl's empty one; ours or a user's subclass is returned unchanged.
 
     rsl_rl's algorithms make their storage themselves and pass it to their constructor.
     """
@@ -285,7 +287,7 @@ def exchange(storage: Any) -> Any:
 
 
 def _in_old_tensors(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new memory, in the old tensors where there were some: whoever holds one of them holds the memory still."""
+    """Point existing tensor objects at the new memory, so that references to them stay valid."""
     for name, memory in old.items():
         if isinstance(memory, torch.Tensor):
             new[name] = memory.set_(new[name])
@@ -297,12 +299,12 @@ def _in_old_tensors(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, An
 
 
 def _parts(rows: Any, prefix: str) -> list[torch.Tensor]:
-    """The fields whose names are this prefix and a number, in order."""
+    """List the fields whose names are this prefix and a number, in order."""
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
 
 
 def _overwrite(where: str, memory: Any, value: Any) -> None:
-    """Copy `value` into the memory, if it has just its form."""
+    """Copy `value` into memory; raise unless structure and shapes are the same."""
     if value is memory:
         return
     if isinstance(memory, TensorDictBase | tuple | list):
@@ -328,7 +330,7 @@ def _children(value: Any) -> dict[Any, Any]:
 
 
 def _share(what: str, total: int, num_mini_batches: int) -> int:
-    """How many of the total each minibatch has."""
+    """Size of one of `num_mini_batches` equal minibatches."""
     if num_mini_batches < 1 or total < num_mini_batches:
         remedy = "Add transitions first." if not total else "Pass fewer mini-batches."
         raise SchemaError(explain("num_mini_batches", f"1 to {total} ({what})", num_mini_batches, remedy))
@@ -353,6 +355,6 @@ def _late_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]
 
 
 def _states(parts: Sequence[torch.Tensor], trajectories: slice) -> HiddenState:
-    """The states [layers, trajectories, hidden] as rsl_rl's networks take them: a GRU's bare, an LSTM's in a tuple."""
+    """The states [layers, trajectories, hidden] for rsl_rl's networks: a tensor for a GRU, a tuple for an LSTM."""
     states = tuple(part[trajectories].transpose(0, 1).contiguous() for part in parts)
     return states if len(states) > 1 else states[0] if states else None

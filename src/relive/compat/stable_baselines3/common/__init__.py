@@ -1,1 +1,1 @@
-"""A part of the path that Stable-Baselines3 has its buffers at."""
+"""Package on the import path of Stable-Baselines3's buffers."""

@@ -26,15 +26,15 @@ _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] 
     GoalSelectionStrategy.FINAL: "final",
     GoalSelectionStrategy.EPISODE: "episode",
 }
-_STEPS = ("_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSIONS)
-"""Methods that Stable-Baselines3's `sample` calls, and those that only the `sample` of its replay buffer calls."""
+_OVERRIDABLE = ("_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSIONS)
+"""Methods that Stable-Baselines3's own `sample` calls: if a user overrides one, its code makes the batches."""
 
 
 class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     """Transitions of which `n_sampled_goal` in `n_sampled_goal + 1` have a goal that their own episode reached.
 
-    Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of episodes that have not
-    ended yet, or that are partly overwritten, are drawn like all others: their goals are among what is stored.
+    Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of running or
+    partly overwritten episodes are drawn as well: their goals come from the stored part.
     """
 
     env: VecEnv | None
@@ -54,8 +54,8 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         copy_info_dict: bool = False,
     ) -> None:
         self.copy_info_dict = copy_info_dict
-        self._is_theirs = overrides(self, *_STEPS)
-        """Whether batches are made by Stable-Baselines3's code, from the arrays, with methods of the user's."""
+        self._is_theirs = overrides(self, *_OVERRIDABLE)
+        """Whether Stable-Baselines3's own code makes the batches, since a user's class overrides a method of it."""
         super().__init__(
             buffer_size,
             observation_space,
@@ -72,7 +72,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         self.infos = np.empty((self.buffer_size, n_envs) if copy_info_dict else (0, n_envs), object)
         self.ep_start, self.ep_length = (np.zeros((self.buffer_size, n_envs), np.int64) for _ in range(2))
-        """The first position of a step's episode and its length: 0 while it runs, or once it is partly overwritten."""
+        """First position and length of each step's episode; 0 if the episode is running or partly overwritten."""
         self._current_ep_start = np.zeros(n_envs, np.int64)
 
     def _extra(self) -> dict[str, Declaration]:
@@ -82,7 +82,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         return {**super().__getstate__(), "env": None}
 
     def set_env(self, env: VecEnv) -> None:
-        """Say whose `compute_reward` is asked, after loading."""
+        """Set the environment whose `compute_reward` is called, after loading."""
         if self.env is not None:
             raise SchemaError(
                 explain("set_env", "a buffer without an environment", f"one with {self.env}", "Set it once.")
@@ -98,9 +98,11 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         done: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store one step of every environment; its `infos` too with `copy_info_dict`."""
+        """Store one step of every environment; with `copy_info_dict` its `infos`, too."""
         if not self._core_is_current:
-            super().add(obs, next_obs, action, reward, done, infos)  # which is Stable-Baselines3's, and notes episodes
+            super().add(
+                obs, next_obs, action, reward, done, infos
+            )  # Stable-Baselines3's code, which tracks episodes itself
             return
         position = self.pos
         if self.copy_info_dict:
@@ -108,10 +110,10 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         super().add(obs, next_obs, action, reward, done, infos)
         if self.copy_info_dict:
             self.infos[position] = infos
-        self._note_episodes(position, done)
+        self._track_episodes(position, done)
 
-    def _note_episodes(self, position: int, done: np.ndarray) -> None:
-        """Keep `ep_start` and `ep_length` of the step at `position`, and of the episodes that it overwrites or ends."""
+    def _track_episodes(self, position: int, done: np.ndarray) -> None:
+        """Update `ep_start` and `ep_length` of the step at `position` and of episodes that it overwrites or ends."""
         overwritten = self.ep_length[position]
         if np.count_nonzero(overwritten):
             for env in overwritten.nonzero()[0]:
@@ -123,7 +125,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
                 self._compute_episode_length(int(env))
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch of random transitions, some with other goals, normalised as `env` says."""
+        """Draw random transitions, some with relabelled goals, normalised by `env`."""
         if self._is_theirs or not self._core_is_current:
             return theirs.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
@@ -133,7 +135,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
 
     def _judge(self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rewards of steps for other goals; whether they ended their episodes stays."""
+        """Rewards of steps for relabelled goals, and their unchanged `terminated`."""
         if self.env is None:
             raise NotReadyError(explain("sample", "an environment to compute rewards", None, "Call set_env(env)."))
         infos: Any = [{} for _ in range(len(goal))]
@@ -143,7 +145,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1)), rows["terminated"]
 
     def truncate_last_trajectory(self) -> None:
-        """The episodes that have not ended were abandoned, as after loading: the next step starts another."""
+        """Truncate running episodes, which are abandoned after loading: the next step starts a new one."""
         if not self._core_is_current:
             theirs.HerReplayBuffer.truncate_last_trajectory(self)
             return
@@ -160,7 +162,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
                 self._compute_episode_length(int(env))
 
     def reset(self) -> None:
-        """Forget every transition."""
+        """Remove every transition."""
         super().reset()
         for numbers in (self.ep_start, self.ep_length, self._current_ep_start):
             numbers.fill(0)

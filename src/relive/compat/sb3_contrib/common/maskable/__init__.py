@@ -1,1 +1,1 @@
-"""A part of the path that sb3-contrib has its buffers at."""
+"""Package on the import path of sb3-contrib's buffers."""

@@ -26,7 +26,7 @@ MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
 
 
 class _Masked(RolloutBuffer):
-    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
+    """Base class of the rollout buffers with action masks."""
 
     (action_masks,) = memory_views("action_masks")
     _kinds = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
@@ -38,12 +38,12 @@ class _Masked(RolloutBuffer):
         self._arrays["action_masks"] = np.ones((self.buffer_size, self.n_envs, self.mask_dims), np.float32)
 
     def reset(self) -> None:
-        """Forget the stored steps, and their masks."""
+        """Remove the stored steps and their masks."""
         super().reset()
         self._arrays["action_masks"].fill(1)
 
     def add(self, *args: Any, action_masks: np.ndarray | None = None, **kwargs: Any) -> None:
-        """Store one step of every environment, and which actions were legal."""
+        """Store one step of every environment with the masks of legal actions."""
         row = self.pos
         super().add(*args, **kwargs)
         if action_masks is not None:
@@ -54,7 +54,7 @@ class _Masked(RolloutBuffer):
 
 
 class MaskableRolloutBuffer(_Masked, theirs.MaskableRolloutBuffer):
-    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
+    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all 1 for steps without a mask."""
 
 
 class MaskableDictRolloutBuffer(_Masked, DictRolloutBuffer, theirs.MaskableDictRolloutBuffer):
@@ -62,7 +62,7 @@ class MaskableDictRolloutBuffer(_Masked, DictRolloutBuffer, theirs.MaskableDictR
 
 
 def _mask_dims(space: spaces.Space[Any]) -> int:
-    """How many flags a mask has: one for each value of each number of an action."""
+    """Number of flags in a mask: one per value of each number of an action."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

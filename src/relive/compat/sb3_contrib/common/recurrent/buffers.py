@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RecurrentRolloutBuffer` and `RecurrentDictRolloutBuffer`: rollouts with LSTM states, read as padded sequences.
 
-A batch is a run of steps, one environment after another; a sequence ends where an episode or an environment does, or
-where the batch does. Batches go round the rollout from a random step on.
+A batch is a run of steps, environment by environment; an end of an episode, of an environment's steps or of the batch
+ends a sequence. The first batch starts at a random step, and the rollout wraps around.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_state
 
 
 class _Recurrent(RolloutBuffer):
-    """Rollouts with states, of any observations."""
+    """Base class of the rollout buffers with LSTM states."""
 
     hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = memory_views(*_STATES)
     _kinds = (theirs.RecurrentRolloutBufferSamples, theirs.RecurrentDictRolloutBufferSamples)
@@ -51,7 +51,7 @@ class _Recurrent(RolloutBuffer):
 
     @classmethod
     def like(cls, other: Any) -> _Recurrent:
-        """An empty buffer with the settings of another one, sb3-contrib's own too."""
+        """Make an empty buffer with the settings of another one, which may be sb3-contrib's."""
         names = ("buffer_size", "observation_space", "action_space", "hidden_state_shape", "device", "gae_lambda")
         return cls(*(getattr(other, name) for name in (*names, "gamma", "n_envs")))
 
@@ -61,14 +61,14 @@ class _Recurrent(RolloutBuffer):
             self._arrays[name] = np.zeros(self.hidden_state_shape, np.float32)
 
     def add(self, *args: Any, lstm_states: Any, **kwargs: Any) -> None:
-        """Store one step of every environment, and the states of the networks before it."""
+        """Store one step of every environment with the LSTM states before it."""
         row = self.pos
         super().add(*args, **kwargs)
         for name, state in zip(_STATES, (*lstm_states.pi, *lstm_states.vf), strict=True):
             self._arrays[name][row] = state.numpy(force=True)
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """Every step once, in batches of sequences; all at once without a `batch_size`."""
+        """Yield every step once, in batches of sequences; a single batch without `batch_size`."""
         if self._is_custom:
             yield from super().get(batch_size)
             return
@@ -80,7 +80,7 @@ class _Recurrent(RolloutBuffer):
             yield self._sequences(numbers[start : start + (batch_size or total)])
 
     def _sequences(self, numbers: np.ndarray) -> Any:
-        """The steps of these numbers, which count time within environments, as padded sequences."""
+        """Make padded sequences of the steps `numbers`, which are env · buffer_size + time."""
         time, envs = numbers % self.buffer_size, numbers // self.buffer_size
         starts = (self._arrays["episode_starts"][time, envs] != 0) | (time == 0)
         starts[0] = True
@@ -97,7 +97,7 @@ class _Recurrent(RolloutBuffer):
         return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), real])
 
     def _pad(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-        """Steps [B, …] as sequences one after another, zero where they are padded."""
+        """Gather steps [B, …] into sequences [S · L, …] with zeros as padding."""
         sequences = steps[rows]
         sequences[~mask] = 0
         return self.to_torch(sequences)
@@ -106,7 +106,7 @@ class _Recurrent(RolloutBuffer):
 class RecurrentRolloutBuffer(_Recurrent, theirs.RecurrentRolloutBuffer):
     """Rollouts with the states of the actor's and the critic's LSTM before each step.
 
-    They are arrays `[buffer_size, layers, n_envs, size]`.
+    The states are arrays `[buffer_size, layers, n_envs, size]`.
     """
 
 
@@ -115,7 +115,7 @@ class RecurrentDictRolloutBuffer(_Recurrent, DictRolloutBuffer, theirs.Recurrent
 
 
 def _padding(first: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """The step at each place of the sequences [S · L] that begin at the steps `first`, and whether it is a real one."""
+    """The steps of padded sequences [S · L] that start at the steps `first`, and a mask without the padding."""
     lengths = np.diff(first, append=total)
     ahead = np.arange(lengths.max())
     mask = ahead < lengths[:, None]

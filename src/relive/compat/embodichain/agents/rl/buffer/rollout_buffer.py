@@ -1,4 +1,4 @@
-"""EmbodiChain's older rollout buffer, which steps `[T, N]` are added to one by one, on ours."""
+"""EmbodiChain's older rollout buffer, filled step by step as `[T, N]`, on our core."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RolloutBuffer(Stepped):
     """`num_steps` steps of `num_envs` environments, added one by one.
 
     `obs [T, N, obs_dim]`, `actions [T, N, action_dim]`, `rewards`, `dones`, `values` and `logprobs [T, N]` are the
-    memory itself, also when they are assigned. `done` means that the step just taken ended the episode.
+    memory itself, and assigning writes into it. `done` is True where the added step ended its episode.
     """
 
     obs, actions, rewards, dones, values, logprobs = memory_views(*_OURS.values())
@@ -63,21 +63,21 @@ class RolloutBuffer(Stepped):
         rows.write((obs, action, reward, done, value, logprob))
 
     def set_extras(self, extras: Mapping[str, Any] | None) -> None:
-        """Let these tensors `[T, N, …]` join every batch, instead of the ones before."""
+        """Set the tensors `[T, N, …]` whose rows join every batch; they replace earlier extras."""
         self._extras = extras or {}
 
     def iterate_minibatches(self, batch_size: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Every stored step of every environment once, shuffled; the last batch may be shorter."""
+        """Yield every stored step of every environment once, shuffled; the last batch may be shorter."""
         positive("batch_size", batch_size)
         rows = self._rows
         total = nonempty("iterate_minibatches", rows.step) * self.num_envs
         memory = {theirs: rows.flat[ours] for theirs, ours in _OURS.items()}
-        memory |= {name: self._joining(name, extra) for name, extra in self._extras.items()}
+        memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)
         return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))
 
-    def _joining(self, name: str, extra: Any) -> torch.Tensor:
-        """An extra as `[step · N, …]`, if it has a row for every step that is stored."""
+    def _flatten_extra(self, name: str, extra: Any) -> torch.Tensor:
+        """Flatten an extra to `[step · N, …]`; raise unless it has a row for every stored step."""
         extra = torch.as_tensor(extra, device=self.device)
         steps = self._rows.step
         if extra.ndim < 2 or not steps <= len(extra) <= self.num_steps or extra.shape[1] != self.num_envs:

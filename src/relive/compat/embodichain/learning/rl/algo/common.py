@@ -15,10 +15,10 @@ __all__ = ["compute_gae", "compute_group_advantage"]
 
 
 def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns `[N, T]` of a rollout `[N, T + 1]`, which gets them as "advantage" and "return".
+    """Compute advantages and returns `[N, T]` of a rollout `[N, T + 1]`; set its fields "advantage" and "return".
 
-    See `relive.gae`. Only "done" must be there; without "truncated" every end counts as a termination. A step that is
-    done and not truncated does not bootstrap; the last slot of "value" is that of the last observation.
+    See `relive.gae`. Of the flags only "done" is required; without "truncated" every end counts as a termination.
+    A step that is done and not truncated does not bootstrap; the last slot of "value" is that of the last observation.
     """
     reward, value = rollout["reward"], rollout["value"]
     if reward.ndim != 2:
@@ -36,7 +36,7 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
 def compute_group_advantage(
     rollout: TensorDict, gamma: float, group_size: int, truncate_at_first_done: bool = True, eps: float = 1e-8
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The fields of GRPO, "advantage", "seq_mask" and "seq_return", each `[N, T]` and attached to the rollout.
+    """Compute GRPO's "advantage", "seq_mask" and "seq_return" `[N, T]`, and set them as fields of the rollout.
 
     See `relive.group_advantage`: neighbouring environments form a group.
     """
@@ -56,12 +56,12 @@ def compute_group_advantage(
 
 
 def _flags(rollout: TensorDict, name: str, like: torch.Tensor) -> torch.Tensor:
-    """Flags as bools; none is set where the rollout has no such field."""
+    """Flags of a rollout as bools; all False without the field."""
     flags = rollout.get(name, None)
     return torch.zeros_like(like) if flags is None else flags.bool()
 
 
 def _attach(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor:
-    """Make `steps` [T, N] a field [N, T + 1] of the rollout, zero in the last slot; returns it without that."""
+    """Set a field [N, T + 1] to `steps` [T, N], with zeros in the last slot; return it without that slot."""
     rollout[name] = pad(steps, (0, 0, 0, 1)).T
     return rollout[name][:, :-1]

@@ -1,4 +1,4 @@
-"""EmbodiChain's rollout as one shared TensorDict `[N, T + 1]`, on our memory."""
+"""EmbodiChain's rollout as one shared TensorDict `[N, T + 1]`, on our core."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.embodichain.learning.rl.buffer.utils import transition_view
+from relive.compat.pickling import restores
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.fields import Field
@@ -21,9 +22,9 @@ _ARGUMENTS = (
     "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
 )  # fmt: skip
 _MADE = ("_make", "_core", "_shared", "_padding", "_rollout")
-"""Attributes that the constructor makes of the arguments."""
+"""Attributes that the constructor derives from its arguments; not pickled."""
 _THEIRS = {"log_prob": "sample_log_prob"}
-"""EmbodiChain's name of a field, where it is another."""
+"""EmbodiChain's names of fields, if they differ from the core's."""
 _LAST = ("obs", "critic_obs", "value")
 """Fields whose last slot is the state after the rollout."""
 _OLDER = ("set_extras", "iterate_minibatches", "step", "num_steps", "obs", "actions", "rewards", "dones", "logprobs")
@@ -63,7 +64,7 @@ class RolloutBuffer:
             for name, field in layout.items()
         }
         self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _LAST]
-        """The last slot of what only transitions have."""
+        """The last slots of the fields that only transitions have."""
         self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
         self._is_full = False
 
@@ -96,7 +97,7 @@ class RolloutBuffer:
         return self._rollout
 
     def start_rollout(self) -> TensorDict:
-        """The shared TensorDict, ready to be written: without the fields of algorithms, its last slot padding."""
+        """Return the shared TensorDict for a new rollout: without algorithms' fields, and with zeros as padding."""
         if self._is_full:
             raise RuntimeError(
                 explain("start_rollout", "an empty buffer", "a rollout that was not read", "Call get().")
@@ -118,9 +119,9 @@ class RolloutBuffer:
         value: None = None,
         logprob: None = None,
     ) -> None:
-        """The shared TensorDict has been written: it may be consumed. Fields that were set anew are copied into it.
+        """Mark the shared TensorDict as written. Fields that were replaced by other tensors are copied into the memory.
 
-        The other arguments are those of the older buffer, and refused.
+        The other arguments belong to the older buffer and are refused.
         """
         if any(field is not None for field in (action, reward, done, value, logprob)):
             remedy = "Import RolloutBuffer from agents.rl.buffer, whose sizes are (num_steps, num_envs)."
@@ -133,10 +134,10 @@ class RolloutBuffer:
             raise SchemaError(
                 explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
             )
-        anew = {name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared}
-        for name, given in anew.items():
+        replaced = {name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared}
+        for name, given in replaced.items():
             self._check(name, given)
-        for name, given in anew.items():
+        for name, given in replaced.items():
             self._shared[name].copy_(given)
             rollout[name] = self._shared[name]
         self._is_full = True
@@ -151,9 +152,9 @@ class RolloutBuffer:
                 raise ValueError(f"Rollout field '{name}' {kind} mismatch: expected {expected}, got {got}.")
 
     def get(self, flatten: bool = True) -> TensorDict:
-        """Consume the rollout: its transitions `[N · T]`, or the shared TensorDict `[N, T + 1]` for `transition_view`.
+        """Consume the rollout: return its transitions `[N · T]`, or the shared TensorDict `[N, T + 1]`.
 
-        The latter is the memory that the next rollout is written into.
+        The next rollout is written into the memory of that TensorDict.
         """
         if not self._is_full:
             raise RuntimeError(explain("get", "a rollout", None, "Write one and call add(rollout)."))
@@ -161,27 +162,28 @@ class RolloutBuffer:
         return transition_view(self._rollout, flatten=True) if flatten else self._rollout
 
     def is_full(self) -> bool:
-        """Whether a rollout waits to be consumed."""
+        """Whether a rollout is written and not yet consumed."""
         return self._is_full
 
     def __getattr__(self, name: str) -> Any:
-        """Names of the older buffer raise with a sentence."""
+        """Raise an AttributeError; names of the older buffer get a remedy."""
         if name in _OLDER:
             remedy = "Import RolloutBuffer from agents.rl.buffer."
             raise AttributeError(explain("RolloutBuffer", "a name of the newer buffer", name, remedy))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """The arguments and the rollout; the memory is made anew."""
-        kept = {name: value for name, value in vars(self).items() if name not in _MADE}
-        return {**kept, "rollout": dict(self._rollout.items())}
+        """Return the arguments and the rollout, without the memory."""
+        attributes = {name: value for name, value in vars(self).items() if name not in _MADE}
+        return {**attributes, "rollout": dict(self._rollout.items())}
 
+    @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
-        kept = dict(state)
-        for name, tensor in kept.pop("rollout").items():
+        attributes = dict(state)
+        for name, tensor in attributes.pop("rollout").items():
             if name in self._shared:
                 self._shared[name].copy_(tensor)
             else:
                 self._rollout[name] = tensor
-        self.__dict__.update(kept)
+        self.__dict__.update(attributes)

@@ -1,4 +1,4 @@
-"""The functions by which EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
+"""EmbodiChain's functions that read a rollout `[N, T + 1]`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["iterate_minibatches", "transition_view"]
 
 
 def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
-    """The transitions `[N, T]` of a rollout `[N, T + 1]`, or `[N · T]` of them, one environment after the other.
+    """Return the transitions `[N, T]` of a rollout `[N, T + 1]`; `flatten` gives `[N · T]`, environment by environment.
 
-    Every field without its last slot, and "next_value", the value of what a step led to. Fields share the rollout's
-    memory unless `flatten`, which copies.
+    They have every field without its last slot, and "next_value", the value of the state after each step. Fields share
+    the rollout's memory unless `flatten`, which copies.
     """
     fields: dict[str, Any] = dict(rollout.items())
     next_value = next_value_of(fields)
@@ -40,9 +40,9 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
 def iterate_minibatches(
     rollout: TensorDict, batch_size: int, device: torch.device | str, *, seed: int | None = None
 ) -> Iterator[TensorDict]:
-    """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter.
+    """Yield every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter.
 
-    Without a `seed`, the epochs of a rollout are drawn one after the other from one generator.
+    Without a `seed`, all epochs of a rollout use one generator.
     """
     positive("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
@@ -54,11 +54,11 @@ def iterate_minibatches(
 
 
 _generators: dict[int, tuple[int, torch.Generator]] = {}
-"""By the id of a rollout that is alive, the seed of its first epoch and its generator."""
+"""The seed and the generator of each live rollout, by the rollout's `id()`."""
 
 
 def _generator_of(rollout: TensorDict, device: torch.device) -> torch.Generator:
-    """The generator of a rollout's epochs, which starts anew when torch was seeded or has drawn."""
+    """The generator of a rollout's epochs; a new one after torch's generator was seeded or has drawn."""
     seed, key = experiment_seed(), id(rollout)
     if key not in _generators:
         weakref.finalize(rollout, _generators.pop, key, None).atexit = False
@@ -76,7 +76,7 @@ def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[Tensor
 
 
 def next_value_of(fields: Mapping[str, Any]) -> torch.Tensor:
-    """The value of what each step led to [N, T]: the next slot's, but for truncated steps, after which a reset came."""
+    """The value of the state after each step [N, T]: the next slot's, except after truncated steps, which reset."""
     value, truncated, final = fields["value"], fields.get("truncated"), fields.get("final_value")
     steps = value.shape[1] - 1
     following = value.narrow(1, 1, steps)

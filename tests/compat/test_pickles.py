@@ -1,0 +1,50 @@
+"""A pickle of an adapter's buffer that another version wrote is refused with a sentence."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from relive import CheckpointError
+from relive.compat import agilerl, apexrl, embodichain, rl_buffer
+from relive.compat.rsl_rl import RolloutStorage
+from relive.errors import IncompatibleCheckpoint
+
+MADE: dict[str, Any] = {
+    "agilerl replay": lambda: agilerl.ReplayBuffer(8),
+    "apexrl replay": lambda: apexrl.ReplayBuffer(8, (3,)),
+    "embodichain": lambda: embodichain.RolloutBuffer(2, 4, 3, 1, "cpu"),
+    "rl_buffer": lambda: rl_buffer.ReplayBuffer(4, 2, (3,), (1,), rl_buffer.StatsTracker(2))._transitions,
+    "rsl_rl": lambda: RolloutStorage("rl", 2, 4, TensorDict({"policy": torch.zeros(2, 3)}, [2]), (1,)),
+}
+RENAMED = {
+    "agilerl replay": "core", "apexrl replay": "_contents", "embodichain": "rollout",
+    "rl_buffer": "contents", "rsl_rl": "_rows",
+}  # fmt: skip
+"""An entry of each pickled state, which another version might call otherwise."""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_pickle_of_another_version_is_refused_with_a_sentence(name: str) -> None:
+    buffer = MADE[name]()
+    state = dict(buffer.__getstate__())
+    state["other_name"] = state.pop(RENAMED[name])
+    with pytest.raises(IncompatibleCheckpoint, match="expected a pickle that this version of relive wrote, got one"):
+        object.__new__(type(buffer)).__setstate__(state)
+
+
+def test_steps_of_another_version_are_refused_with_a_sentence() -> None:
+    rows: Any = apexrl.RolloutBuffer(2, 4, (3,), device="cpu")._rows
+    restore, (settings, tensors, *rest) = rows.__reduce__()
+    with pytest.raises(CheckpointError, match="lacks 'older_name'"):
+        restore(settings, {"older_name": tensors["reward"]}, *rest)
+
+
+def test_a_pickle_of_this_version_is_restored() -> None:
+    for make in MADE.values():
+        buffer = make()
+        assert type(pickle.loads(pickle.dumps(buffer))) is type(buffer)
