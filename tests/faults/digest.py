@@ -31,7 +31,7 @@ CACHES = {
     "_cached_fit",
     "_row_views",
     "_build",
-    "_is_exposed",
+    "is_exposed",
     "_counted_columns",
 }
 """What is made anew from the rest, or means nothing to what is stored."""
