@@ -31,7 +31,7 @@ CACHES = {
     "_cached_fit",
     "_row_views",
     "_build",
-    "_is_exposed",
+    "is_exposed",
     "_counted_columns",
 }
 """Attributes that are caches or do not affect stored data."""
