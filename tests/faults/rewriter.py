@@ -38,7 +38,7 @@ def torn_rows(rows: Any) -> list[int]:
 
 
 def write_without_journal(ring: Any, memory: Any) -> Any:
-    """For a canary: replaces `native_backend._write_back_of` and omits the journal."""
+    """For a canary: replaces `native_backend._make_write_back` and omits the journal."""
     return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, None)
 
 
@@ -46,7 +46,7 @@ def rewrite_until_killed(where: Handle | Path, counts: Path, careless: bool) -> 
     """Rewrite all rows, pass after pass; `counts` [2] holds the passes begun and done."""
     torch.set_num_threads(1)
     if careless:
-        native_backend._write_back_of = write_without_journal
+        native_backend._make_write_back = write_without_journal
     replay = made(rl.Memory.disk(where)) if isinstance(where, Path) else rl.connect(where, seed=1)
     ids, told = replay.ids(), np.memmap(counts, np.int64, "r+", shape=(2,))
     wide, mark = torch.zeros(len(ids), WIDTH, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.int64)
