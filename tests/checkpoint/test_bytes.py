@@ -22,7 +22,7 @@ import torch
 import relive as rl
 from relive import kernels
 from relive.checkpoint.saving import save
-from relive.storage import commits
+from relive.storage import disk
 
 RECORDED = Path(__file__).parent / "golden" / "bytes.json"
 N = 2
@@ -127,7 +127,7 @@ def written(kind: str, root: Path) -> dict[str, str]:
 def fix(patch: Callable[[Any, str, Any], None]) -> None:
     """What is different every time is not."""
     patch(secrets, "token_hex", lambda count: "5e" * count)
-    patch(commits, "boot", lambda: "the machine that wrote the checksums")
+    patch(disk, "boot_id", lambda: "the machine that wrote the checksums")
 
 
 @pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="draws of the native core, disk memory")

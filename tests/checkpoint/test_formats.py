@@ -13,7 +13,7 @@ import relive as rl
 from relive import kernels
 from relive.checkpoint import archive
 from relive.schema.fields import Field
-from relive.storage import codec, commits, disk
+from relive.storage import codec, disk
 from tests.checkpoint.traffic import KINDS, equal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,8 +37,7 @@ def newer_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise rl.CorruptCheckpoint(f"{where}: read as format 2")
 
     monkeypatch.setattr(archive, "READERS", archive.READERS | {2: second})
-    monkeypatch.setattr(commits, "READERS", commits.READERS | {2: second})
-    monkeypatch.setattr(disk, "READERS", commits.READERS)
+    monkeypatch.setattr(disk, "READERS", disk.READERS | {2: second})
     return read
 
 
@@ -61,7 +60,7 @@ def test_a_reader_of_disk_format_2_leaves_format_1_as_it_is(tmp_path: Path, newe
     with rl.load(tmp_path / "memory", rl.ReplayBuffer) as replay:
         replay.check()
     assert not newer_readers
-    for name in commits.NAMES:
+    for name in disk.COMMIT_FILES:
         path = tmp_path / "memory" / name
         path.write_bytes(of_format(2, path.read_bytes()))
     with pytest.raises(rl.CorruptCheckpoint, match="read as format 2"):

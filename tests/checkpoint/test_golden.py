@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 
 import relive as rl
 from relive import kernels
-from relive.storage import commits
+from relive.storage import disk
 from tests.checkpoint.traffic import KINDS, Kind
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -157,7 +157,7 @@ def _disk_memory(kind: str) -> None:
 if __name__ == "__main__":
     import tempfile
 
-    commits.boot = lambda: "the machine that wrote the golden folders"
+    disk.boot_id = lambda: "the machine that wrote the golden folders"
     with tempfile.TemporaryDirectory() as folder:
         _write(CHECKPOINTS, _checkpoint, list(KINDS), Path(folder))
         _write(DISK, _disk_memory, [kind for written, kind in FOLDERS if written == "disk-1"], Path(folder))

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -20,7 +20,7 @@ from relive import lazy
 from relive.checkpoint.archive import Archive, File, Manifest, ReadFile, manifest_file
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.saving import PreviousSave, Segment, remember, remember_damaged
-from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader, naming_file
+from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -159,7 +159,7 @@ def _restore(
 ) -> Any:
     """The buffer of one checkpoint, but for what `options` change; a warning says what they changed."""
     where = manifest_file(number)
-    with naming_file(where):
+    with _naming_file(where):
         manifest = archive.manifest(number)
         require_class(str(archive.root), kind, manifest.kind)
         archive.require_files(manifest)
@@ -187,6 +187,17 @@ def _restore(
             for change in _changes(manifest, buffer):
                 warnings.warn(f"load: {change}", stacklevel=4)
         return buffer
+
+
+@contextmanager
+def _naming_file(file: str) -> Iterator[None]:
+    """Errors that are raised here name the file."""
+    try:
+        yield
+    except (CorruptCheckpoint, IncompatibleCheckpoint) as error:
+        if file.rpartition("/")[2].partition(".")[0] in str(error):
+            raise
+        raise type(error)(f"{file}: {error}") from error.__cause__
 
 
 def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:

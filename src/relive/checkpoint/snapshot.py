@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint
 from relive.schema.conversion import bits_of
 from relive.storage.codec import (
     DTYPES,
@@ -27,17 +25,6 @@ from relive.storage.codec import (
 
 MOST_OF_NOTE = 1 << 26
 """Bytes of a shard's note."""
-
-
-@contextmanager
-def naming_file(file: str) -> Iterator[None]:
-    """Errors that are raised here name the file."""
-    try:
-        yield
-    except (CorruptCheckpoint, IncompatibleCheckpoint) as error:
-        if file.rpartition("/")[2].partition(".")[0] in str(error):
-            raise
-        raise type(error)(f"{file}: {error}") from error.__cause__
 
 
 class State(NamedTuple):

@@ -19,10 +19,9 @@ from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantEr
 from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
-from relive.storage import commits
+from relive.storage import disk
 from relive.storage.codec import ArraySource, bytes_of
-from relive.storage.commits import Commit
-from relive.storage.disk import require_support
+from relive.storage.disk import Commit, newest_commit, require_support
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -115,7 +114,7 @@ class RecoverableBuffer:
 def commit_of(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
     """The file of the last commit in a folder of disk memory, and the buffer that it describes."""
     require_support(IncompatibleCheckpoint)
-    record = commits.newest(Path(root))
+    record = newest_commit(Path(root))
     return record.name, _reader(record)
 
 
@@ -172,7 +171,7 @@ def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> No
         raise CorruptCheckpoint(
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
-    if record.boot == commits.boot() and _is_left_by_a_kill(ring, head, floor, record.max_rows_since_commit):
+    if record.boot == disk.boot_id() and _is_left_by_a_kill(ring, head, floor, record.max_rows_since_commit):
         backend.recover()
         if not backend.broken_rows(head - record.max_rows_since_commit, ring.head + 1).any():
             return

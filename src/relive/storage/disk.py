@@ -27,10 +27,24 @@ from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckp
 from relive.kernels import complete
 from relive.locking import ClosedLock
 from relive.schema.checks import positive
-from relive.storage import commits
 from relive.storage.allocator import Allocator, Memory, tensor_in
-from relive.storage.codec import bytes_of, reader_for
-from relive.storage.commits import NAMES, READERS, Commit, dump, newest
+from relive.storage.codec import (
+    CHUNK,
+    MOST_BYTES,
+    Arrays,
+    ArraySource,
+    array_info,
+    arrays_from_json,
+    arrays_in_file,
+    arrays_to_json,
+    bytes_of,
+    format_of,
+    from_json,
+    reader_for,
+    require_first_line,
+    to_json,
+    with_checksum,
+)  # fmt: skip
 from relive.storage.files import Files, is_read_error, reading, unreadable
 
 if TYPE_CHECKING:
@@ -55,6 +69,13 @@ _FEWEST_ROWS = 32
 _BEHIND_BYTES = 1 << 24
 """After so much the disk begins to write, lest there be much to wait for at a commit."""
 _REQUEST_BYTES = 1 << 17
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+COMMIT_FILES = ("commit0", "commit1")
+_MAX_COMMIT_BYTES = 1 << 30
+"""Maximum bytes of a commit."""
+_MAX_HEADER_BYTES = 64
+_BOOT = re.compile(r".{0,128}")
 
 
 def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, only_reads: bool = False) -> Memory:
@@ -179,7 +200,7 @@ class DiskAllocator(Allocator):
     def _has_rows(self) -> bool:
         """The first commit comes before the first row, and before it is said that this is disk memory."""
         try:
-            return not set(NAMES).isdisjoint(self._files.names("")) and newest(self._root).number > 1
+            return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
         except CorruptCheckpoint as error:
             if is_read_error(error):
                 raise
@@ -187,7 +208,7 @@ class DiskAllocator(Allocator):
 
     def _last_commit(self, config: Mapping[str, Any]) -> Commit:
         """The last commit, which must be of a buffer with this config."""
-        record = newest(self._root)
+        record = newest_commit(self._root)
         # Nobody draws from what is only looked at, and some samplers are not described in files.
         is_free = self._only_reads or record.config.get("sampler") is None
         free = ("listeners", "sampler") if is_free else ("listeners",)
@@ -296,9 +317,9 @@ class DiskAllocator(Allocator):
     def _reserve(self) -> None:
         """Open both files of commits with all the room that they will need: no commit fails because a disk is full."""
         record = self._record(self._usual_max_rows, is_closed=False)
-        self._room_of_record = nbytes = len(dump(record)) + self._owner.most_growth + _GROWTH_OF_NUMBERS
+        self._room_of_record = nbytes = len(dump_commit(record)) + self._owner.most_growth + _GROWTH_OF_NUMBERS
         there = self._files.names("")
-        for name in NAMES:
+        for name in COMMIT_FILES:
             is_there = name in there
             with reading(name):
                 file = self._files.open_kept(name, only_reads=False) if is_there else self._files.create_kept(name)
@@ -359,7 +380,7 @@ class DiskAllocator(Allocator):
         state = owner.state()
         return Commit(
             self._number + 1,
-            commits.boot(),
+            boot_id(),
             is_closed,
             max_rows,
             owner.slots_checksum(),
@@ -380,7 +401,7 @@ class DiskAllocator(Allocator):
     def _write(self, record: Commit) -> None:
         file = self._commits[record.name]
         length = os.fstat(file).st_size
-        data = dump(record, length)  # a file that got shorter would lose its room
+        data = dump_commit(record, length)  # a file that got shorter would lose its room
         self._files.overwrite(file, data)
         if len(data) < length:
             with suppress(OSError):
@@ -496,7 +517,7 @@ class _OpenFiles:
         while self._left:  # a number is taken away first, since another file may get it next
             self._files.close(self._left.pop())
         if not self.is_whole:
-            for name in (*self._arrays, *NAMES, FORMAT, _COMING):
+            for name in (*self._arrays, *COMMIT_FILES, FORMAT, _COMING):
                 with suppress(OSError):
                     self._files.remove(name)
         self._files.unlock(self._lock)
@@ -530,3 +551,156 @@ def holds_disk_memory(files: Files) -> bool:
         raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))
     reader_for(FORMAT, int(said[1]), READERS)
     return True
+
+
+# Commits
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The state of a buffer at one commit."""
+
+    number: int
+    boot: str
+    """Id of the boot of the machine during which it was written."""
+    is_closed: bool
+    """Whether `close()` wrote it: no row was added afterwards."""
+    max_rows_since_commit: int
+    """Maximum number of rows that an environment may have received since the commit."""
+    slots_checksum: int
+    """Checksum of the kinds and starts of all slots."""
+    checksum: int
+    """Checksum of all arrays except rows; 0 unless closed."""
+    config: dict[str, Any]
+    values: dict[str, Any]
+    arrays: ArraySource | Arrays
+    """A source when read from a file, tensors when about to be written."""
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return COMMIT_FILES[self.number % 2]
+
+
+def boot_id() -> str:
+    """Id of the current boot of the machine: pages of an earlier boot may not have reached the disk."""
+    return _BOOT_ID.read_text().strip()
+
+
+def dump_commit(record: Commit, length: int = 0) -> bytes:
+    """Encode a commit: a line with a checksum, a line of JSON, and arrays.
+
+    Spaces after the JSON pad it to `length` bytes, if the padded line is not too long.
+    """
+    assert isinstance(record.arrays, dict)
+    document = {
+        "number": record.number,
+        "boot": record.boot,
+        "closed": record.is_closed,
+        "reach": record.max_rows_since_commit,
+        "marks": record.slots_checksum,
+        "checksum": record.checksum,
+        "config": record.config,
+        "values": record.values,
+        "arrays": arrays_to_json(array_info(name, array) for name, array in record.arrays.items()),
+    }
+    head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
+    for what, nbytes, most in (
+        ("description", len(head), MOST_BYTES),
+        ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MOST_BYTES),
+    ):
+        if nbytes > most:
+            remedy = "Declare fewer fields or environments."
+            raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
+    missing = length - len(with_checksum(b"")) - len(head) - 1 - len(arrays)
+    if missing <= MOST_BYTES - len(head):
+        head += b" " * missing
+    return with_checksum(b"\n".join([head, arrays]))
+
+
+def parse_commit(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
+    """Parse the commit in a file of `nbytes`; `read_at(count, offset)` reads it."""
+    version = format_of(where, read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0])
+    return reader_for(where, version, READERS)(where, read_at, nbytes)
+
+
+def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
+    start = _verify_checksum(where, read_at, nbytes)
+    head, newline, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
+    if not newline or len(head) > MOST_BYTES:
+        place = f"{where}, bytes {start} to {start + len(head)}"
+        expected = f"a line of at most {MOST_BYTES} bytes"
+        raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
+    node, rest = from_json(where, head), start + len(head) + 1
+    listed = arrays_from_json(node.entry("arrays"))
+    arrays = arrays_in_file(where, listed, _filler(where, read_at, rest))
+    if sum(array.nbytes for array in listed) != nbytes - rest:
+        raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
+    return Commit(
+        node.entry("number").integer(1),
+        node.entry("boot").text(_BOOT),
+        node.entry("closed").flag(),
+        node.entry("reach").integer(1),
+        node.entry("marks").integer(0, 2**32 - 1),
+        node.entry("checksum").integer(0, 2**32 - 1),
+        node.entry("config").mapping(),
+        node.entry("values").mapping(),
+        arrays,
+    )
+
+
+READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Commit]] = {1: _commit_format_1}
+"""Reader of each format: `reader(where, read_at, nbytes)`."""
+
+
+def _verify_checksum(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
+    """Verify the checksum in the first line, and return the offset after that line."""
+    first = read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0]
+    start, checksum = len(first) + 1, 0
+    for offset in range(start, nbytes, CHUNK):
+        checksum = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), checksum)
+    require_first_line(where, first, checksum, nbytes)
+    return start
+
+
+def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Callable[[int, memoryview], None]:
+    def fill(offset: int, target: memoryview) -> None:
+        while len(target):
+            piece = read_at(min(len(target), CHUNK), start + offset)
+            if not piece:
+                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
+            target[: len(piece)] = piece
+            target, offset = target[len(piece) :], offset + len(piece)
+
+    return fill
+
+
+def newest_commit(root: Path) -> Commit:
+    """Return the newest intact commit."""
+    records: list[Commit] = []
+    errors: list[str] = []
+    for name in COMMIT_FILES:
+        try:
+            record = _read_commit(Files(root), name)
+            if record.name != name:
+                raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
+            records.append(record)
+        except CorruptCheckpoint as error:
+            if is_read_error(error):  # the unreadable file may be the newest commit
+                raise
+            errors.append(str(error))  # the error itself would keep its callers' frames alive
+    if not records:
+        raise CorruptCheckpoint(errors[0])
+    return max(records, key=lambda record: record.number)
+
+
+def _read_commit(files: Files, name: str) -> Commit:
+    def read_at(count: int, offset: int) -> bytes:
+        with reading(name):
+            return files.contents(name, count, offset)
+
+    with reading(name):
+        nbytes = files.size(name)
+    if nbytes > _MAX_COMMIT_BYTES:
+        raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
+    return parse_commit(name, read_at, nbytes)

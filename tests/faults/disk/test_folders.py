@@ -18,7 +18,7 @@ import pytest
 import relive as rl
 from relive.cli import main
 from relive.inspector.saved import peek
-from relive.storage.commits import newest
+from relive.storage.disk import newest_commit
 from relive.storage.files import Files
 from tests.faults.disk.writer import Layout, Life, Story, verify, write
 from tests.faults.processes import apart
@@ -198,7 +198,7 @@ def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: s
 
 def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
     lives = made(tmp_path / "memory")
-    older = tmp_path / "memory" / ("commit0", "commit1")[newest(tmp_path / "memory").number % 2 - 1]
+    older = tmp_path / "memory" / ("commit0", "commit1")[newest_commit(tmp_path / "memory").number % 2 - 1]
     older.write_bytes(b"no commit")
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
@@ -310,7 +310,7 @@ def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
     lives = made(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
-        fail_reads_of(newest(tmp_path / "memory").name, patch)
+        fail_reads_of(newest_commit(tmp_path / "memory").name, patch)
         with pytest.raises(rl.CorruptCheckpoint, match="^commit[01]: expected a file that can be read, got "):
             rl.load(tmp_path / "memory")
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before

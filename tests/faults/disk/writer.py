@@ -210,9 +210,9 @@ def write_until_killed(name: str, root: Path, counts: Path, begins: list[int]) -
 def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
     """Reopen the memory and die at a line of the recovery code."""
     if boot is not None:
-        from relive.storage import commits  # noqa: PLC0415
+        from relive.storage import disk  # noqa: PLC0415
 
-        commits.boot = lambda: boot
+        disk.boot_id = lambda: boot
     left = iter(range(line))
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
