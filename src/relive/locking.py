@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 from relive.errors import ClosedError, explain
 
 
-def _seconds(name: str, otherwise: float) -> float:
-    """A positive number of an environment variable; of any other text a warning, and the number `otherwise`."""
-    text = os.environ.get(name, str(otherwise))
+def _seconds(name: str, default: float) -> float:
+    """A positive number of an environment variable; of any other text a warning, and the number `default`."""
+    text = os.environ.get(name, str(default))
     with suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)
-    remedy = f"Unset it, or set it to a number; {otherwise:g} is used."
+    remedy = f"Unset it, or set it to a number; {default:g} is used."
     warnings.warn(explain(name, "a positive number of seconds", repr(text), remedy), stacklevel=2)
-    return otherwise
+    return default
 
 
 LOCK_SECONDS = _seconds("RELIVE_LOCK_SECONDS", 600.0)
@@ -35,7 +35,7 @@ LOCK_SECONDS = _seconds("RELIVE_LOCK_SECONDS", 600.0)
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class _Forked:
+class _ForkedLock:
     """Replaces the lock of a buffer in a forked child, which has only a copy of its parent's buffer."""
 
     def __enter__(self) -> NoReturn:
@@ -46,7 +46,7 @@ class _Forked:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def within(self, seconds: float) -> _Forked:
+    def within(self, seconds: float) -> _ForkedLock:
         return self
 
 
@@ -117,13 +117,13 @@ def use_copy(owner: Any) -> None:
 
     Nothing that is written there reaches the parent.
     """
-    if isinstance(owner._lock, _Forked):
+    if isinstance(owner._lock, _ForkedLock):
         owner._lock = threading.RLock()
 
 
 def _refuse_forked() -> None:
     for owner in _owners:
-        owner._lock = _Forked()
+        owner._lock = _ForkedLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -125,7 +125,7 @@ def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often a buffer is saved: new rows, and at most the rows of one long segment again."""
-    monkeypatch.setattr("relive.checkpoint.archive.MOST_BYTES", 12_000)
+    monkeypatch.setattr("relive.checkpoint.archive.MAX_JSON_BYTES", 12_000)
     monkeypatch.setattr("relive.checkpoint.saving.SEGMENT_BYTES", 2_000)
     replay = rl.ReplayBuffer(2_000, obs=2, action=(), seed=0)
     row, longest = 2 * 4 + 4 + 4 + 2, 0

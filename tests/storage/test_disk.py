@@ -241,7 +241,7 @@ def test_commits_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         replay.add([step], [0], 0, False, False, [step + 1])
     assert 9 <= replay._allocator._number - first <= 12
     before = replay._allocator._number
-    monkeypatch.setattr("relive.storage.disk.time.monotonic", lambda: replay._allocator._due + 1)
+    monkeypatch.setattr("relive.storage.disk.time.monotonic", lambda: replay._allocator._deadline + 1)
     replay.add([500], [0], 0, False, False, [501])
     assert replay._allocator._number == before + 1
 

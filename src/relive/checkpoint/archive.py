@@ -21,7 +21,7 @@ from relive.kernels import crc32
 from relive.storage.codec import (
     CHUNK,
     FORMAT,
-    MOST_BYTES,
+    MAX_JSON_BYTES,
     ArrayInfo,
     Node,
     arrays_from_json,
@@ -40,7 +40,7 @@ _LINEAGE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class File:
+class FileInfo:
     """A file that never changes."""
 
     name: str
@@ -65,8 +65,8 @@ class Manifest:
     """How an equal, empty buffer is made."""
     values: dict[str, Any]
     """Numbers that change."""
-    state: File
-    segments: tuple[File, ...]
+    state: FileInfo
+    segments: tuple[FileInfo, ...]
 
     @property
     def files(self) -> list[str]:
@@ -94,7 +94,7 @@ def dump(manifest: Manifest) -> bytes:
     return with_checksum(to_json(document))
 
 
-def _file_to_json(file: File) -> dict[str, Any]:
+def _file_to_json(file: FileInfo) -> dict[str, Any]:
     return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
@@ -131,8 +131,8 @@ READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
 """The reader of a manifest by its format: `reader(where, data, number)`."""
 
 
-def _file_from_json(node: Node) -> File:
-    file = File(
+def _file_from_json(node: Node) -> FileInfo:
+    file = FileInfo(
         node.entry("name").text(_FILE),
         arrays_from_json(node.entry("arrays")),
         node.entry("checksums").integers(most=2**32 - 1),
@@ -142,10 +142,10 @@ def _file_from_json(node: Node) -> File:
     return file
 
 
-_MOST_TOLD = 64
+_MAX_LISTED = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}\.json")
-_OWN = {
+_SAVED_FILES = {
     "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
@@ -153,7 +153,7 @@ _OWN = {
 """The names that saves give to files; a file of another name belongs to somebody else."""
 
 
-class Entry(NamedTuple):
+class ManifestSummary(NamedTuple):
     """A checkpoint beside the one that is being saved."""
 
     lineage: str
@@ -173,7 +173,7 @@ class Archive:
     # Saving
 
     @contextmanager
-    def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, Entry]]:
+    def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
         """Be the only one who saves here, about `needed` bytes, beside the checkpoints that are there.
 
         `require` refuses the newest of them before anything is changed. Then files of an interrupted save are removed;
@@ -183,21 +183,21 @@ class Archive:
             self._refuse_foreign()
             self.files.make_root()
             with self.files.locked(exclusive=True):
-                entries = self._entries(require)
-                self._remove_own("tmp", set())
+                summaries = self._read_summaries(require)
+                self._remove_saved("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
                     self._place("FORMAT", [_header()])
                 try:
-                    yield entries
+                    yield summaries
                 except BaseException:
                     self._discard()
                     raise
         except OSError as error:
             raise self._save_error(error, needed) from error
 
-    def _entries(self, require: Callable[[Manifest], None]) -> dict[int, Entry]:
+    def _read_summaries(self, require: Callable[[Manifest], None]) -> dict[int, ManifestSummary]:
         """The checkpoints whose manifests can be read, newest first; `require` is given the newest."""
-        found: dict[int, Entry] = {}
+        found: dict[int, ManifestSummary] = {}
         for number in reversed(self.numbers()):
             try:
                 manifest = self.manifest(number)
@@ -205,13 +205,13 @@ class Archive:
                 continue
             if not found:
                 require(manifest)
-            found[number] = Entry(manifest.lineage, manifest.files)
+            found[number] = ManifestSummary(manifest.lineage, manifest.files)
         return found
 
     def _discard(self) -> None:
         """Remove the files of a checkpoint that was not committed."""
         with suppress(OSError):
-            self._remove_own("tmp", set())
+            self._remove_saved("tmp", set())
             for name in self._uncommitted:
                 self.files.remove(name)
 
@@ -236,10 +236,10 @@ class Archive:
         except FileNotFoundError:
             return []
 
-    def _remove_own(self, folder: str, needed: set[str]) -> None:
+    def _remove_saved(self, folder: str, needed: set[str]) -> None:
         """Remove the files that saves have made in a folder, but for those that are needed."""
         for name in self.files.regular(folder):
-            if _OWN[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+            if _SAVED_FILES[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
 
     def _save_error(self, error: OSError, needed: int) -> CheckpointError:
@@ -274,15 +274,17 @@ class Archive:
 
     def is_long(self, number: int) -> bool:
         """A manifest lists so many files that the next checkpoint is to list fewer."""
-        return self.size(number) > MOST_BYTES // 2
+        return self.size(number) > MAX_JSON_BYTES // 2
 
-    def put(self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]) -> File:
+    def put(
+        self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]
+    ) -> FileInfo:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums: list[int] = []
         place = f"{folder}/{name}"
         self._uncommitted.append(place)
         self._place(place, _append_checksums(parts, checksums))
-        file = File(name, arrays, tuple(checksums))
+        file = FileInfo(name, arrays, tuple(checksums))
         if file.nbytes != self.files.size(place):
             raise AssertionError(f"{name}: {self.files.size(place)} bytes for arrays of {file.nbytes}")
         return file
@@ -290,10 +292,10 @@ class Archive:
     def commit(self, manifest: Manifest) -> None:
         """Make a checkpoint of files that are in their places."""
         data = dump(manifest)
-        if len(data) > MOST_BYTES:
+        if len(data) > MAX_JSON_BYTES:
             remedy = "Declare fewer fields, or save less often."
             raise CheckpointError(
-                explain(manifest_file(manifest.number), f"at most {MOST_BYTES} bytes", len(data), remedy)
+                explain(manifest_file(manifest.number), f"at most {MAX_JSON_BYTES} bytes", len(data), remedy)
             )
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
@@ -304,7 +306,7 @@ class Archive:
                 self._uncommitted.clear()
         self.files.sync_folder("manifests")
 
-    def collect(self, keep: int, lineage: str, entries: Mapping[int, Entry]) -> None:
+    def collect(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
         """Remove all but the newest `keep` checkpoints of a lineage, and files that none of the others needs.
 
         A manifest that cannot be read is of no lineage, and removed. What cannot be removed now is removed by a later
@@ -312,12 +314,12 @@ class Archive:
         """
         try:
             numbers = self.numbers()
-            unread = {number for number in numbers if number not in entries}
+            unread = {number for number in numbers if number not in summaries}
             if any(map(self._is_valid, unread)):
                 return  # it can be read now, and nobody knows yet what it needs
-            own = [number for number in numbers[::-1] if number not in unread and entries[number].lineage == lineage]
+            own = [number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage]
             gone = unread | set(own) - set(islice(filter(self._is_valid, own), keep))
-            needed = {name for number in entries if number not in gone for name in entries[number].files}
+            needed = {name for number in summaries if number not in gone for name in summaries[number].files}
             found = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
             old = [name for name, number in found.items() if number is not None and int(number[1]) in gone]
             for name in old:
@@ -325,7 +327,7 @@ class Archive:
             if old:
                 self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
-                self._remove_own(folder, needed)
+                self._remove_saved(folder, needed)
         except OSError:
             return
 
@@ -387,16 +389,18 @@ class Archive:
         try:
             if not 0 <= number < 10**18:
                 raise FileNotFoundError
-            data = self.files.contents(name, MOST_BYTES + 1)
+            data = self.files.contents(name, MAX_JSON_BYTES + 1)
         except FileNotFoundError:
-            known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
+            known = ", ".join(map(str, self.numbers()[-_MAX_LISTED:])) or "none"
             remedy = "Pass one of these numbers."
             raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, remedy)) from None
         except OSError as error:
             raise unreadable(name, error) from error
-        if len(data) > MOST_BYTES:
-            place = f"{name}, bytes 0 to {MOST_BYTES}"
-            raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))
+        if len(data) > MAX_JSON_BYTES:
+            place = f"{name}, bytes 0 to {MAX_JSON_BYTES}"
+            raise CorruptCheckpoint(
+                explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
+            )
         return parse(data, number)
 
     def exists(self, number: int) -> bool:
@@ -420,12 +424,12 @@ class Archive:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
     @contextmanager
-    def open_file(self, folder: str, file: File) -> Iterator[ReadFile]:
+    def open_file(self, folder: str, file: FileInfo) -> Iterator[FileReader]:
         """A file opened for reading from its first byte to its last."""
         with self._readable(f"{folder}/{file.name}") as opened:
-            yield ReadFile(self.files, opened, f"{folder}/{file.name}", file)
+            yield FileReader(self.files, opened, f"{folder}/{file.name}", file)
 
-    def verify(self, folder: str, file: File) -> None:
+    def verify(self, folder: str, file: FileInfo) -> None:
         """Read a file and compare it with its checksums."""
         memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
         with self.open_file(folder, file) as source:
@@ -433,7 +437,7 @@ class Archive:
                 source.fill(memory[: min(CHUNK, file.nbytes - start)])
             source.finish()
 
-    def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
+    def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
         """A function that copies bytes of a file from an offset on, after their checksums were compared."""
         name = f"{folder}/{file.name}"
         last = -1, b""  # small arrays lie in one piece
@@ -455,7 +459,7 @@ class Archive:
 
         return fill
 
-    def stamp(self, file: File) -> tuple[int, ...]:
+    def stamp(self, file: FileInfo) -> tuple[int, ...]:
         """A stamp of a segment, which changes when its file does."""
         with reading(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
@@ -471,13 +475,13 @@ class Archive:
                 self.files.close(file)
 
 
-class ReadFile:
+class FileReader:
     """Bytes of a file in their order, read to where they belong and compared with their checksums there.
 
     What was filled is what was written only if `finish` does not raise.
     """
 
-    def __init__(self, files: Files, opened: int, name: str, file: File) -> None:
+    def __init__(self, files: Files, opened: int, name: str, file: FileInfo) -> None:
         self._files, self._opened, self._name, self._file = files, opened, name, file
         self._done = self._checksum = 0
 
@@ -522,7 +526,7 @@ def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int])
         yield whole
 
 
-def require_checksum(name: str, file: File, i: int, length: int, found: int) -> None:
+def require_checksum(name: str, file: FileInfo, i: int, length: int, found: int) -> None:
     """The i-th piece of a file is whole, and its bytes are those that were written."""
     expected = file.checksums[i]
     if length != min(CHUNK, file.nbytes - i * CHUNK) or found != expected:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive import lazy
-from relive.checkpoint.archive import Archive, File, Manifest, ReadFile, manifest_file
+from relive.checkpoint.archive import Archive, FileInfo, FileReader, Manifest, manifest_file
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.saving import PreviousSave, Segment, remember, remember_damaged
-from relive.checkpoint.snapshot import KINDS, MOST_OF_NOTE, Rows, SnapshotReader
+from relive.checkpoint.snapshot import KINDS, MAX_NOTE_BYTES, Rows, SnapshotReader
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -130,9 +130,9 @@ def load_below(
                 continue
             if damaged:
                 remember_damaged(buffer, root, damaged.keys() - unread)
-            for wrong in damaged.values():
+            for message in damaged.values():
                 warnings.warn(
-                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3
+                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {message}", stacklevel=3
                 )
             return buffer
     if damaged:
@@ -140,16 +140,16 @@ def load_below(
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
 
 
-_MOST_TRIED, _TRIED_ANYHOW, _PATIENCE, _MOST_READ = 64, 8, 60.0, 1 << 24
+_MAX_TRIED, _MIN_TRIED, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
 """Checkpoints, checkpoints, seconds, and bytes of manifests."""
 
 
 def _candidates(archive: Archive) -> Iterator[int]:
     """The newest checkpoints, the newest first: bounded in number, and after the first few in time and in bytes."""
     began, nbytes = time.monotonic(), 0
-    for i, number in enumerate(archive.numbers()[: -_MOST_TRIED - 1 : -1]):
+    for i, number in enumerate(archive.numbers()[: -_MAX_TRIED - 1 : -1]):
         nbytes += archive.size(number)
-        if i >= _TRIED_ANYHOW and (time.monotonic() - began > _PATIENCE or nbytes > _MOST_READ):
+        if i >= _MIN_TRIED and (time.monotonic() - began > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
             return
         yield number
 
@@ -208,7 +208,7 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
-            saved.part("note").tensors(MOST_OF_NOTE)
+            saved.part("note").tensors(MAX_NOTE_BYTES)
         saved.finish(manifest.kind)
         rows = buffer.rows()
         segments = _read_rows(archive, manifest, rows)
@@ -235,17 +235,17 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
             raise CorruptCheckpoint(explain("segments", "no segments", got, "Copy the checkpoint again."))
         return []
     total = sum(file.nbytes for file in manifest.segments)
-    segments, covered, ended = [], rows.first.clone(), torch.zeros_like(rows.first)
+    segments, covered, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
         stamp = archive.stamp(file)  # before it is read: what is written into it afterwards shows
         try:
-            first, ended = _read_segment(archive, file, rows, total, ended)
+            first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
             archive.verify("segments", file)  # if bytes are damaged, that is what to say, and where
             raise
         _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
-        covered = torch.maximum(covered, ended)
-        segments.append(Segment(file, ended, stamp))
+        covered = torch.maximum(covered, last_stop)
+        segments.append(Segment(file, last_stop, stamp))
     _require(covered == rows.stop, "segments", "rows up to", rows.stop, covered)
     return segments
 
@@ -259,25 +259,27 @@ def _require(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor,
 
 
 def _read_segment(
-    archive: Archive, file: File, rows: Rows, total: int, ended: torch.Tensor
+    archive: Archive, file: FileInfo, rows: Rows, total: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     where = f"segments/{file.name}"
     with archive.open_file("segments", file) as source:
-        first, stop = _bounds(source, file, len(rows.first), ended)
-        held = Rows(rows.columns, first, stop)
-        if file.arrays != held.arrays:
-            expected = f"the columns {held.arrays[2:]}"
+        first, stop = _bounds(source, file, len(rows.first), last_stop)
+        segment = Rows(rows.columns, first, stop)
+        if file.arrays != segment.arrays:
+            expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
-        pieces = _pieces(held, rows.first)
+        pieces = _pieces(segment, rows.first)
         filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
         deque(show_progress(filled, total, "loading rows"), 0)
         source.finish()
     return first, stop
 
 
-def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _bounds(
+    source: FileReader, file: FileInfo, envs: int, last_stop: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The first rows [N] of a segment, and the rows [N] that it ends before."""
     where, remedy = f"segments/{file.name}", "Copy it again."
     expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
@@ -290,26 +292,28 @@ def _bounds(source: ReadFile, file: File, envs: int, ended: torch.Tensor) -> tup
     if (first < 0).any() or (stop < first).any() or (stop > most).any() or longest > most // 4:
         got = f"{first.min()} to {stop.max()}, at most {longest} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
-    if (first < ended.numpy()).any() or (first == stop).all():
+    if (first < last_stop.numpy()).any() or (first == stop).all():
         got = f"rows from {first.tolist()} to {stop.tolist()}"
         raise CorruptCheckpoint(explain(where, "rows, after those of the segment before", got, remedy))
     first, stop = bounds
     return first, stop
 
 
-def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
+def _pieces(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
     """Slots of the rows of a segment, in its order: slices of slots, or slots and which of them (None: all).
 
     Rows before `oldest` [N] were overwritten since, and are left out, so that no two rows fall on one slot.
     """
-    if bool((held.first >= oldest).all()):
-        return [(piece, None) for piece in held.pieces()]
-    row, env = held.numbers()
-    places, keep = held.places(held.slots), row >= oldest[env]
-    return list(zip(places.split(held.step), keep.split(held.step), strict=True))
+    if bool((segment.first >= oldest).all()):
+        return [(piece, None) for piece in segment.pieces()]
+    row, env = segment.row_numbers()
+    places, keep = segment.places(segment.slots), row >= oldest[env]
+    return list(zip(places.split(segment.step), keep.split(segment.step), strict=True))
 
 
-def _fill_piece(source: ReadFile, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> memoryview:
+def _fill_piece(
+    source: FileReader, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str
+) -> memoryview:
     """The next bytes of a segment, which are rows of one column."""
     is_run = isinstance(piece, slice)
     size = piece.stop - piece.start if is_run else len(piece)

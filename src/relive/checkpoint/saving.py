@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.archive import Archive, Entry, File, Manifest
+from relive.checkpoint.archive import Archive, FileInfo, Manifest, ManifestSummary
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.snapshot import KINDS, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
@@ -30,7 +30,7 @@ SEGMENT_BYTES = 1 << 30
 class Segment:
     """A file of rows that this process has written, or has read and verified."""
 
-    file: File
+    file: FileInfo
     stop: torch.Tensor
     """The rows [N] that it ends before."""
     stamp: tuple[int, ...]
@@ -49,7 +49,7 @@ class PreviousSave:
     damaged: frozenset[int] = frozenset()
     """Newer checkpoints that were damaged when this one was loaded instead."""
 
-    def shorter(self) -> PreviousSave:
+    def without_newest_segments(self) -> PreviousSave:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""
         kept, nbytes = list(self.segments), 0
         while kept and nbytes + kept[-1].file.nbytes <= SEGMENT_BYTES:
@@ -61,25 +61,25 @@ class PreviousSave:
         return replace(self, segments=[], saved=None)
 
 
-_MOST_FOLDERS = 16
+_MAX_FOLDERS = 16
 """Folders that a buffer remembers: it may be saved into several in turn."""
 
 
-def remember(buffer: Any, root: Path, base: PreviousSave) -> None:
+def remember(buffer: Any, root: Path, previous: PreviousSave) -> None:
     """Let the next save of a buffer into a folder continue this checkpoint."""
-    bases: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
+    saves: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
     key = root.resolve()
-    bases.pop(key, None)
-    bases[key] = base
-    while len(bases) > _MOST_FOLDERS:
-        del bases[next(iter(bases))]
+    saves.pop(key, None)
+    saves[key] = previous
+    while len(saves) > _MAX_FOLDERS:
+        del saves[next(iter(saves))]
 
 
 def remember_damaged(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
     """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
-    bases: dict[Path, PreviousSave] = buffer._checkpoints
+    saves: dict[Path, PreviousSave] = buffer._checkpoints
     key = root.resolve()
-    bases[key] = replace(bases[key], damaged=frozenset(damaged))
+    saves[key] = replace(saves[key], damaged=frozenset(damaged))
 
 
 def save(
@@ -99,28 +99,28 @@ def save(
     archive = Archive(root, files)
     damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
-        kind = name_of(buffer)
+        kind = _kind_name(buffer)
         state = _with_note(Snapshot.of(buffer), note)
         rows = state.rows
-        require = partial(require_fields, f"save to {root}", kind, state.config)
-        with archive.saving(state.nbytes, require) as entries:
-            base = _previous_save(buffer, archive, entries, damaged)
-            number, lineage = archive.next_number(), base.lineage
-            is_joining = bool(entries) and all(entry.lineage != lineage for entry in entries.values())
-            segments = [] if rows is None else _write_segments(archive, number, rows, base)
+        require = partial(_require_fields, f"save to {root}", kind, state.config)
+        with archive.saving(state.nbytes, require) as summaries:
+            previous = _previous_save(buffer, archive, summaries, damaged)
+            number, lineage = archive.next_number(), previous.lineage
+            is_joining = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
+            segments = [] if rows is None else _write_segments(archive, number, rows, previous)
             arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
-            files_of_rows = tuple(segment.file for segment in segments)
-            manifest = Manifest(number, lineage, kind, state.config, state.values, file, files_of_rows)
+            row_files = tuple(segment.file for segment in segments)
+            manifest = Manifest(number, lineage, kind, state.config, state.values, file, row_files)
             try:
                 archive.commit(manifest)
             finally:
                 if archive.exists(number):  # also if the disk has refused only what comes after
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
-            archive.collect(keep, lineage, {**entries, number: Entry(lineage, manifest.files)})
-    for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
+            archive.collect(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
+    for message in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
         warnings.warn(
-            f"save: a file that was saved before is damaged; all rows are written again. {wrong}", stacklevel=3
+            f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
         )
     if is_joining:
         warnings.warn(
@@ -141,49 +141,53 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
     return Snapshot(state.config, values | noted.values | last, state.arrays | noted.arrays, state.rows)
 
 
-def _previous_save(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> PreviousSave:
+def _previous_save(
+    buffer: Any, archive: Archive, summaries: Mapping[int, ManifestSummary], damaged: list[str]
+) -> PreviousSave:
     """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
-    base: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
-    if base is None or _is_continued(base, archive, entries):
+    previous: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
+    if previous is None or _is_continued(previous, archive, summaries):
         return PreviousSave(secrets.token_hex(16), 0)
-    if base.number not in entries or entries[base.number].lineage != base.lineage:
-        return base.without_rows()
+    if previous.number not in summaries or summaries[previous.number].lineage != previous.lineage:
+        return previous.without_rows()
     try:
-        archive.require_files(archive.manifest(base.number))
+        archive.require_files(archive.manifest(previous.number))
     except CheckpointError:  # damaged since: everything is written again
-        return base.without_rows()
-    return _verify_segments(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
+        return previous.without_rows()
+    return _verify_segments(
+        archive, previous.without_newest_segments() if archive.is_long(previous.number) else previous, damaged
+    )
 
 
-def _is_continued(base: PreviousSave, archive: Archive, entries: Mapping[int, Entry]) -> bool:
+def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
     """Whether another buffer has saved in this lineage since, or may have: the disk did not give its manifest."""
-    newer = (n for n in archive.numbers() if n > base.number and n not in base.damaged)
-    return any(entries[n].lineage == base.lineage if n in entries else not archive.is_damaged(n) for n in newer)
+    newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged)
+    return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
 
-def _verify_segments(archive: Archive, base: PreviousSave, damaged: list[str]) -> PreviousSave:
-    """The base with segments that are as they were written, each read again if its file may have changed since.
+def _verify_segments(archive: Archive, previous: PreviousSave, damaged: list[str]) -> PreviousSave:
+    """The previous with segments that are as they were written, each read again if its file may have changed since.
 
     Without any if one of them is `damaged`, which is told there.
     """
     segments = []
-    for segment in base.segments:
+    for segment in previous.segments:
         try:
             stamp = archive.stamp(segment.file)
             if stamp != segment.stamp:
                 archive.verify("segments", segment.file)
         except CheckpointError as error:
             damaged.append(str(error))
-            return base.without_rows()
+            return previous.without_rows()
         segments.append(replace(segment, stamp=stamp))
-    return replace(base, segments=segments)
+    return replace(previous, segments=segments)
 
 
-def _write_segments(archive: Archive, number: int, rows: Rows, base: PreviousSave) -> list[Segment]:
-    """The segments that hold all rows: those of `base` that are still needed, and new ones."""
+def _write_segments(archive: Archive, number: int, rows: Rows, previous: PreviousSave) -> list[Segment]:
+    """The segments that hold all rows: those of `previous` that are still needed, and new ones."""
     # A segment whose every row was overwritten is needed no more.
-    kept = [one for one in base.segments if bool((one.stop > rows.first).any())]
-    new = rows if base.saved is None else rows.since(base.saved)
+    kept = [one for one in previous.segments if bool((one.stop > rows.first).any())]
+    new = rows if previous.saved is None else rows.since(previous.saved)
     for part, some in enumerate(_split(new)):
         pieces = show_progress(some.parts(), some.nbytes, "saving rows")
         file = archive.put("segments", f"{number:08}-{part}.bin", some.arrays, pieces)
@@ -203,7 +207,7 @@ def _split(rows: Rows) -> Iterator[Rows]:
         yield Rows(rows.columns, first, torch.minimum(first + step, rows.stop))
 
 
-def name_of(buffer: Any) -> str:
+def _kind_name(buffer: Any) -> str:
     """The word for a buffer in files."""
     name = type(buffer).__name__
     if KINDS.get(name) is not type(buffer):
@@ -215,18 +219,18 @@ def name_of(buffer: Any) -> str:
 _FIELDS = ("obs", "action", "reward", "value", "extra")
 
 
-def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def _declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The declarations in a config by name; a distillation buffer may have only its observation declared yet."""
     fields = config.get("fields", {name: config[name] for name in _FIELDS if name in config})
     return fields if isinstance(fields, dict) else {}
 
 
-def require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
+def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
     """Raise an IncompatibleCheckpoint if a checkpoint is of another kind of buffer, or one with other fields."""
     remedy = "Save into another folder; nothing was changed in this one."
     if other.kind != kind:
         raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
-    own, found = fields_of(config), fields_of(other.config)
+    own, found = _declared_fields(config), _declared_fields(other.config)
     names = own.keys() | found.keys() if "action" in own and "action" in found else own.keys() & found.keys()
     for name in sorted(names):
         if own.get(name) != found.get(name):

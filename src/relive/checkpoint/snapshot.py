@@ -15,7 +15,7 @@ from relive.storage.codec import (
     ArrayInfo,
     Arrays,
     ArraySource,
-    Form,
+    ArraySpec,
     Node,
     arrays_in_memory,
     bytes_of,
@@ -23,7 +23,7 @@ from relive.storage.codec import (
     memory_of,
 )
 
-MOST_OF_NOTE = 1 << 26
+MAX_NOTE_BYTES = 1 << 26
 """Bytes of a shard's note."""
 
 
@@ -31,7 +31,7 @@ class State(NamedTuple):
     """Everything about a part of a buffer that changes."""
 
     values: dict[str, Any]
-    """The numbers and names, as JSON."""
+    """The row_numbers and names, as JSON."""
     arrays: Arrays
     """Tensors by name; they may share the part's memory."""
 
@@ -59,9 +59,9 @@ class SnapshotReader:
         """The state of a whole buffer as the document `where` claims it."""
         return cls(Node(f"{where}: values", values), arrays, config=Node(f"{where}: config", config))
 
-    def require_columns(self, columns: Mapping[str, Form]) -> None:
+    def require_columns(self, columns: Mapping[str, ArraySpec]) -> None:
         """The segments hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
-        wanted = [(name, *form) for name, form in columns.items()]
+        wanted = [(name, *spec) for name, spec in columns.items()]
         for where, arrays in self.segments.items():
             found = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in arrays[2:]]
             if found != wanted:
@@ -81,9 +81,9 @@ class SnapshotReader:
         part.is_moved = self.is_moved
         return part
 
-    def form(self, name: str) -> Form | None:
+    def spec(self, name: str) -> ArraySpec | None:
         """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
-        return self._arrays.form(self._prefix + name)
+        return self._arrays.spec(self._prefix + name)
 
     def tensor(self, name: str) -> torch.Tensor:
         """An array that was required to be as it is."""
@@ -100,22 +100,22 @@ class SnapshotReader:
     def at(self, name: str, got: Any = None) -> Node:
         """An array as the place of an error."""
         if got is None:
-            form = self.form(name)
-            got = None if form is None else f"{form[0]} of shape {form[1]}"
+            spec = self.spec(name)
+            got = None if spec is None else f"{spec[0]} of shape {spec[1]}"
         return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
-    def require(self, name: str, lead: tuple[int | range | None, ...], *, only_lead: bool = True) -> Form:
+    def require(self, name: str, leading: tuple[int | range | None, ...], *, only_leading: bool = True) -> ArraySpec:
         """Refuse a size that is only claimed: an array of the state must begin with these axes.
 
         An axis may have one length, one of a range, or (None) any.
         """
-        form = self.form(name)
-        shape = () if form is None else form[1]
-        has_axes = form is not None and (len(shape) >= len(lead) if only_lead else len(shape) == len(lead))
-        if form is not None and has_axes and all(map(_is_one_of, shape, lead)):
-            return form
-        shape = tuple("any" if want is None else want for want in lead)
-        raise self.at(name).error(f"an array of {'leading ' if only_lead else ''}shape {shape}")
+        spec = self.spec(name)
+        shape = () if spec is None else spec[1]
+        has_axes = spec is not None and (len(shape) >= len(leading) if only_leading else len(shape) == len(leading))
+        if spec is not None and has_axes and all(map(_matches, shape, leading)):
+            return spec
+        shape = tuple("any" if want is None else want for want in leading)
+        raise self.at(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
 
     def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """An array of the state that must be just as `like` is."""
@@ -123,12 +123,12 @@ class SnapshotReader:
 
     def shaped(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """An array of the state that must have this dtype and shape."""
-        self.require_form(name, shape, dtype)
+        self.require_spec(name, shape, dtype)
         return self.tensor(name)
 
-    def require_form(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
+    def require_spec(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
         """An array of the state, which is not read for it, must have this dtype and shape."""
-        if self.require(name, shape, only_lead=False)[0] != dtype:
+        if self.require(name, shape, only_leading=False)[0] != dtype:
             raise self.at(name).error(f"{dtype}")
 
     def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
@@ -150,16 +150,16 @@ class SnapshotReader:
             raise self.at(self._arrays.unread[0]).error(f"no other array than those of a {what}")
 
 
-def _is_one_of(length: int, want: int | range | None) -> bool:
+def _matches(length: int, want: int | range | None) -> bool:
     return want is None or (length in want if isinstance(want, range) else length == want)
 
 
-def nbytes_of(arrays: Mapping[str, torch.Tensor]) -> int:
+def total_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
     """The bytes of tensors, for a limit."""
     return sum(x.nbytes for x in arrays.values())
 
 
-_BLOCK = 1 << 22
+_COPY_BYTES = 1 << 22
 """Bytes that are copied at once where memory cannot be written as it lies."""
 
 
@@ -226,14 +226,14 @@ class Rows:
     def step(self) -> int:
         """How many rows are copied at once."""
         widest = max(column[0, 0].nbytes for column in self.columns.values())
-        return max(_BLOCK // max(widest, 1), 1)
+        return max(_COPY_BYTES // max(widest, 1), 1)
 
     @property
     def is_even(self) -> bool:
         """All environments have the same rows."""
         return bool((self.first == self.first[0]).all() and (self.stop == self.stop[0]).all())
 
-    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def row_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The row and the environment of each, in the order of a segment."""
         envs = torch.arange(len(self.first), device="cpu")
         if self.is_even:
@@ -245,7 +245,7 @@ class Rows:
 
     def places(self, slots: int) -> torch.Tensor:
         """Their flat slots in columns of `slots`."""
-        row, env = self.numbers()
+        row, env = self.row_numbers()
         return row % slots * len(self.first) + env
 
 
@@ -289,7 +289,7 @@ class Snapshot(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays and rows."""
-        return nbytes_of(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
+        return total_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
 
     def reader(self) -> SnapshotReader:
         """A reader of it that trusts nothing."""

@@ -22,8 +22,8 @@ from relive.schema.conversion import with_own_storage
 from relive.storage import Memory
 from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, bytes_of, dtype_name, memory_of
 
-_PARTS = ("arrays", "config", "rows", "values")
-_FREE = ("device", "fields", "listeners", "sampler")
+_STATE_KEYS = ("arrays", "config", "rows", "values")
+_VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
 """Settings that a state may have otherwise: whatever they change is verified in the state itself."""
 
 Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
@@ -62,27 +62,27 @@ class StateDictMixin:
         changes nothing.
         """
         with self._lock, _as_schema_error():
-            taken = _parse_state(state)
-            _require_alike(self.config(), taken.config)
-            trial = _build_buffer(taken, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
+            snapshot = _parse_state(state)
+            _require_alike(self.config(), snapshot.config)
+            trial = _build_buffer(snapshot, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
             for root, base in vars(self).get("_checkpoints", {}).items():
                 self._checkpoints[root] = base.without_rows()  # they are replaced
             with getattr(self, "_refilled", nullcontext)():
-                complete(partial(_fill, taken, self))
+                complete(partial(_fill, snapshot, self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
-            taken = _take_snapshot(self)
-            new = memo[id(self)] = _build_buffer(taken, _buffer_class(self), taken.config, **_settings(self))
+            snapshot = _take_snapshot(self)
+            new = memo[id(self)] = _build_buffer(snapshot, _buffer_class(self), snapshot.config, **_settings(self))
             own = _added_attributes(self)
         return _as_class(new, type(self), copy.deepcopy(own, memo))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _refuse_spawning(self)
         with self._lock:
-            taken = _take_snapshot(self)
-            parts = taken.config, taken.values, pack(taken.arrays), pack(taken.columns)
+            snapshot = _take_snapshot(self)
+            parts = snapshot.config, snapshot.values, pack(snapshot.arrays), pack(snapshot.columns)
             return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
 
     def __setstate__(self, own: dict[str, Any]) -> None:
@@ -110,10 +110,10 @@ def _take_snapshot(buffer: Any) -> Snapshot:
 def _parse_state(state: Any) -> Snapshot:
     """The snapshot that a caller says a state is."""
     names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-    if names != list(_PARTS) or not all(isinstance(state[name], Mapping) for name in _PARTS):
-        got = names if names != list(_PARTS) else [type(state[name]).__name__ for name in _PARTS]
+    if names != list(_STATE_KEYS) or not all(isinstance(state[name], Mapping) for name in _STATE_KEYS):
+        got = names if names != list(_STATE_KEYS) else [type(state[name]).__name__ for name in _STATE_KEYS]
         remedy = "Pass what state_dict() of a buffer gave."
-        raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_PARTS)}", got, remedy))
+        raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_STATE_KEYS)}", got, remedy))
     return _snapshot(*(state[name] for name in ("config", "values", "arrays", "rows")))
 
 
@@ -180,7 +180,7 @@ def pack(arrays: Arrays) -> Packed:
 
 
 def unpack(arrays: Packed) -> Arrays:
-    """The arrays that `pack` was given."""
+    """The arrays that `pack` was other."""
     found = {name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()}
     for name, tensor in found.items():
         memory_of(tensor)[:] = arrays[name][2].data
@@ -209,11 +209,11 @@ def _refuse_spawning(buffer: Any) -> None:
         raise TypeError(explain(f"starting a process with a {name}", "a handle", "the buffer itself", remedy))
 
 
-def _require_alike(own: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _require_alike(own: dict[str, Any], other: Mapping[str, Any]) -> None:
     for name, value in own.items():
-        if name not in _FREE and given.get(name) != value:
+        if name not in _VARIABLE_SETTINGS and other.get(name) != value:
             remedy = "Make the buffer with the settings of the saved buffer."
-            raise SchemaError(explain(f"load_state_dict: {name}", value, given.get(name), remedy))
+            raise SchemaError(explain(f"load_state_dict: {name}", value, other.get(name), remedy))
 
 
 @contextmanager

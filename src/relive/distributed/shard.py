@@ -12,7 +12,7 @@ import torch
 
 from relive.checkpoint.loading import load_below
 from relive.checkpoint.saving import save
-from relive.checkpoint.snapshot import MOST_OF_NOTE, SnapshotReader
+from relive.checkpoint.snapshot import MAX_NOTE_BYTES, SnapshotReader
 from relive.distributed.protocol import (
     ROWS_PER_LIFE,
     Ack,
@@ -192,7 +192,7 @@ class Shard(ShardReader):
 
     def _saved_ids(self, note: Node, read: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
+        starts = read.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):

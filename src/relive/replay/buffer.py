@@ -22,7 +22,7 @@ from relive.replay.backend import Backend
 from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
-from relive.replay.recovery import RecoverableBuffer, commit_of
+from relive.replay.recovery import RecoverableBuffer, read_last_commit
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import resume
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
@@ -562,7 +562,7 @@ class ReplayBuffer(StateDictMixin):
         """Make an empty buffer from a saved config; `changes` (device, sampler) that are not None override it."""
         require_backing(config, saved)
         settings = ReplaySettings(**arguments_of(config, saved, changes))
-        saved.require_columns(settings.row_forms())
+        saved.require_columns(settings.row_specs())
         replay = cls.__new__(cls)
         replay._build(settings, None)
         require_empty(replay)
@@ -573,7 +573,7 @@ class ReplayBuffer(StateDictMixin):
         cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
     ) -> ReplayBuffer:
         """Open the buffer in a folder of disk memory with the settings of its last commit; see `relive.load`."""
-        name, saved = commit_of(root)
+        name, saved = read_last_commit(root)
         changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
         try:
             return cls(**arguments_of(saved.config, saved, changes))

@@ -198,11 +198,11 @@ class NativeBackend(Backend):
         if self.rows.rewriting is not None:
             self.rows.rewriting[0] = 0
 
-    def seal(self) -> None:
+    def recompute_checksums(self) -> None:
         """Recompute the checksum of every row."""
         self._core.seal_all()
 
-    def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
+    def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Mask [S, N] of slots whose row, from `since` [N] to before `until` [N], does not match its checksum."""
         broken = torch.zeros_like(self.ring.first)
         self._core.find_broken(since, until, broken)
@@ -213,7 +213,7 @@ class NativeBackend(Backend):
         ring = self.ring
         if not self._reads_files:
             return
-        broken = self.broken_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
+        broken = self.damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
         if broken.any():
             slot, env = broken.nonzero()[0].tolist()
             where = f"row {int(ring.rows()[slot, env])}, environment {env} (slot {slot})"

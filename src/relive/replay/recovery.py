@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
 
 
-_MAX_OF_NAME = 512
+_MAX_DESCRIPTION_BYTES = 512
 """Bytes that describe an array in a commit."""
 
 
 class RecoverableBuffer:
     """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
 
-    rows_of_step = MAX_ROWS_PER_STEP
+    max_rows_per_step = MAX_ROWS_PER_STEP
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = weakref.ref(buffer)
@@ -42,11 +42,11 @@ class RecoverableBuffer:
         self.slots, self.nbytes = self._ring.slots, buffer.nbytes
 
     @property
-    def most_growth(self) -> int:
+    def max_growth(self) -> int:
         """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
         buffer = self._alive
         drawn = 0 if buffer.sampler.keeps_state_in_memory or not buffer.sampler.state() else 8 * self._ring.kind.numel()
-        return buffer.parts["staged"].max_bytes + _MAX_OF_NAME * len(buffer.storage.schema.fields) + drawn
+        return buffer.parts["staged"].max_bytes + _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields) + drawn
 
     @property
     def is_alive(self) -> bool:
@@ -89,9 +89,9 @@ class RecoverableBuffer:
         """Let the disk begin to write a piece of a file, without waiting for it."""
         self._backend.write_behind(file, offset, nbytes)
 
-    def seal(self) -> None:
+    def recompute_checksums(self) -> None:
         """Store the checksums of all rows as they are now."""
-        self._backend.seal()
+        self._backend.recompute_checksums()
 
     def recover(self, record: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
@@ -111,7 +111,7 @@ class RecoverableBuffer:
             raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
 
-def commit_of(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
+def read_last_commit(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
     """The file of the last commit in a folder of disk memory, and the buffer that it describes."""
     require_support(IncompatibleCheckpoint)
     record = newest_commit(Path(root))
@@ -171,9 +171,9 @@ def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> No
         raise CorruptCheckpoint(
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
-    if record.boot == disk.boot_id() and _is_left_by_a_kill(ring, head, floor, record.max_rows_since_commit):
+    if record.boot == disk.boot_id() and _is_state_after_kill(ring, head, floor, record.max_rows_since_commit):
         backend.recover()
-        if not backend.broken_rows(head - record.max_rows_since_commit, ring.head + 1).any():
+        if not backend.damaged_rows(head - record.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
     ring.journal.fill_(-1)  # until all of this is done, it is not what a kill leaves
@@ -183,9 +183,9 @@ def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> No
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
         ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), record.max_rows_since_commit)
-        broken = backend.broken_rows(head - record.max_rows_since_commit, ring.head + 1)
-        if broken.any():
-            ring.drop_before(torch.where(broken, ring.rows() + 1, 0).amax(0))
+        damaged = backend.damaged_rows(head - record.max_rows_since_commit, ring.head + 1)
+        if damaged.any():
+            ring.drop_before(torch.where(damaged, ring.rows() + 1, 0).amax(0))
     # What was written again since the commit may have come to the disk in part.
     backend.forget_write_back()
     ring.exclude(backend.torn_rows())
@@ -202,12 +202,12 @@ def _is_untouched(backend: NativeBackend, record: Commit) -> bool:
     ring, max_rows = backend.ring, record.max_rows_since_commit
     if _slots_checksum(ring) != record.slots_checksum:
         return False
-    newest = backend.broken_rows(ring.head - max_rows, ring.head + 1)
-    oldest = backend.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
+    newest = backend.damaged_rows(ring.head - max_rows, ring.head + 1)
+    oldest = backend.damaged_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
     return not bool((newest | oldest).any())
 
 
-def _is_left_by_a_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, max_rows: int) -> bool:
+def _is_state_after_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, max_rows: int) -> bool:
     assert ring.journal is not None
     began = (ring.journal - 1).clamp(min=0) // 2
     right = (ring.head >= head) & (ring.head <= head + max_rows) & (ring.floor >= floor) & (ring.floor <= ring.head)

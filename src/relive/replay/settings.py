@@ -25,7 +25,7 @@ from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, observers_of
 from relive.storage import Allocator, Memory
-from relive.storage.codec import Form, Node
+from relive.storage.codec import ArraySpec, Node
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -89,7 +89,7 @@ class ReplaySettings:
 
         return TritonBackend(rows)
 
-    def row_forms(self) -> dict[str, Form]:
+    def row_specs(self) -> dict[str, ArraySpec]:
         """The dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
         schema = self.schema
         columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
@@ -140,8 +140,8 @@ def require_backing(config: Node, saved: SnapshotReader) -> None:
     num_envs = config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
     min_slots = config.entry("capacity").integer(1, 1 << 50) // envs
-    form = saved.form("ring.kind")
-    if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < min_slots:
+    spec = saved.spec("ring.kind")
+    if spec is None or len(spec[1]) != 2 or spec[1][1] != envs or spec[1][0] < min_slots:
         raise saved.at("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
 
 

@@ -201,7 +201,7 @@ def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> d
         return {"stats": None, "norm": norms}
     window = node.entry("window").integer(1, 1 << 32)
     saved.require("stats.ring", (window + 1,))
-    saved.require("stats.open", (None, num_envs or 1), only_lead=False)
+    saved.require("stats.open", (None, num_envs or 1), only_leading=False)
     metrics, reasons = ([name.text() for name in node.entry(key).items()] for key in ("metrics", "reasons"))
     return {"stats": EpisodeStats(num_envs, window, metrics, reasons), "norm": norms}
 

@@ -29,16 +29,16 @@ FORMAT = 1
 """Version of the written format; older versions stay readable."""
 CHUNK = 1 << 22
 """Bytes per checksum of a file; the last checksum may cover fewer."""
-MOST_BYTES = 1 << 21
+MAX_JSON_BYTES = 1 << 21
 """Maximum bytes of a JSON document: parsed, it takes up to 24 times as much memory."""
-MOST_ARRAYS = 1 << 14
+MAX_ARRAYS = 1 << 14
 """Maximum number of arrays in a file."""
 
 ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
 """Pattern of array names, such as `ring.head`."""
 
-_MOST = 1 << 62
-_LONGEST_LINE = 64
+_MAX_INTEGER = 1 << 62
+_MAX_LINE_BYTES = 64
 
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4,
@@ -91,7 +91,7 @@ def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     if version > max(readers):
         remedy = "Load it with a newer version of relive."
         raise IncompatibleCheckpoint(explain(where, f"format {max(readers)} at most", version, remedy))
-    place = f"{where}, bytes 0 to {_LONGEST_LINE}"
+    place = f"{where}, bytes 0 to {_MAX_LINE_BYTES}"
     raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _REMEDY))
 
 
@@ -103,8 +103,8 @@ def without_checksum(where: str, data: bytes) -> bytes:
 
 
 def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
-    place = f"{where}, bytes 0 to {min(len(first), _LONGEST_LINE)}"
-    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_LONGEST_LINE]), _REMEDY))
+    place = f"{where}, bytes 0 to {min(len(first), _MAX_LINE_BYTES)}"
+    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_MAX_LINE_BYTES]), _REMEDY))
 
 
 def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> None:
@@ -205,10 +205,10 @@ class Node:
             raise self.error(f"a list of {count} items")
         return items
 
-    def integer(self, least: int = 0, most: int = _MOST) -> int:
+    def integer(self, minimum: int = 0, most: int = _MAX_INTEGER) -> int:
         """Return an integer within bounds."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
-            raise self.error(f"an integer from {least} to {most}")
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or not minimum <= self.value <= most:
+            raise self.error(f"an integer from {minimum} to {most}")
         return self.value
 
     def number(self) -> float:
@@ -239,7 +239,7 @@ class Node:
         """Return None for null, else this node."""
         return None if self.value is None else self
 
-    def integers(self, count: int = 1 << 20, most: int = _MOST) -> tuple[int, ...]:
+    def integers(self, count: int = 1 << 20, most: int = _MAX_INTEGER) -> tuple[int, ...]:
         """Return a list of at most `count` integers from 0 to `most`."""
         value = self.value
         if isinstance(value, list) and len(value) <= count and all(type(x) is int and 0 <= x <= most for x in value):
@@ -253,7 +253,7 @@ class Node:
 
 def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
     """Parse untrusted descriptions of arrays, the inverse of `arrays_to_json`."""
-    arrays = tuple(_array_from_json(array) for array in node.items(MOST_ARRAYS))
+    arrays = tuple(_array_from_json(array) for array in node.items(MAX_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
         raise node.error("arrays with distinct names")
     return arrays
@@ -263,14 +263,14 @@ def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
     array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes and must not overflow, even if another axis is empty.
-    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MOST:
-        raise shape.error(f"sizes whose product is at most {_MOST} bytes")
+    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
+        raise shape.error(f"sizes whose product is at most {_MAX_INTEGER} bytes")
     return array
 
 
 # Arrays
 
-_MUCH = 1 << 26
+_UNCHECKED_BYTES = 1 << 26
 """Arrays of at most this many bytes are read without checking the free memory."""
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -279,30 +279,30 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = dict[str, torch.Tensor]
 
-Form = tuple[torch.dtype, tuple[int, ...]]
+ArraySpec = tuple[torch.dtype, tuple[int, ...]]
 """The dtype and shape of an array."""
 
 
 class ArraySource:
     """Named arrays, each read on first access."""
 
-    def __init__(self, where: str, forms: Mapping[str, Form], read: Callable[[str], torch.Tensor]) -> None:
-        self.where, self._forms, self._read = where, forms, read
+    def __init__(self, where: str, specs: Mapping[str, ArraySpec], read: Callable[[str], torch.Tensor]) -> None:
+        self.where, self._specs, self._read = where, specs, read
         self._requested: set[str] = set()
 
     @property
     def unread(self) -> list[str]:
         """Names of the arrays that were not requested."""
-        return [name for name in self._forms if name not in self._requested]
+        return [name for name in self._specs if name not in self._requested]
 
-    def form(self, name: str) -> Form | None:
+    def spec(self, name: str) -> ArraySpec | None:
         """Return the dtype and shape of an array without reading it; None if it does not exist."""
-        return self._forms.get(name)
+        return self._specs.get(name)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Number of bytes of each array whose name starts with `prefix`."""
-        forms = {name: form for name, form in self._forms.items() if name.startswith(prefix)}
-        return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in forms.items()}
+        specs = {name: spec for name, spec in self._specs.items() if name.startswith(prefix)}
+        return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in specs.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._requested.add(name)
@@ -325,26 +325,26 @@ def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySo
 
 def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> ArraySource:
     """Make a source of the arrays of one file. `fill(offset, target)` copies verified bytes of the file."""
-    forms: dict[str, Form] = {}
+    specs: dict[str, ArraySpec] = {}
     offsets: dict[str, int] = {}
     nbytes = 0
     for array in arrays:
-        forms[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
+        specs[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
         nbytes += array.nbytes
-    free = available_bytes() if nbytes > _MUCH else None
+    free = available_bytes() if nbytes > _UNCHECKED_BYTES else None
     if free is not None and nbytes > free:
         remedy = "Load it where there is more memory."
         raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", nbytes, remedy))
 
     @cache
     def read(name: str) -> torch.Tensor:
-        dtype, shape = forms[name]
+        dtype, shape = specs[name]
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
         fill(offsets[name], memory_of(tensor))
         require_flags(tensor, f"{where}: {name}")
         return tensor
 
-    return ArraySource(where, forms, read)
+    return ArraySource(where, specs, read)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -30,7 +30,7 @@ from relive.schema.checks import positive
 from relive.storage.allocator import Allocator, Memory, tensor_in
 from relive.storage.codec import (
     CHUNK,
-    MOST_BYTES,
+    MAX_JSON_BYTES,
     Arrays,
     ArraySource,
     array_info,
@@ -51,9 +51,11 @@ if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
 
 FORMAT = "FORMAT"
-_COMING = "FORMAT.new"
+_UNPUBLISHED_FORMAT = "FORMAT.new"
 HEADER = b"recollect disk memory 1\n"
-_OURS = re.compile(r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+")
+_OWN_FILES = re.compile(
+    r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
+)
 """Names of files that a killed process may have left of memory that it was making."""
 _DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
 """Arrays without a file: sums that are added up anew, and whether a RateLimit was closed in this process."""
@@ -63,10 +65,10 @@ ROWS = re.compile(r"(column|next)[0-9]+")
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 60.0
-_GROWTH_OF_NUMBERS = 1 << 12
-_FEWEST_ROWS = 32
+_NUMBERS_GROWTH_BYTES = 1 << 12
+_MIN_ROWS = 32
 """Between commits of small buffers: waiting for the disk takes milliseconds."""
-_BEHIND_BYTES = 1 << 24
+_FLUSH_BYTES = 1 << 24
 """After so much the disk begins to write, lest there be much to wait for at a commit."""
 _REQUEST_BYTES = 1 << 17
 
@@ -83,7 +85,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
     root, every = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
-    told = "" if every is None else f", commit_every={every}"
+    option = "" if every is None else f", commit_every={every}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
         require_support(SchemaError)
@@ -94,7 +96,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         with reading(str(root)):
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
-    name = f"Memory.disk({str(root)!r}{told})"
+    name = f"Memory.disk({str(root)!r}{option})"
     return Memory(
         torch.device("cpu"),
         allocator=make_allocator,
@@ -120,28 +122,28 @@ class DiskAllocator(Allocator):
     persistent = durable = True
 
     def __init__(self, root: Path, config: Mapping[str, Any], commit_every: int | None, *, only_reads: bool) -> None:
-        self._root, self._every, self._only_reads = root, commit_every, only_reads
+        self._root, self._commit_every, self._only_reads = root, commit_every, only_reads
         self._files = Files(root)
         self._arrays: dict[str, MappedFile] = {}
         self._commits: dict[str, int] = {}
         """The open files of commits."""
         self.is_open = True
-        self._left = self._due = self._until_behind = math.inf
+        self._rows_left = self._deadline = self._steps_until_flush = math.inf
         """Rows that may be written before the next commit, when it is due, and steps until the disk begins to write."""
         self._is_closing = False
         """The last record says that the buffer is closed."""
         open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commits)
         weakref.finalize(self, open_files.release)
-        self._last: Commit | None = None
+        self._last_commit: Commit | None = None
         """The commit that was found when the folder was opened; None in new memory."""
         with self._closed_on_error(str(root)):
             if holds_disk_memory(self._files):
-                self._last = self._last_commit(config)
+                self._last_commit = self._read_last_commit(config)
             else:
                 self._sweep()
-                open_files.is_whole = False
-        self.reopened = self._last is not None
-        self._number = 0 if self._last is None else self._last.number
+                open_files.is_published = False
+        self.reopened = self._last_commit is not None
+        self._number = 0 if self._last_commit is None else self._last_commit.number
 
     @contextmanager
     def _closed_on_error(self, where: str) -> Iterator[None]:
@@ -165,7 +167,7 @@ class DiskAllocator(Allocator):
             if not self._only_reads:
                 self._refuse_foreign()
                 self._files.make_root(())
-            lock = self._files.lock_kept(only_reads=self._only_reads)
+            lock = self._files.lock_until_close(only_reads=self._only_reads)
         except OSError as error:
             remedy = "Pass a writable folder."
             raise CheckpointError(explain(str(self._root), "a folder for disk memory", error, remedy)) from error
@@ -182,7 +184,7 @@ class DiskAllocator(Allocator):
             holds_disk_memory(self._files)
             return
         regular = self._files.regular("") if names else []
-        foreign = [name for name in names if name not in regular or not _OURS.fullmatch(name)]
+        foreign = [name for name in names if name not in regular or not _OWN_FILES.fullmatch(name)]
         if foreign or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign or names)[0]!r} in it"
@@ -194,7 +196,7 @@ class DiskAllocator(Allocator):
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
         for name in self._files.regular(""):
-            if name != "LOCK" and _OURS.fullmatch(name):
+            if name != "LOCK" and _OWN_FILES.fullmatch(name):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
@@ -206,7 +208,7 @@ class DiskAllocator(Allocator):
                 raise
             return False
 
-    def _last_commit(self, config: Mapping[str, Any]) -> Commit:
+    def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
         """The last commit, which must be of a buffer with this config."""
         record = newest_commit(self._root)
         # Nobody draws from what is only looked at, and some samplers are not described in files.
@@ -244,7 +246,7 @@ class DiskAllocator(Allocator):
         return self._arrays[name].tensor
 
     def _create(self, name: str, nbytes: int) -> int:
-        file = self._files.create_kept(name)
+        file = self._files.create_for_update(name)
         try:
             if self._files.free_bytes() < nbytes:
                 raise OSError("the disk is full")
@@ -262,7 +264,7 @@ class DiskAllocator(Allocator):
     def _open(self, name: str, nbytes: int) -> int:
         file = -1
         try:
-            file = self._files.open_kept(name, only_reads=self._only_reads)
+            file = self._files.open_for_update(name, only_reads=self._only_reads)
             size = os.fstat(file).st_size
             if size == nbytes and not self._only_reads:
                 self._files.grow(file, nbytes)  # a copy may have holes
@@ -293,10 +295,10 @@ class DiskAllocator(Allocator):
     # Committing
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
-        self._owner, self._rows_of_step = buffer, buffer.rows_of_step
+        self._owner, self._max_rows_per_step = buffer, buffer.max_rows_per_step
         with self._closed_on_error(str(self._root)):
-            if self._last is not None:
-                buffer.recover(self._last, self._checksum, resumes=resumes)
+            if self._last_commit is not None:
+                buffer.recover(self._last_commit, self._checksum, resumes=resumes)
             if self._only_reads:
                 return
             self._plan()
@@ -306,23 +308,29 @@ class DiskAllocator(Allocator):
                 self._publish()
 
     def _plan(self) -> None:
-        """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
+        """How many rows an environment gets between commits, and between the times that the disk is option to begin."""
         step = max(self._owner.nbytes // self._owner.slots, 1)
-        usual = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _FEWEST_ROWS)
-        self._usual_max_rows = usual if self._every is None else max(self._every, self._rows_of_step)
-        self._slots_behind = max(_BEHIND_BYTES // step, 1)
-        self._behind = int(self._owner.head.max())
-        """The row that the disk was told of last."""
+        default = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _MIN_ROWS)
+        self._default_max_rows = (
+            default if self._commit_every is None else max(self._commit_every, self._max_rows_per_step)
+        )
+        self._flush_interval = max(_FLUSH_BYTES // step, 1)
+        self._flushed_until = int(self._owner.head.max())
+        """The row that the disk was option of last."""
 
     def _reserve(self) -> None:
         """Open both files of commits with all the room that they will need: no commit fails because a disk is full."""
-        record = self._record(self._usual_max_rows, is_closed=False)
-        self._room_of_record = nbytes = len(dump_commit(record)) + self._owner.most_growth + _GROWTH_OF_NUMBERS
-        there = self._files.names("")
+        record = self._record(self._default_max_rows, is_closed=False)
+        self._reserved_bytes = nbytes = len(dump_commit(record)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
+        names = self._files.names("")
         for name in COMMIT_FILES:
-            is_there = name in there
+            exists = name in names
             with reading(name):
-                file = self._files.open_kept(name, only_reads=False) if is_there else self._files.create_kept(name)
+                file = (
+                    self._files.open_for_update(name, only_reads=False)
+                    if exists
+                    else self._files.create_for_update(name)
+                )
             self._commits[name] = file
             try:
                 self._files.reserve(file, nbytes)
@@ -334,29 +342,29 @@ class DiskAllocator(Allocator):
                 raise MemoryError(explain(where, f"room for {nbytes:,} bytes", free, remedy)) from error
 
     def before_write(self, steps: int) -> None:
-        self._left -= self._rows_of_step * steps
-        self._until_behind -= steps
-        if self._until_behind < 0:
-            self._write_behind()
-        if self._left < 0 or time.monotonic() > self._due:
-            self._require_rows_left(self._rows_of_step * steps)
+        self._rows_left -= self._max_rows_per_step * steps
+        self._steps_until_flush -= steps
+        if self._steps_until_flush < 0:
+            self._start_flush()
+        if self._rows_left < 0 or time.monotonic() > self._deadline:
+            self._require_rows_left(self._max_rows_per_step * steps)
 
     def _require_rows_left(self, rows: int) -> None:
         """Write no more rows than the last commit has allowed for. This limit bounds what a power loss can destroy."""
         used = int((self._owner.head - self._committed).max())  # seldom as many as were allowed for
-        if used + rows > self._max_rows or time.monotonic() > self._due:
+        if used + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
-            self._left = self._max_rows - used - rows
+            self._rows_left = self._max_rows - used - rows
 
     def commit(self) -> None:
         self._commit(0, is_closed=False)
 
-    def _commit(self, coming: int, *, is_closed: bool) -> None:
+    def _commit(self, next_rows: int, *, is_closed: bool) -> None:
         """First everything that a record speaks of is on the disk, then the record."""
         if not self._owner.is_alive or self._only_reads:
             return
-        max_rows = max(self._usual_max_rows, coming)
+        max_rows = max(self._default_max_rows, next_rows)
         try:
             record = self._record(max_rows, is_closed)
             self._sync()
@@ -367,13 +375,13 @@ class DiskAllocator(Allocator):
             raise CheckpointError(explain(f"commit to {self._root}", "a writable disk", error, remedy)) from error
         head = self._owner.head.clone()
         self._number, self._committed, self._max_rows, self._is_closing = record.number, head, max_rows, is_closed
-        self._left, self._due = max_rows - coming, time.monotonic() + COMMIT_SECONDS
-        self._until_behind = self._slots_behind
+        self._rows_left, self._deadline = max_rows - next_rows, time.monotonic() + COMMIT_SECONDS
+        self._steps_until_flush = self._flush_interval
 
     def _sync(self) -> None:
         """Wait until all arrays are on the disk."""
         for array in self._arrays.values():
-            self._files.sync_kept(array.file)
+            self._files.sync_data(array.file)
 
     def _record(self, max_rows: int, is_closed: bool) -> Commit:
         owner, checksum = self._owner, self._checksum() if is_closed else 0
@@ -405,32 +413,32 @@ class DiskAllocator(Allocator):
         self._files.overwrite(file, data)
         if len(data) < length:
             with suppress(OSError):
-                self._files.reserve(file, self._room_of_record)
-        self._files.sync_kept(file)
+                self._files.reserve(file, self._reserved_bytes)
+        self._files.sync_data(file)
 
-    def _write_behind(self) -> None:
+    def _start_flush(self) -> None:
         """Let the disk begin to write what was added, and to read what is overwritten next."""
         slots, head = self._owner.slots, int(self._owner.head.max())
-        first, last = max(self._behind, head - slots), head
+        first, last = max(self._flushed_until, head - slots), head
         for array in self._rows:
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
             if head >= slots:  # else there is nothing yet to be read
-                for start, stop in _slot_ranges(head, head + min(2 * self._slots_behind, slots), slots):
+                for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                     _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
-        self._behind, self._until_behind = head, self._slots_behind
+        self._flushed_until, self._steps_until_flush = head, self._flush_interval
 
     # Replacing everything, and closing
 
     def _publish(self) -> None:
         """All arrays are complete: from now on this is disk memory."""
-        if _COMING in self._files.names(""):  # withdrawn before
-            self._files.rename(_COMING, FORMAT)
+        if _UNPUBLISHED_FORMAT in self._files.names(""):  # withdrawn before
+            self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
-            self._files.place(_COMING, FORMAT, [HEADER])
+            self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [HEADER])
         self._files.sync_folder("")
-        self._open_files.is_whole = True
+        self._open_files.is_published = True
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -451,17 +459,17 @@ class DiskAllocator(Allocator):
 
         Every file keeps its bytes of the disk: publishing again needs no more of them.
         """
-        self._open_files.is_whole = False
+        self._open_files.is_published = False
         if FORMAT in self._files.names(""):
-            self._files.rename(FORMAT, _COMING)
+            self._files.rename(FORMAT, _UNPUBLISHED_FORMAT)
         for file in self._commits.values():
             self._files.overwrite(file, bytes(os.fstat(file).st_size))
         self._files.sync_folder("")
         for file in self._commits.values():
-            self._files.sync_kept(file)
+            self._files.sync_data(file)
 
     def _publish_again(self) -> None:
-        self._owner.seal()
+        self._owner.recompute_checksums()
         self.commit()
         self._publish()
 
@@ -493,7 +501,7 @@ class MappedFile:
     tensor: torch.Tensor
 
 
-_held: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
+_all_open_files: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
 
 
 class _OpenFiles:
@@ -502,22 +510,22 @@ class _OpenFiles:
     def __init__(self, files: Files, lock: int, arrays: dict[str, MappedFile], commits: dict[str, int]) -> None:
         self._files, self._lock, self._arrays, self._commits = files, lock, arrays, commits
         self._process = os.getpid()
-        self.is_whole = True
+        self.is_published = True
         """False while the memory is being made or replaced: it is deleted on close."""
-        self._left: list[int] | None = None
+        self._unclosed: list[int] | None = None
         """The files that are still to be closed, once that has begun."""
-        _held.add(self)
+        _all_open_files.add(self)
 
     def release(self) -> None:
         """Close everything, and leave nothing half-made behind; called again, it does what is left to do."""
         if os.getpid() != self._process or self._lock < 0:  # a forked child has numbers of its own for them
             return
-        if self._left is None:
-            self._left = [*(array.file for array in self._arrays.values()), *self._commits.values()]
-        while self._left:  # a number is taken away first, since another file may get it next
-            self._files.close(self._left.pop())
-        if not self.is_whole:
-            for name in (*self._arrays, *COMMIT_FILES, FORMAT, _COMING):
+        if self._unclosed is None:
+            self._unclosed = [*(array.file for array in self._arrays.values()), *self._commits.values()]
+        while self._unclosed:  # a number is taken away first, since another file may get it next
+            self._files.close(self._unclosed.pop())
+        if not self.is_published:
+            for name in (*self._arrays, *COMMIT_FILES, FORMAT, _UNPUBLISHED_FORMAT):
                 with suppress(OSError):
                     self._files.remove(name)
         self._files.unlock(self._lock)
@@ -531,7 +539,7 @@ class _OpenFiles:
 
 
 def _forget_forked() -> None:
-    for open_files in _held:
+    for open_files in _all_open_files:
         open_files.forget()
 
 
@@ -606,14 +614,14 @@ def dump_commit(record: Commit, length: int = 0) -> bytes:
     }
     head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
     for what, nbytes, most in (
-        ("description", len(head), MOST_BYTES),
-        ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MOST_BYTES),
+        ("description", len(head), MAX_JSON_BYTES),
+        ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
     ):
         if nbytes > most:
             remedy = "Declare fewer fields or environments."
             raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
     missing = length - len(with_checksum(b"")) - len(head) - 1 - len(arrays)
-    if missing <= MOST_BYTES - len(head):
+    if missing <= MAX_JSON_BYTES - len(head):
         head += b" " * missing
     return with_checksum(b"\n".join([head, arrays]))
 
@@ -626,10 +634,10 @@ def parse_commit(where: str, read_at: Callable[[int, int], bytes], nbytes: int) 
 
 def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     start = _verify_checksum(where, read_at, nbytes)
-    head, newline, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
-    if not newline or len(head) > MOST_BYTES:
+    head, newline, _ = read_at(MAX_JSON_BYTES + 1, start).partition(b"\n")
+    if not newline or len(head) > MAX_JSON_BYTES:
         place = f"{where}, bytes {start} to {start + len(head)}"
-        expected = f"a line of at most {MOST_BYTES} bytes"
+        expected = f"a line of at most {MAX_JSON_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
     listed = arrays_from_json(node.entry("arrays"))

@@ -21,7 +21,7 @@ from typing import Any
 from relive import locking
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
 
-_MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
+_TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
 _KEEP_SIZE = 1
@@ -30,15 +30,15 @@ _fallocate: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 if _fallocate is not None:
     _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A FIFO in place of a file would block: it is opened without waiting, and refused as no regular file.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def unreadable(where: str, error: OSError) -> CheckpointError:
     """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
-    if error.errno in _MOMENTARY:
+    if error.errno in _TRANSIENT_ERRORS:
         remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
         return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
     if isinstance(error, FileNotFoundError):
@@ -90,7 +90,7 @@ class Files:
         """A new file, opened for writing."""
         folder, name = _split(name)
         with self._folder(folder) as at:
-            return os.open(name, _CREATE, 0o666, dir_fd=at)
+            return os.open(name, _CREATE_FLAGS, 0o666, dir_fd=at)
 
     def write(self, file: int, data: memoryview | bytes) -> None:
         """Append all of `data`."""
@@ -139,14 +139,14 @@ class Files:
 
     # Files that stay open and change in place
 
-    def create_kept(self, name: str) -> int:
+    def create_for_update(self, name: str) -> int:
         """A new file in the root, opened for reading and writing."""
         with self._folder("") as root:
-            return os.open(name, _CREATE & ~os.O_WRONLY | os.O_RDWR, 0o666, dir_fd=root)
+            return os.open(name, _CREATE_FLAGS & ~os.O_WRONLY | os.O_RDWR, 0o666, dir_fd=root)
 
-    def open_kept(self, name: str, *, only_reads: bool) -> int:
+    def open_for_update(self, name: str, *, only_reads: bool) -> int:
         """A regular file in the root, opened for reading and (unless it only reads) writing."""
-        return self._regular("", name, _READ if only_reads else _READ | os.O_RDWR)
+        return self._regular("", name, _READ_FLAGS if only_reads else _READ_FLAGS | os.O_RDWR)
 
     def grow(self, file: int, nbytes: int) -> None:
         """Give a file this many bytes of the disk, where it has them not: no page can be missing later."""
@@ -164,7 +164,7 @@ class Files:
             if error != errno.EINTR:
                 raise OSError(error, os.strerror(error))
 
-    def sync_kept(self, file: int) -> None:
+    def sync_data(self, file: int) -> None:
         """Wait until what was stored, also through a mapping, is on the disk."""
         os.fdatasync(file)
 
@@ -176,14 +176,14 @@ class Files:
         if os.fstat(file).st_size > len(data):
             os.truncate(file, len(data))
 
-    def lock_kept(self, *, only_reads: bool) -> int:
+    def lock_until_close(self, *, only_reads: bool) -> int:
         """The root's lock, taken until the file is closed; -1 if it cannot be had. A reader needs none in a copy."""
         flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
         with self._folder("") as root:
             try:
                 file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
             except FileNotFoundError:
-                return os.open(".", _FOLDER, dir_fd=root)
+                return os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if only_reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -209,7 +209,7 @@ class Files:
 
     def open(self, name: str) -> int:
         """A regular file, opened for reading."""
-        return self._regular(*_split(name), _READ)
+        return self._regular(*_split(name), _READ_FLAGS)
 
     def _regular(self, folder: str, name: str, flags: int) -> int:
         with self._folder(folder) as at:
@@ -221,20 +221,20 @@ class Files:
 
     def size(self, name: str) -> int:
         """How many bytes a regular file has."""
-        return self._about(name).st_size
+        return self._status(name).st_size
 
-    def _about(self, name: str) -> os.stat_result:
+    def _status(self, name: str) -> os.stat_result:
         folder, name = _split(name)
         with self._folder(folder) as at:
-            about = os.stat(name, dir_fd=at, follow_symlinks=False)
-        if not stat.S_ISREG(about.st_mode):
+            status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{folder}/{name} is not a regular file")
-        return about
+        return status
 
     def stamp(self, name: str) -> tuple[int, ...]:
         """A stamp that changes when a regular file is written or replaced, as far as the system tells."""
-        about = self._about(name)
-        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+        status = self._status(name)
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
         """The next `count` bytes, or the fewer that are left."""
@@ -322,7 +322,7 @@ class Files:
             if not name:
                 yield root
                 return
-            folder = os.open(name, _FOLDER, dir_fd=root)
+            folder = os.open(name, _FOLDER_FLAGS, dir_fd=root)
             try:
                 yield folder
             finally:

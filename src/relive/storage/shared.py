@@ -79,7 +79,7 @@ class SharedAllocator(Allocator):
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._files[name] = file
             os.posix_fallocate(file, 0, nbytes)  # now: where there is no room, no page is missing later
-            _seals(file, _ADD_SEALS, _SEALS)
+            _file_seals(file, _ADD_SEALS, _SEALS)
         return tensor_in(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -122,7 +122,7 @@ def _open_file(token: str, address: SharedAddress, name: str) -> int:
     raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
 
 
-def _seals(file: int, command: int, seals: int = 0) -> int:
+def _file_seals(file: int, command: int, seals: int = 0) -> int:
     from fcntl import fcntl  # noqa: PLC0415 (Linux has it, and only there is this called)
 
     return fcntl(file, command, seals)
@@ -130,7 +130,7 @@ def _seals(file: int, command: int, seals: int = 0) -> int:
 
 def _require_size(file: int, name: str, nbytes: int) -> None:
     """A file is as long as its array, and nobody can shorten it: whoever reads beyond its end would die of it."""
-    size, seals = os.fstat(file).st_size, _seals(file, _GET_SEALS)
+    size, seals = os.fstat(file).st_size, _file_seals(file, _GET_SEALS)
     if size != nbytes or seals & _SEALS != _SEALS:
         got = f"{size} bytes" if size != nbytes else f"a file that can be shortened (seals {seals})"
         remedy = "Pass the handle as replay.handle() made it."

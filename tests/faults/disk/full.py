@@ -44,7 +44,7 @@ class PretendedDisk:
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root, self._is_full = root, False
-        for name in ("create", "create_kept", "grow", "overwrite", "reserve"):
+        for name in ("create", "create_for_update", "grow", "overwrite", "reserve"):
             patch.setattr(Files, name, self._limited(name, getattr(Files, name)))
 
     def _limited(self, name: str, original: Any) -> Any:

@@ -341,7 +341,7 @@ def ten_steps(root: Path) -> tuple[rl.ReplayBuffer, Story, list[Life]]:
     return replay, story, [(0, clock, clock)]
 
 
-@pytest.mark.parametrize("operation", ["rename", "overwrite", "sync_folder", "sync_kept"])
+@pytest.mark.parametrize("operation", ["rename", "overwrite", "sync_folder", "sync_data"])
 def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
     tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +360,7 @@ def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
     verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 
 
-@pytest.mark.parametrize("operation", ["sync_kept", "overwrite"])
+@pytest.mark.parametrize("operation", ["sync_data", "overwrite"])
 def test_a_disk_that_fails_at_a_commit_raises(tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replay, story, lives = ten_steps(tmp_path / "memory")
 

@@ -38,13 +38,13 @@ class Machine:
         machine = self
 
         class Watched(Files):
-            def create_kept(self, name: str) -> int:
-                file = super().create_kept(name)
+            def create_for_update(self, name: str) -> int:
+                file = super().create_for_update(name)
                 paths[file] = self.root / name
                 return file
 
-            def open_kept(self, name: str, *, only_reads: bool) -> int:
-                file = super().open_kept(name, only_reads=only_reads)
+            def open_for_update(self, name: str, *, only_reads: bool) -> int:
+                file = super().open_for_update(name, only_reads=only_reads)
                 paths[file] = self.root / name
                 machine.synced[self.root / name] = (self.root / name).read_bytes()
                 return file
@@ -53,9 +53,9 @@ class Machine:
                 super().grow(file, nbytes)
                 machine.synced.setdefault(paths[file], bytes(nbytes))
 
-            def sync_kept(self, file: int) -> None:
+            def sync_data(self, file: int) -> None:
                 machine.count()
-                super().sync_kept(file)
+                super().sync_data(file)
                 if synchronises:
                     machine.synced[paths[file]] = paths[file].read_bytes()
 
