@@ -59,7 +59,7 @@ public:
         char message[256];
         std::snprintf(message, sizeof message,
                       "shared buffer: expected its lock within %g s, got it held by another process (thread %d) all the "
-                      "time. Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
+                      "time. Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
                       timeout_, mutex_.holder());
         PyErr_SetString(PyExc_TimeoutError, message);
         throw nb::python_error();

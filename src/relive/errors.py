@@ -1,4 +1,4 @@
-"""The exceptions of the package, and the one pattern of their messages: where, expected, got, what to do."""
+"""Exceptions of the package, and the pattern of their messages: where, expected, got, what to do."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class CallSite(NamedTuple):
 
 
 worker_call_site: ContextVar[CallSite | None] = ContextVar("worker_call_site", default=None)
-"""The line for which a thread of this library works; None in threads of the caller."""
+"""The line of the caller's code that a worker thread of this library works for; None in other threads."""
 
 
 def find_call_site() -> CallSite:
@@ -102,22 +102,22 @@ _TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed fro
 
 
 def require(holds: object, where: str, expected: object, got: object) -> None:
-    """Raise an InvariantError unless something holds."""
+    """Raise an InvariantError unless `holds` is true."""
     if not holds:
         raise InvariantError(explain(where, expected, got, _TAMPERED))
 
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
-    """A message in the pattern of all errors: `<where>: expected <what>, got <what>. <What to do>.`"""
+    """Return a message in the pattern of all errors: `<where>: expected <what>, got <what>. <What to do>.`"""
     return escaped(f"{where}: expected {expected}, got {got}. {remedy}")
 
 
 def escaped(text: str) -> str:
-    """`text` with its control characters escaped, so that a terminal shows them and does not obey them."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Escape control characters, which a terminal would otherwise execute."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def infinite_rewards(count: int) -> str:
-    """The warning for rewards that are infinite or no numbers."""
+    """Return the warning for infinite or NaN rewards."""
     remedy = "Everything that is learnt from them is no number either: look at the environment."
     return explain("reward", "finite numbers", f"infinite ones or NaN {count:,} times", remedy)

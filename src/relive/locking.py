@@ -1,8 +1,8 @@
-"""One lock per buffer, changes that a signal cannot leave half-done, and a clear error for a forked child.
+"""Locks of buffers, changes that a signal cannot interrupt halfway, and a clear error in forked children.
 
 Python runs signal handlers between the instructions of Python functions: when a function begins, at backward jumps and
-after calls. An exception that a handler raises (Ctrl-C) comes there. So a native call is one change, and a lock whose
-`__enter__` and `__exit__` are native cannot be lost.
+after calls. An exception of a handler (Ctrl-C) is raised there. A native call is therefore atomic, and a lock whose
+`__enter__` and `__exit__` are native is always released.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relive.errors import ClosedError, explain
 
 
 def _seconds(name: str, default: float) -> float:
-    """A positive number of an environment variable; of any other text a warning, and the number `default`."""
+    """Return a positive number of seconds from an environment variable; warns and returns `default` for other text."""
     text = os.environ.get(name, str(default))
     with suppress(ValueError):
         if 0 < float(text) < float("inf"):
@@ -30,13 +30,14 @@ def _seconds(name: str, default: float) -> float:
 
 
 LOCK_SECONDS = _seconds("RELIVE_LOCK_SECONDS", 600.0)
-"""How long a call waits for a process that holds a folder or a shared buffer: longer than any save should take."""
+"""Seconds that a call waits for a process that holds a folder or a shared buffer: longer than any save."""
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
+"""All objects with a lock, for `_refuse_forked`."""
 
 
 class _ForkedLock:
-    """Replaces the lock of a buffer in a forked child, which has only a copy of its parent's buffer."""
+    """Lock of a buffer in a forked child: raises, because the child has only a copy of the buffer."""
 
     def __enter__(self) -> NoReturn:
         raise RuntimeError(
@@ -51,7 +52,7 @@ class _ForkedLock:
 
 
 class ClosedLock:
-    """Replaces the lock of a closed buffer."""
+    """Lock of a closed buffer: raises a ClosedError."""
 
     def __enter__(self) -> NoReturn:
         remedy = "Make a new buffer, or relive.load() the saved one."
@@ -61,7 +62,7 @@ class ClosedLock:
 
 
 class GuardedLock:
-    """See `kernels.guarded_lock`; this twin of the native one can be lost to a signal while it is taken or left."""
+    """Python version of `kernels.guarded_lock`. Unlike the native one, a signal can interrupt its methods."""
 
     def __init__(self, guard: Callable[[], object]) -> None:
         self._lock, self._guard = threading.RLock(), guard
@@ -79,10 +80,10 @@ class GuardedLock:
 
 
 def complete(change: Callable[[], object]) -> None:
-    """Call `change`, and call it again if an exception from a signal handler has interrupted it; then that is raised.
+    """Call `change`. If a signal handler raises meanwhile, repeat the call and then raise the exception.
 
-    All that it does are assignments of what was computed before, so that a second call leads to the same. The native
-    twin withstands any number of signals, this one two.
+    `change` must be idempotent: it only assigns values computed before. The native version withstands any number of
+    signals, this one two.
     """
     try:
         change()
@@ -95,13 +96,13 @@ def complete(change: Callable[[], object]) -> None:
 
 
 def lock_for(owner: Any, lock: Any = None) -> Any:
-    """A re-entrant lock for `owner`, which keeps it as `_lock`; in a forked child that lock refuses to be taken."""
+    """Return a re-entrant lock for `owner`, which stores it as `_lock`. In a forked child the lock raises."""
     _owners.add(owner)
     return threading.RLock() if lock is None else lock
 
 
 def recovery_callback(owner: Any) -> Callable[[], None]:
-    """A function that calls `owner._recover`, for the owner's lock: it does not keep the owner alive."""
+    """Return a function that calls `owner._recover`, through a weak reference."""
     reference = weakref.ref(owner)
 
     def recover() -> None:
@@ -113,9 +114,9 @@ def recovery_callback(owner: Any) -> Callable[[], None]:
 
 
 def use_copy(owner: Any) -> None:
-    """In a forked child: let it use its copy of `owner`, which no thread of its parent may have been using.
+    """Permit a forked child to use its copy of `owner`. No thread of the parent may have used it during the fork.
 
-    Nothing that is written there reaches the parent.
+    The parent does not see changes of the copy.
     """
     if isinstance(owner._lock, _ForkedLock):
         owner._lock = threading.RLock()

@@ -135,7 +135,7 @@ def _file_from_json(node: Node) -> FileInfo:
     file = FileInfo(
         node.entry("name").text(_FILE),
         arrays_from_json(node.entry("arrays")),
-        node.entry("checksums").integers(most=2**32 - 1),
+        node.entry("checksums").integers(maximum=2**32 - 1),
     )
     if len(file.checksums) != -(-file.nbytes // CHUNK):
         raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")

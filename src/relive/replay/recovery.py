@@ -1,6 +1,6 @@
-"""A replay buffer in memory that outlives it: what a commit says of it, and how it is made again of what was left.
+"""Commit and recovery of a replay buffer in disk memory.
 
-It may have been closed, left by a process that was killed, or by a machine that stopped.
+A buffer is recovered after `close()`, after a kill of its process, or after a power loss.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 _MAX_DESCRIPTION_BYTES = 512
-"""Bytes that describe an array in a commit."""
+"""Maximum bytes that describe an array in a commit."""
 
 
 class RecoverableBuffer:
-    """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
+    """The interface of a replay buffer for its `DiskAllocator`. Holds only a weak reference to the buffer."""
 
     max_rows_per_step = MAX_ROWS_PER_STEP
 
@@ -43,14 +43,19 @@ class RecoverableBuffer:
 
     @property
     def max_growth(self) -> int:
-        """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
+        """Maximum growth of a commit over that of an empty buffer, in bytes: staged fields, and the ids of an epoch."""
         buffer = self._alive
-        drawn = 0 if buffer.sampler.keeps_state_in_memory or not buffer.sampler.state() else 8 * self._ring.kind.numel()
-        return buffer.parts["staged"].max_bytes + _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields) + drawn
+        has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
+        sampler_bytes = 8 * self._ring.kind.numel() if has_state else 0
+        return (
+            buffer.parts["staged"].max_bytes
+            + _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields)
+            + sampler_bytes
+        )
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is anything left to commit."""
+        """Whether the buffer still exists."""
         return self._buffer() is not None
 
     @property
@@ -61,12 +66,12 @@ class RecoverableBuffer:
 
     @property
     def _backend(self) -> NativeBackend:
-        """The backend: disk memory always has the native one."""
+        """The native backend, the only one that supports disk memory."""
         return cast("NativeBackend", self._alive.storage)
 
     @property
     def head(self) -> torch.Tensor:
-        """The row [N] that each environment writes next."""
+        """Next row [N] of each environment."""
         return self._ring.head
 
     def config(self) -> dict[str, Any]:
@@ -74,27 +79,27 @@ class RecoverableBuffer:
         return self._alive.config()
 
     def state(self) -> State:
-        """Everything that is not in the arrays, and where the rings are."""
+        """Return the state outside the arrays, and the heads of the rings."""
         buffer, ring = self._alive, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
-        drawn = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
-        beside = {name: part.state() for name, part in buffer.parts.items()}
-        return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
+        sampler = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
+        parts = {name: part.state() for name, part in buffer.parts.items()}
+        return State.of_parts({"ring": ({}, heads), "sampler": ({}, sampler), **parts})
 
     def slots_checksum(self) -> int:
-        """A checksum of what each slot holds."""
+        """Return a checksum of the kinds and starts of all slots."""
         return _slots_checksum(self._ring)
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
-        """Let the disk begin to write a piece of a file, without waiting for it."""
+        """Start writing a range of a file to the disk, without waiting."""
         self._backend.write_behind(file, offset, nbytes)
 
     def recompute_checksums(self) -> None:
-        """Store the checksums of all rows as they are now."""
+        """Recompute the checksum of every row."""
         self._backend.recompute_checksums()
 
     def recover(self, record: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
-        """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
+        """Restore the buffer from its arrays and the last commit; raises CorruptCheckpoint if they are inconsistent."""
         buffer, ring, saved = self._alive, self._ring, _reader(record)
         backend = self._backend
         try:
@@ -112,7 +117,7 @@ class RecoverableBuffer:
 
 
 def read_last_commit(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
-    """The file of the last commit in a folder of disk memory, and the buffer that it describes."""
+    """Return the file name of the last commit in a folder, and a reader of it."""
     require_support(IncompatibleCheckpoint)
     record = newest_commit(Path(root))
     return record.name, _reader(record)
@@ -124,7 +129,7 @@ def _reader(record: Commit) -> SnapshotReader:
 
 
 def _resume(buffer: ReplayBuffer, read: SnapshotReader, record: Commit, resumes: bool) -> None:
-    """Everything that is not in the arrays goes on from the commit."""
+    """Restore the state outside the arrays from the commit."""
     if not buffer.sampler.keeps_state_in_memory:
         resume(buffer.sampler, read.part("sampler"), read.config)
     buffer.sampler.on_recover()
@@ -157,15 +162,15 @@ def _saved(ring: Ring, read: SnapshotReader, name: str) -> torch.Tensor:
 
 
 def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> None:
-    """After a kill all that was stored is there, but for the step that was being written.
+    """Restore the rings of a buffer that was not closed.
 
-    Where that is not what is found, as after a loss of power, the rings go back to the last commit. Doing it twice, or
-    again after being killed in the middle of it, leads to the same.
+    After a kill all rows are intact except those of an unfinished step. If rows are damaged, as after a power loss, the
+    rings are rolled back to the last commit. Recovery is idempotent: it may be killed and repeated.
     """
     ring = backend.ring
     head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
-    most = (1 << 62) // (2 * ring.num_envs)
-    if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.max_rows_since_commit > most:
+    max_row = (1 << 62) // (2 * ring.num_envs)
+    if bool(((floor < 0) | (head < floor) | (head >= max_row)).any()) or record.max_rows_since_commit > max_row:
         rows = record.max_rows_since_commit
         got = f"floors from {int(floor.min())} and heads to {int(head.max())} (at most {rows} rows since)"
         raise CorruptCheckpoint(
@@ -176,7 +181,7 @@ def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> No
         if not backend.damaged_rows(head - record.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
-    ring.journal.fill_(-1)  # until all of this is done, it is not what a kill leaves
+    ring.journal.fill_(-1)  # marks an unfinished recovery, which is repeated from here
     for name in ("head", "open", "resetting", "floor"):
         getattr(ring, name).copy_(_saved(ring, read, name))
     if _is_untouched(backend, record):
@@ -186,19 +191,19 @@ def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> No
         damaged = backend.damaged_rows(head - record.max_rows_since_commit, ring.head + 1)
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.rows() + 1, 0).amax(0))
-    # What was written again since the commit may have come to the disk in part.
+    # Rows that were rewritten after the commit may have reached the disk in part.
     backend.forget_write_back()
     ring.exclude(backend.torn_rows())
     ring.journal.zero_()
 
 
 def _slots_checksum(ring: Ring) -> int:
-    """A checksum of what each slot holds."""
+    """Return a checksum of the kinds and starts of all slots."""
     return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
 
 
 def _is_untouched(backend: NativeBackend, record: Commit) -> bool:
-    """Whether no write after the commit has reached the disk: the rows that it would have overwritten are whole."""
+    """Whether no write after the commit reached the disk: the rows it would have overwritten are intact."""
     ring, max_rows = backend.ring, record.max_rows_since_commit
     if _slots_checksum(ring) != record.slots_checksum:
         return False
@@ -208,8 +213,9 @@ def _is_untouched(backend: NativeBackend, record: Commit) -> bool:
 
 
 def _is_state_after_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, max_rows: int) -> bool:
+    """Whether the ring is in a state that a killed process can leave, at most `max_rows` rows after the commit."""
     assert ring.journal is not None
-    began = (ring.journal - 1).clamp(min=0) // 2
-    right = (ring.head >= head) & (ring.head <= head + max_rows) & (ring.floor >= floor) & (ring.floor <= ring.head)
-    right &= (ring.journal == 0) | ((ring.journal > 0) & (began >= head) & (began <= ring.head))
-    return bool(right.all()) and bool((ring.kind <= 4).all())
+    first_row = (ring.journal - 1).clamp(min=0) // 2
+    is_valid = (ring.head >= head) & (ring.head <= head + max_rows) & (ring.floor >= floor) & (ring.floor <= ring.head)
+    is_valid &= (ring.journal == 0) | ((ring.journal > 0) & (first_row >= head) & (first_row <= ring.head))
+    return bool(is_valid.all()) and bool((ring.kind <= 4).all())

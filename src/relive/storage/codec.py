@@ -39,6 +39,7 @@ ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
 
 _MAX_INTEGER = 1 << 62
 _MAX_LINE_BYTES = 64
+"""Maximum bytes of the first line, the one with the checksum."""
 
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4,
@@ -192,10 +193,10 @@ class Node:
             raise self.error("an object")
         return self.value
 
-    def items(self, most: int = 1 << 20) -> list[Node]:
-        """Return the items of a list of at most `most` items."""
-        if not isinstance(self.value, list) or len(self.value) > most:
-            raise self.error(f"a list of at most {most} items")
+    def items(self, max_items: int = 1 << 20) -> list[Node]:
+        """Return the items of a list of at most `max_items` items."""
+        if not isinstance(self.value, list) or len(self.value) > max_items:
+            raise self.error(f"a list of at most {max_items} items")
         return [Node((self, i), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
@@ -205,10 +206,10 @@ class Node:
             raise self.error(f"a list of {count} items")
         return items
 
-    def integer(self, minimum: int = 0, most: int = _MAX_INTEGER) -> int:
+    def integer(self, minimum: int = 0, maximum: int = _MAX_INTEGER) -> int:
         """Return an integer within bounds."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or not minimum <= self.value <= most:
-            raise self.error(f"an integer from {minimum} to {most}")
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or not minimum <= self.value <= maximum:
+            raise self.error(f"an integer from {minimum} to {maximum}")
         return self.value
 
     def number(self) -> float:
@@ -239,12 +240,16 @@ class Node:
         """Return None for null, else this node."""
         return None if self.value is None else self
 
-    def integers(self, count: int = 1 << 20, most: int = _MAX_INTEGER) -> tuple[int, ...]:
-        """Return a list of at most `count` integers from 0 to `most`."""
+    def integers(self, max_items: int = 1 << 20, maximum: int = _MAX_INTEGER) -> tuple[int, ...]:
+        """Return a list of at most `max_items` integers from 0 to `maximum`."""
         value = self.value
-        if isinstance(value, list) and len(value) <= count and all(type(x) is int and 0 <= x <= most for x in value):
+        if (
+            isinstance(value, list)
+            and len(value) <= max_items
+            and all(type(x) is int and 0 <= x <= maximum for x in value)
+        ):
             return tuple(value)
-        return tuple(item.integer(0, most) for item in self.items(count))  # raises an error with the place
+        return tuple(item.integer(0, maximum) for item in self.items(max_items))  # raises an error with the place
 
     def shape(self) -> tuple[int, ...]:
         """Return the sizes of axes."""

@@ -1,6 +1,6 @@
-"""Disk memory: a folder of arrays, a file each, mapped, which one process has at a time; and when it is committed.
+"""Disk memory: the arrays of a buffer as mapped files in a folder, and the commits that make them durable.
 
-What was committed is there after a loss of power, and all that was added after a kill.
+One process uses a folder at a time. Committed rows survive a power loss; all added rows survive a kill of the process.
 """
 
 from __future__ import annotations
@@ -56,32 +56,34 @@ HEADER = b"recollect disk memory 1\n"
 _OWN_FILES = re.compile(
     r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
 )
-"""Names of files that a killed process may have left of memory that it was making."""
+"""Names of the files that an interrupted creation may leave."""
 _DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
-"""Arrays without a file: sums that are added up anew, and whether a RateLimit was closed in this process."""
+"""Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is per process."""
 ROWS = re.compile(r"(column|next)[0-9]+")
-"""The names of what is larger than memory."""
+"""Names of the arrays of rows, which may be larger than memory."""
 
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 60.0
 _NUMBERS_GROWTH_BYTES = 1 << 12
+"""Maximum growth of the JSON of a commit: its numbers get more digits."""
 _MIN_ROWS = 32
-"""Between commits of small buffers: waiting for the disk takes milliseconds."""
+"""Minimum number of rows between commits: a commit waits milliseconds for the disk."""
 _FLUSH_BYTES = 1 << 24
-"""After so much the disk begins to write, lest there be much to wait for at a commit."""
+"""Bytes of new rows after which writing to the disk starts, so that a commit waits for less."""
 _REQUEST_BYTES = 1 << 17
+"""Maximum bytes that Linux reads ahead per request."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COMMIT_FILES = ("commit0", "commit1")
 _MAX_COMMIT_BYTES = 1 << 30
 """Maximum bytes of a commit."""
 _MAX_HEADER_BYTES = 64
-_BOOT = re.compile(r".{0,128}")
+_BOOT_PATTERN = re.compile(r".{0,128}")
 
 
 def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, only_reads: bool = False) -> Memory:
-    """See `Memory.disk`. With `only_reads` the files stay as they are, and writes stay in this process."""
+    """See `Memory.disk`. With `only_reads` files are not changed, and writes stay private to this process."""
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
     root, every = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
@@ -92,7 +94,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         return DiskAllocator(root, owner.config(), every, only_reads=only_reads)
 
     def free_bytes() -> int | None:
-        """The free space of the disk; None for a folder that holds a buffer already."""
+        """Return the free space of the disk; None if the folder already contains a buffer."""
         with reading(str(root)):
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
@@ -107,7 +109,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
 
 
 def require_support(kind: type[Exception]) -> None:
-    """Raise that kind of error where there cannot be disk memory."""
+    """Raise an error of this kind if the platform does not support disk memory."""
     got = sys.platform if sys.platform != "linux" else "no native core" if kernels.backend() == "torch" else ""
     if got:
         remedy = 'Keep the buffer in memory: device="cpu".'
@@ -115,7 +117,7 @@ def require_support(kind: type[Exception]) -> None:
 
 
 class DiskAllocator(Allocator):
-    """The arrays of one buffer, files in a folder that this process has, and the commits of that buffer."""
+    """Allocates the arrays of one buffer as mapped files in a locked folder, and commits the buffer."""
 
     device = torch.device("cpu")
     name = "disk"
@@ -126,16 +128,16 @@ class DiskAllocator(Allocator):
         self._files = Files(root)
         self._arrays: dict[str, MappedFile] = {}
         self._commits: dict[str, int] = {}
-        """The open files of commits."""
+        """File descriptors of the commits, by file name."""
         self.is_open = True
         self._rows_left = self._deadline = self._steps_until_flush = math.inf
-        """Rows that may be written before the next commit, when it is due, and steps until the disk begins to write."""
+        """Number of rows and time until the next commit, and number of steps until writing to the disk starts."""
         self._is_closing = False
-        """The last record says that the buffer is closed."""
+        """Whether the last commit marks the buffer as closed."""
         open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commits)
         weakref.finalize(self, open_files.release)
         self._last_commit: Commit | None = None
-        """The commit that was found when the folder was opened; None in new memory."""
+        """The last commit when the folder was opened; None in a new folder."""
         with self._closed_on_error(str(root)):
             if holds_disk_memory(self._files):
                 self._last_commit = self._read_last_commit(config)
@@ -147,7 +149,7 @@ class DiskAllocator(Allocator):
 
     @contextmanager
     def _closed_on_error(self, where: str) -> Iterator[None]:
-        """Close the folder on an error at once, not when the error is forgotten; an error of the disk names `where`."""
+        """Close the folder immediately if the body raises; an error of the disk names `where`."""
         try:
             with reading(where):
                 yield
@@ -156,11 +158,11 @@ class DiskAllocator(Allocator):
             raise
 
     def _close_files(self) -> None:
-        """Let others have the folder; after an interruption, what is left of that."""
+        """Release the folder for other processes. Called again after an interruption, completes the release."""
         self.is_open = False
         complete(self._open_files.release)
 
-    # Taking the folder
+    # Opening the folder
 
     def _take_lock(self) -> int:
         try:
@@ -178,7 +180,7 @@ class DiskAllocator(Allocator):
         raise CheckpointError(explain(str(self._root), "one process at a time", got, remedy))
 
     def _refuse_foreign(self) -> None:
-        """Refuse a folder without FORMAT that holds files which are not ours."""
+        """Raise if a folder without FORMAT contains files of other programs."""
         names = self._files.names("") if self._root.exists() else []
         if FORMAT in names:
             holds_disk_memory(self._files)
@@ -191,7 +193,7 @@ class DiskAllocator(Allocator):
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
     def _sweep(self) -> None:
-        """Remove files of an interrupted creation; no step was ever added to them."""
+        """Remove the files of an interrupted creation. They contain no steps."""
         if self._only_reads or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
@@ -200,7 +202,7 @@ class DiskAllocator(Allocator):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
-        """The first commit comes before the first row, and before it is said that this is disk memory."""
+        """Whether the folder contains rows: its first commit precedes the first row and the file FORMAT."""
         try:
             return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
         except CorruptCheckpoint as error:
@@ -209,13 +211,13 @@ class DiskAllocator(Allocator):
             return False
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """The last commit, which must be of a buffer with this config."""
+        """Return the last commit; raises if its config differs from `config`."""
         record = newest_commit(self._root)
-        # Nobody draws from what is only looked at, and some samplers are not described in files.
-        is_free = self._only_reads or record.config.get("sampler") is None
-        free = ("listeners", "sampler") if is_free else ("listeners",)
+        # A read-only buffer does not sample, and a custom sampler is not part of the config.
+        ignores_sampler = self._only_reads or record.config.get("sampler") is None
+        ignored = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
-            if name not in free and record.config.get(name) != value:
+            if name not in ignored and record.config.get(name) != value:
                 remedy = "Make the buffer with the same settings, or relive.load() it without any."
                 where = f"{name} of the buffer in {self._root}"
                 raise IncompatibleCheckpoint(explain(where, record.config.get(name), value, remedy))
@@ -227,10 +229,10 @@ class DiskAllocator(Allocator):
         return kernels.guarded_lock(self._enter)
 
     def _enter(self) -> None:
-        """Called by whoever has taken the lock, maybe after a wait for somebody who has closed the folder meanwhile."""
+        """Called after the lock was acquired: another thread may have closed the folder during the wait."""
         if not self.is_open:
             ClosedLock().__enter__()
-        if self._is_closing:  # a close() that was interrupted
+        if self._is_closing:  # close() was interrupted
             self._commit(0, is_closed=False)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -242,7 +244,7 @@ class DiskAllocator(Allocator):
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
             self._arrays[name] = MappedFile(file, memory, tensor_in(memory, shape, dtype))
             if ROWS.fullmatch(name):
-                memory.madvise(mmap.MADV_RANDOM)  # neighbours of a row that is drawn are not wanted
+                memory.madvise(mmap.MADV_RANDOM)  # samples are random: reading ahead wastes memory
         return self._arrays[name].tensor
 
     def _create(self, name: str, nbytes: int) -> int:
@@ -267,7 +269,7 @@ class DiskAllocator(Allocator):
             file = self._files.open_for_update(name, only_reads=self._only_reads)
             size = os.fstat(file).st_size
             if size == nbytes and not self._only_reads:
-                self._files.grow(file, nbytes)  # a copy may have holes
+                self._files.grow(file, nbytes)  # a copied file may be sparse
         except OSError as error:
             if file >= 0:
                 self._files.close(file)
@@ -279,7 +281,7 @@ class DiskAllocator(Allocator):
 
     @property
     def _rows(self) -> list[MappedFile]:
-        """The arrays that are larger than memory."""
+        """The arrays of rows, which may be larger than memory."""
         return [array for name, array in self._arrays.items() if ROWS.fullmatch(name)]
 
     @contextmanager
@@ -308,7 +310,7 @@ class DiskAllocator(Allocator):
                 self._publish()
 
     def _plan(self) -> None:
-        """How many rows an environment gets between commits, and between the times that the disk is option to begin."""
+        """Set the number of rows per environment between commits, and between starts of writing to the disk."""
         step = max(self._owner.nbytes // self._owner.slots, 1)
         default = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _MIN_ROWS)
         self._default_max_rows = (
@@ -316,10 +318,10 @@ class DiskAllocator(Allocator):
         )
         self._flush_interval = max(_FLUSH_BYTES // step, 1)
         self._flushed_until = int(self._owner.head.max())
-        """The row that the disk was option of last."""
+        """Rows before this one were passed to the disk."""
 
     def _reserve(self) -> None:
-        """Open both files of commits with all the room that they will need: no commit fails because a disk is full."""
+        """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
         record = self._record(self._default_max_rows, is_closed=False)
         self._reserved_bytes = nbytes = len(dump_commit(record)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
         names = self._files.names("")
@@ -336,7 +338,7 @@ class DiskAllocator(Allocator):
                 self._files.reserve(file, nbytes)
             except OSError as error:
                 if self.reopened:
-                    continue  # whoever made it has reserved what it needs
+                    continue  # the process that created the file reserved its space
                 free, remedy = f"{self._files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
                 where = f"{self._root}: {name}"
                 raise MemoryError(explain(where, f"room for {nbytes:,} bytes", free, remedy)) from error
@@ -350,8 +352,8 @@ class DiskAllocator(Allocator):
             self._require_rows_left(self._max_rows_per_step * steps)
 
     def _require_rows_left(self, rows: int) -> None:
-        """Write no more rows than the last commit has allowed for. This limit bounds what a power loss can destroy."""
-        used = int((self._owner.head - self._committed).max())  # seldom as many as were allowed for
+        """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
+        used = int((self._owner.head - self._committed).max())  # usually fewer than counted
         if used + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
@@ -361,7 +363,7 @@ class DiskAllocator(Allocator):
         self._commit(0, is_closed=False)
 
     def _commit(self, next_rows: int, *, is_closed: bool) -> None:
-        """First everything that a record speaks of is on the disk, then the record."""
+        """Write all arrays to the disk, then the commit, and permit at least `next_rows` rows after it."""
         if not self._owner.is_alive or self._only_reads:
             return
         max_rows = max(self._default_max_rows, next_rows)
@@ -379,7 +381,7 @@ class DiskAllocator(Allocator):
         self._steps_until_flush = self._flush_interval
 
     def _sync(self) -> None:
-        """Wait until all arrays are on the disk."""
+        """Write all arrays to the disk and wait."""
         for array in self._arrays.values():
             self._files.sync_data(array.file)
 
@@ -399,7 +401,7 @@ class DiskAllocator(Allocator):
         )
 
     def _checksum(self) -> int:
-        """The checksum of all arrays that have no checksums of their rows."""
+        """Return the checksum of all arrays except rows, which have checksums of their own."""
         total = 0
         for name, array in self._arrays.items():
             if not ROWS.fullmatch(name) and name != "seals":
@@ -409,7 +411,7 @@ class DiskAllocator(Allocator):
     def _write(self, record: Commit) -> None:
         file = self._commits[record.name]
         length = os.fstat(file).st_size
-        data = dump_commit(record, length)  # a file that got shorter would lose its room
+        data = dump_commit(record, length)  # padded: a shorter file would lose its reserved space
         self._files.overwrite(file, data)
         if len(data) < length:
             with suppress(OSError):
@@ -417,14 +419,14 @@ class DiskAllocator(Allocator):
         self._files.sync_data(file)
 
     def _start_flush(self) -> None:
-        """Let the disk begin to write what was added, and to read what is overwritten next."""
+        """Start writing new rows to the disk, and reading the rows that will be overwritten next."""
         slots, head = self._owner.slots, int(self._owner.head.max())
         first, last = max(self._flushed_until, head - slots), head
         for array in self._rows:
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
-            if head >= slots:  # else there is nothing yet to be read
+            if head >= slots:  # before the first overwrite nothing is read
                 for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                     _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
@@ -432,8 +434,8 @@ class DiskAllocator(Allocator):
     # Replacing everything, and closing
 
     def _publish(self) -> None:
-        """All arrays are complete: from now on this is disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):  # withdrawn before
+        """Create FORMAT: from now on the folder counts as disk memory."""
+        if _UNPUBLISHED_FORMAT in self._files.names(""):  # after _withdraw()
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [HEADER])
@@ -447,7 +449,7 @@ class DiskAllocator(Allocator):
             self._withdraw()
             yield
         except BaseException:
-            if not had_rows:  # new memory, which nobody wants then
+            if not had_rows:  # the load into a new buffer failed: discard the folder
                 self._close_files()
                 raise
             self._publish_again()
@@ -455,9 +457,9 @@ class DiskAllocator(Allocator):
         self._publish_again()
 
     def _withdraw(self) -> None:
-        """Begin to replace the contents: until they are published again, the folder counts as empty.
+        """Mark the folder as empty while its contents are replaced.
 
-        Every file keeps its bytes of the disk: publishing again needs no more of them.
+        Every file keeps its space on the disk, so that `_publish_again` cannot fail on a full disk.
         """
         self._open_files.is_published = False
         if FORMAT in self._files.names(""):
@@ -479,13 +481,13 @@ class DiskAllocator(Allocator):
 
 
 def _read_ahead(memory: mmap.mmap, start: int, stop: int) -> None:
-    """Let the disk read a piece of a file; of a request that is larger, the system reads only the first so many."""
+    """Start reading a range of a file, in requests that the system does not cut."""
     for at in range(start, stop, _REQUEST_BYTES):
         memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
 
 
 def _slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
-    """The slots of the rows from `first` to `last`, at most all of them, in one or two pieces."""
+    """Return the slots of rows `first` to `last` (exclusive, at most `slots` rows) as one or two ranges."""
     if first >= last:
         return []
     start, stop = first % slots, last % slots
@@ -494,7 +496,7 @@ def _slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class MappedFile:
-    """An array in a file."""
+    """An array in a mapped file."""
 
     file: int
     memory: mmap.mmap
@@ -502,27 +504,28 @@ class MappedFile:
 
 
 _all_open_files: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
+"""The open folders of this process."""
 
 
 class _OpenFiles:
-    """The open files and the lock of a folder, released however it ends."""
+    """The open files and the lock of a folder. Released on close, on garbage collection and at exit."""
 
     def __init__(self, files: Files, lock: int, arrays: dict[str, MappedFile], commits: dict[str, int]) -> None:
         self._files, self._lock, self._arrays, self._commits = files, lock, arrays, commits
         self._process = os.getpid()
         self.is_published = True
-        """False while the memory is being made or replaced: it is deleted on close."""
+        """False while the folder is created or replaced: its files are deleted on release."""
         self._unclosed: list[int] | None = None
-        """The files that are still to be closed, once that has begun."""
+        """Files that `release` has not closed yet; None before its first call."""
         _all_open_files.add(self)
 
     def release(self) -> None:
-        """Close everything, and leave nothing half-made behind; called again, it does what is left to do."""
-        if os.getpid() != self._process or self._lock < 0:  # a forked child has numbers of its own for them
+        """Close all files, delete an incomplete folder, and unlock it. A second call continues an interrupted one."""
+        if os.getpid() != self._process or self._lock < 0:  # the descriptors of a forked child are its own
             return
         if self._unclosed is None:
             self._unclosed = [*(array.file for array in self._arrays.values()), *self._commits.values()]
-        while self._unclosed:  # a number is taken away first, since another file may get it next
+        while self._unclosed:  # pop first: the system may reuse a closed number at once
             self._files.close(self._unclosed.pop())
         if not self.is_published:
             for name in (*self._arrays, *COMMIT_FILES, FORMAT, _UNPUBLISHED_FORMAT):
@@ -533,7 +536,7 @@ class _OpenFiles:
         self._files.close(lock)
 
     def forget(self) -> None:
-        """In a forked child: the lock is the parent's, and must not outlive it here."""
+        """In a forked child: close the copied lock, which would outlive the parent."""
         with suppress(OSError):
             self._files.close(self._lock)
 
@@ -547,21 +550,22 @@ os.register_at_fork(after_in_child=_forget_forked)
 
 
 def holds_disk_memory(files: Files) -> bool:
-    """Whether there is disk memory in a folder; CorruptCheckpoint or IncompatibleCheckpoint if it is none of ours."""
+    """Whether a folder contains disk memory; raises if its file FORMAT is damaged, foreign or too new."""
     try:
-        found = files.contents(FORMAT, 64)
+        header = files.contents(FORMAT, 64)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise unreadable(FORMAT, error) from error
-    said = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", found)
-    if said is None:
-        raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))
-    reader_for(FORMAT, int(said[1]), READERS)
+    version = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", header)
+    if version is None:
+        raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(header), "Pass a folder of disk memory."))
+    reader_for(FORMAT, int(version[1]), READERS)
     return True
 
 
-# Commits
+# Commits: the heads of the rings, and the state of a buffer outside its arrays. Two files are written alternately:
+# while one is being written, the other is complete.
 
 
 @dataclass(frozen=True)
@@ -570,9 +574,9 @@ class Commit:
 
     number: int
     boot: str
-    """Id of the boot of the machine during which it was written."""
+    """Id of the boot during which the commit was written."""
     is_closed: bool
-    """Whether `close()` wrote it: no row was added afterwards."""
+    """Whether `close()` wrote the commit: no row was added afterwards."""
     max_rows_since_commit: int
     """Maximum number of rows that an environment may have received since the commit."""
     slots_checksum: int
@@ -586,12 +590,12 @@ class Commit:
 
     @property
     def name(self) -> str:
-        """Name of its file."""
+        """File name."""
         return COMMIT_FILES[self.number % 2]
 
 
 def boot_id() -> str:
-    """Id of the current boot of the machine: pages of an earlier boot may not have reached the disk."""
+    """Return the id of the current boot: pages of an earlier boot may not have reached the disk."""
     return _BOOT_ID.read_text().strip()
 
 
@@ -613,13 +617,13 @@ def dump_commit(record: Commit, length: int = 0) -> bytes:
         "arrays": arrays_to_json(array_info(name, array) for name, array in record.arrays.items()),
     }
     head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
-    for what, nbytes, most in (
+    for what, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
         ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
     ):
-        if nbytes > most:
+        if nbytes > max_bytes:
             remedy = "Declare fewer fields or environments."
-            raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
+            raise CheckpointError(explain(f"commit: {what}", f"at most {max_bytes} bytes", nbytes, remedy))
     missing = length - len(with_checksum(b"")) - len(head) - 1 - len(arrays)
     if missing <= MAX_JSON_BYTES - len(head):
         head += b" " * missing
@@ -640,13 +644,13 @@ def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: i
         expected = f"a line of at most {MAX_JSON_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
-    listed = arrays_from_json(node.entry("arrays"))
-    arrays = arrays_in_file(where, listed, _filler(where, read_at, rest))
-    if sum(array.nbytes for array in listed) != nbytes - rest:
+    infos = arrays_from_json(node.entry("arrays"))
+    arrays = arrays_in_file(where, infos, _filler(where, read_at, rest))
+    if sum(array.nbytes for array in infos) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
     return Commit(
         node.entry("number").integer(1),
-        node.entry("boot").text(_BOOT),
+        node.entry("boot").text(_BOOT_PATTERN),
         node.entry("closed").flag(),
         node.entry("reach").integer(1),
         node.entry("marks").integer(0, 2**32 - 1),

@@ -1,8 +1,8 @@
-"""All work with files, in one place: what a test can record, and can make fail. Nothing here knows torch.
+"""File operations in one class, which tests replace to record operations and to make them fail. Independent of torch.
 
-Every name is looked up relative to an open folder, and no symbolic link is followed below the root: a checkpoint that
-somebody else made cannot lead out of its folder. Disk memory, whose files stay open and change in place, has its own
-part below.
+Every name is looked up relative to an open folder, and no symbolic link is followed below the root: an untrusted
+checkpoint cannot lead out of its folder. The files of disk memory, which stay open and change in place, have methods of
+their own.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FOLDERS = ("manifests", "segments", "state", "tmp")
 
 _KEEP_SIZE = 1
 _fallocate: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
-"""Linux's own, where there is one: Python has only the one of POSIX, which makes files longer."""
+"""Linux's `fallocate`, None elsewhere: Python has only `posix_fallocate`, which makes files longer."""
 if _fallocate is not None:
     _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# A FIFO in place of a file would block: it is opened without waiting, and refused as no regular file.
+# O_NONBLOCK: opening a FIFO would wait for its writer. It is opened at once, and refused as no regular file.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def unreadable(where: str, error: OSError) -> CheckpointError:
-    """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
+    """Return the error for an unreadable file: a CorruptCheckpoint, unless the cause is transient."""
     if error.errno in _TRANSIENT_ERRORS:
         remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
         return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
@@ -49,7 +49,7 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn an error of the disk into one that names the file."""
+    """Turn an OSError of the body into a CheckpointError that names the file."""
     try:
         yield
     except OSError as error:
@@ -57,37 +57,37 @@ def reading(where: str) -> Iterator[None]:
 
 
 def is_read_error(error: CheckpointError) -> bool:
-    """Whether the disk did not give a file that is there. That may pass, and says nothing about its contents."""
+    """Whether the disk failed to read an existing file. Such an error may be transient: the contents are unknown."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP)
 
 
 class Files:
-    """The folder of one checkpoint root. Names are `folder/name`, or `name` for what lies in the root itself."""
+    """File operations below one root folder. Names are `folder/name`, or `name` for a file in the root itself."""
 
     def __init__(self, root: Path) -> None:
         self.root, self._path = root, str(root)
 
-    # What changes the disk: each is one step that may be the last one
+    # Operations that change the disk. A process may be killed after any of them.
 
     def make_root(self, folders: tuple[str, ...] = FOLDERS) -> None:
-        """Make the root and the folders in it, as far as they are missing."""
-        fresh = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        """Create the root and its folders, unless they exist."""
+        missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         with self._folder("") as root:
-            found = set(os.listdir(root))
+            names = set(os.listdir(root))
             for name in folders:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=root)
         self.sync_folder("")
-        if "FORMAT" in found:
-            return  # whoever placed it has been at the end of this function before
-        # The parent always: a save that was killed here may have made the root and not come to this line.
-        for path in (self.root, *fresh[1:]):
-            _sync(path.parent)
+        if "FORMAT" in names:
+            return  # FORMAT is written after this function has completed once
+        # Always sync the parent: a killed save may have created the root without syncing it.
+        for path in (self.root, *missing[1:]):
+            _sync_path(path.parent)
 
     def create(self, name: str) -> int:
-        """A new file, opened for writing."""
+        """Create a file and open it for writing."""
         folder, name = _split(name)
         with self._folder(folder) as at:
             return os.open(name, _CREATE_FLAGS, 0o666, dir_fd=at)
@@ -99,17 +99,17 @@ class Files:
             rest = rest[os.write(file, rest) :]
 
     def sync(self, file: int) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until all written bytes are on the disk."""
         os.fsync(file)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file its place, over whatever may be there."""
+        """Rename a file, replacing an existing one."""
         (old_folder, old), (new_folder, new) = _split(old), _split(new)
         with self._folder(old_folder) as source, self._folder(new_folder) as target:
             os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
     def place(self, temporary: str, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a new file, wait until it is on the disk, and rename it: its name is of a whole file or of none."""
+        """Write a file atomically: write a temporary file, wait until it is on the disk, and rename it."""
         file = self.create(temporary)
         try:
             for part in parts:
@@ -120,12 +120,12 @@ class Files:
         self.rename(temporary, name)
 
     def sync_folder(self, folder: str) -> None:
-        """Wait until a folder's names are on the disk."""
+        """Wait until the names in a folder are on the disk."""
         with self._folder(folder) as at:
             os.fsync(at)
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file if it exists."""
         folder, name = _split(name)
         with self._folder(folder) as at:
             try:
@@ -140,22 +140,22 @@ class Files:
     # Files that stay open and change in place
 
     def create_for_update(self, name: str) -> int:
-        """A new file in the root, opened for reading and writing."""
+        """Create a file in the root and open it for reading and writing."""
         with self._folder("") as root:
             return os.open(name, _CREATE_FLAGS & ~os.O_WRONLY | os.O_RDWR, 0o666, dir_fd=root)
 
     def open_for_update(self, name: str, *, only_reads: bool) -> int:
-        """A regular file in the root, opened for reading and (unless it only reads) writing."""
+        """Open a regular file in the root for reading and, unless `only_reads`, for writing."""
         return self._regular("", name, _READ_FLAGS if only_reads else _READ_FLAGS | os.O_RDWR)
 
     def grow(self, file: int, nbytes: int) -> None:
-        """Give a file this many bytes of the disk, where it has them not: no page can be missing later."""
+        """Extend a file to `nbytes` and allocate all of them: a write to a mapped page cannot fail on a full disk."""
         os.posix_fallocate(file, 0, nbytes)
 
     def reserve(self, file: int, nbytes: int) -> None:
-        """Give a file this many bytes of the disk, which it may grow into; its length stays.
+        """Reserve disk space for a file to grow to `nbytes`, without changing its length.
 
-        A file system that cannot do so is left as it is.
+        Does nothing on file systems without this operation.
         """
         while _fallocate is not None and _fallocate(file, _KEEP_SIZE, 0, nbytes) != 0:
             error = ctypes.get_errno()
@@ -165,11 +165,11 @@ class Files:
                 raise OSError(error, os.strerror(error))
 
     def sync_data(self, file: int) -> None:
-        """Wait until what was stored, also through a mapping, is on the disk."""
+        """Wait until all bytes of a file, including those written through a mapping, are on the disk."""
         os.fdatasync(file)
 
     def overwrite(self, file: int, data: bytes) -> None:
-        """Make `data` all that a file holds. If that makes it shorter, what was reserved for it is free again."""
+        """Replace the contents of a file by `data`. If the file gets shorter, it loses its reserved space."""
         done = 0
         while done < len(data):
             done += os.pwrite(file, memoryview(data)[done:], done)
@@ -177,7 +177,10 @@ class Files:
             os.truncate(file, len(data))
 
     def lock_until_close(self, *, only_reads: bool) -> int:
-        """The root's lock, taken until the file is closed; -1 if it cannot be had. A reader needs none in a copy."""
+        """Lock the root and return the locked file; -1 if another process has the lock.
+
+        A reader of a copy without a lock file gets the folder instead.
+        """
         flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
         with self._folder("") as root:
             try:
@@ -192,23 +195,23 @@ class Files:
         return file
 
     def unlock(self, file: int) -> None:
-        """Let others have the root; a child that was forked meanwhile has the file open, and may live long."""
+        """Unlock the root. Closing the file would not suffice: a forked child may still have it open."""
         fcntl.flock(file, fcntl.LOCK_UN)
 
-    # What only looks
+    # Operations that only read
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder."""
+        """Return the names in a folder, sorted."""
         with self._folder(folder) as at:
             return sorted(os.listdir(at))
 
     def regular(self, folder: str) -> list[str]:
-        """The regular files in a folder: no links, folders, FIFOs or devices."""
-        with self._folder(folder) as at, os.scandir(at) as found:
-            return sorted(entry.name for entry in found if entry.is_file(follow_symlinks=False))
+        """Return the names of the regular files in a folder, sorted."""
+        with self._folder(folder) as at, os.scandir(at) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
 
     def open(self, name: str) -> int:
-        """A regular file, opened for reading."""
+        """Open a regular file for reading."""
         return self._regular(*_split(name), _READ_FLAGS)
 
     def _regular(self, folder: str, name: str, flags: int) -> int:
@@ -220,7 +223,7 @@ class Files:
         return file
 
     def size(self, name: str) -> int:
-        """How many bytes a regular file has."""
+        """Return the number of bytes of a regular file."""
         return self._status(name).st_size
 
     def _status(self, name: str) -> os.stat_result:
@@ -232,12 +235,12 @@ class Files:
         return status
 
     def stamp(self, name: str) -> tuple[int, ...]:
-        """A stamp that changes when a regular file is written or replaced, as far as the system tells."""
+        """Return device, inode, size and times of a regular file: they change when it is written or replaced."""
         status = self._status(name)
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
-        """The next `count` bytes, or the fewer that are left."""
+        """Read the next `count` bytes, fewer at the end of the file."""
         parts = []
         while count:
             part = os.read(file, count)
@@ -248,7 +251,7 @@ class Files:
         return b"".join(parts)
 
     def read_into(self, file: int, target: memoryview) -> int:
-        """Copy the next bytes into `target`, as many as it has room for or as are left; returns how many they were."""
+        """Fill `target` with the next bytes and return their number, fewer than its size at the end of the file."""
         done = 0
         while done < len(target):
             count = os.readv(file, [target[done:]])
@@ -258,12 +261,12 @@ class Files:
         return done
 
     def read_at(self, file: int, count: int, offset: int) -> bytes:
-        """The `count` bytes from `offset` on, or the fewer that there are."""
+        """Read `count` bytes from `offset` on, fewer at the end of the file."""
         os.lseek(file, offset, os.SEEK_SET)
         return self.read(file, count)
 
     def contents(self, name: str, count: int, offset: int = 0) -> bytes:
-        """The `count` bytes of a regular file from `offset` on, or the fewer that there are."""
+        """Open a regular file and read `count` bytes from `offset` on, fewer at its end."""
         file = self.open(name)
         try:
             return self.read_at(file, count, offset)
@@ -271,15 +274,15 @@ class Files:
             self.close(file)
 
     def free_bytes(self) -> int:
-        """The free space of the disk."""
+        """Return the free space of the disk."""
         disk = os.statvfs(next(path for path in (self.root, *self.root.parents) if path.exists()))
         return disk.f_bavail * disk.f_frsize
 
     @contextmanager
     def locked(self, *, exclusive: bool) -> Iterator[None]:
-        """Nobody else saves here meanwhile (exclusive), or collects what is being read (shared).
+        """Hold the lock of the root: exclusive for a save, shared for a load, which a save must not disturb.
 
-        The lock is of the process, and gone when it dies.
+        The system releases the lock when the process dies.
         """
         with self._folder("") as root:
             flags = os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
@@ -288,7 +291,7 @@ class Files:
             except OSError:
                 if exclusive:
                     raise
-                file = -1  # a copy without its lock, or one that we may only read: nobody saves there
+                file = -1  # no save can run in a copy without a lock file, or in a read-only folder
         try:
             if file >= 0:
                 self._lock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
@@ -299,7 +302,7 @@ class Files:
                 os.close(file)
 
     def _lock(self, file: int, kind: int) -> None:
-        """Wait for a lock, but not for ever: its holder may be stopped."""
+        """Wait for a lock, at most `LOCK_SECONDS`: the process that holds it may be suspended."""
         deadline, pause = time.monotonic() + locking.LOCK_SECONDS, 0.001
         while True:
             try:
@@ -312,7 +315,7 @@ class Files:
 
     def _lock_error(self, file: int) -> str:
         expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
-        remedy = "Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
+        remedy = "Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
         return explain(str(self.root), expected, f"it held by {_lock_holder(file)} all the time", remedy)
 
     @contextmanager
@@ -332,7 +335,7 @@ class Files:
 
 
 def _lock_holder(file: int) -> str:
-    """The process that has the lock of a file, where the system tells."""
+    """Return the process that holds the lock of a file, as far as /proc/locks lists it."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
@@ -347,7 +350,7 @@ def _split(name: str) -> tuple[str, str]:
     return folder, rest
 
 
-def _sync(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""Memory that several processes of one machine use at once."""
+"""Memory shared by several processes of one machine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from relive import kernels, locking
 from relive.errors import SchemaError, explain
 from relive.storage.allocator import Allocator, Memory, tensor_in
 
-_DIGEST = 32
+_DIGEST_BYTES = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
-"""Linux's own names are in `fcntl`, which other systems lack: nobody may shorten a file, lengthen it, or allow that."""
+"""Linux's constants, which `fcntl` defines on Linux only: the seals forbid to shrink, grow or unseal a file."""
 
 
 @dataclass(frozen=True)
 class SharedAddress:
-    """The address of shared memory for other processes: the open files of one that has it."""
+    """Address of shared memory for other processes: the open files of a process that uses it."""
 
     token: str
     process: int
@@ -36,38 +36,38 @@ class SharedAddress:
 
     @property
     def memory(self) -> Memory:
-        """The memory of a buffer that uses it too."""
+        """Memory at this address, for a buffer in another process."""
         return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
 
     def open(self, owner: Any) -> SharedAllocator:
-        """The allocator of an equal buffer in this process."""
+        """Return an allocator for a buffer in this process; raises if its settings differ."""
         _require_support()
         allocator = SharedAllocator(self.token, self)
-        if not torch.equal(allocator.allocate("settings", (_DIGEST,), torch.uint8), _checksum_settings(owner)):
+        if not torch.equal(allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8), _checksum_settings(owner)):
             remedy = "Pass the handle as replay.handle() made it."
             raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
         return allocator
 
 
 class SharedAllocator(Allocator):
-    """An anonymous file for each array. The last process that has them open takes them along, however it ends."""
+    """Allocates one anonymous file per array. The system frees them when the last process that uses them ends."""
 
     device = torch.device("cpu")
     name = "shared"
     persistent = True
 
-    def __init__(self, token: str, found: SharedAddress | None = None) -> None:
-        self.reopened = found is not None
-        self._token, self._address = token, found
+    def __init__(self, token: str, address: SharedAddress | None = None) -> None:
+        self.reopened = address is not None
+        self._token, self._address = token, address
         self._files: dict[str, int] = {}
         weakref.finalize(self, _close, self._files, os.getpid())
 
     @classmethod
     def create(cls, owner: Any) -> SharedAllocator:
-        """New memory for a buffer."""
+        """Create the allocator of a new buffer."""
         _require_support()
         allocator = cls(f"relive-{secrets.token_hex(8)}")
-        allocator.allocate("settings", (_DIGEST,), torch.uint8).copy_(_checksum_settings(owner))
+        allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8).copy_(_checksum_settings(owner))
         return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -78,7 +78,7 @@ class SharedAllocator(Allocator):
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._files[name] = file
-            os.posix_fallocate(file, 0, nbytes)  # now: where there is no room, no page is missing later
+            os.posix_fallocate(file, 0, nbytes)  # now: a missing page later would kill the process
             _file_seals(file, _ADD_SEALS, _SEALS)
         return tensor_in(mmap.mmap(file, nbytes), shape, dtype)
 
@@ -88,12 +88,12 @@ class SharedAllocator(Allocator):
 
     @property
     def address(self) -> SharedAddress:
-        """The address of these files, for as long as this process has them."""
+        """The address of these files, valid while this process has them open."""
         return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
 def shares_memory() -> bool:
-    """Whether processes can share memory here."""
+    """Whether the platform supports shared memory."""
     return sys.platform == "linux" and kernels.locks_processes()
 
 
@@ -106,7 +106,7 @@ def _require_support() -> None:
 
 
 def _open_file(token: str, address: SharedAddress, name: str) -> int:
-    """Our own descriptor of a file that another process has open; a process number may have been given again."""
+    """Open a file of another process. The name of the file is verified: process numbers are reused."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -123,13 +123,13 @@ def _open_file(token: str, address: SharedAddress, name: str) -> int:
 
 
 def _file_seals(file: int, command: int, seals: int = 0) -> int:
-    from fcntl import fcntl  # noqa: PLC0415 (Linux has it, and only there is this called)
+    from fcntl import fcntl  # noqa: PLC0415 (missing on Windows)
 
     return fcntl(file, command, seals)
 
 
 def _require_size(file: int, name: str, nbytes: int) -> None:
-    """A file is as long as its array, and nobody can shorten it: whoever reads beyond its end would die of it."""
+    """Raise unless a file has the size of its array and is sealed: reading beyond its end kills the process."""
     size, seals = os.fstat(file).st_size, _file_seals(file, _GET_SEALS)
     if size != nbytes or seals & _SEALS != _SEALS:
         got = f"{size} bytes" if size != nbytes else f"a file that can be shortened (seals {seals})"
@@ -138,21 +138,23 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 
 
 def _checksum_settings(owner: Any) -> torch.Tensor:
-    """A checksum of everything that says what the bytes of a buffer mean."""
+    """Return a checksum of the settings that determine the memory layout of a buffer."""
     layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
-    described = repr((layout, owner.settings.schema.trees, _describe(owner.settings.sampler))).encode()
-    return torch.frombuffer(bytearray(hashlib.blake2b(described, digest_size=_DIGEST).digest()), dtype=torch.uint8)
+    description = repr((layout, owner.settings.schema.trees, _describe(owner.settings.sampler))).encode()
+    return torch.frombuffer(
+        bytearray(hashlib.blake2b(description, digest_size=_DIGEST_BYTES).digest()), dtype=torch.uint8
+    )
 
 
 def _describe(sampler: Any) -> tuple[str, Any]:
-    """The class of a sampler and its plain settings; a function is another object in every process."""
+    """Return the class of a sampler and its plain settings. Functions are left out: they differ between processes."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
     inner = {name: _describe(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)
 
 
 def _close(files: dict[str, int], owner: int) -> None:
-    if os.getpid() != owner:  # a forked child has numbers of its own for them
+    if os.getpid() != owner:  # the descriptors of a forked child are its own
         return
     for file in files.values():
         with contextlib.suppress(OSError):
