@@ -1,1 +1,1 @@
-"""Checkpoints: whole or not at all, only what is new, every byte checked, and no code in them."""
+"""Checkpoints: atomic, incremental, protected by checksums, and free of executable code."""

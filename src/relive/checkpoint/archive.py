@@ -1,7 +1,7 @@
-"""A folder of checkpoints: the manifest that a checkpoint is, and how one is committed, found and read.
+"""A folder of checkpoints: manifests, and how checkpoints are committed, listed, verified and removed.
 
-Files are written to tmp/, synchronised, and renamed to their place; the manifest comes last. Until it is in its place
-the older checkpoint is the newest, and nothing of it has been touched.
+Files are written to tmp/, synchronised, and renamed; the manifest comes last. Until then the older checkpoint stays the
+newest, and none of its files has changed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from relive.storage.codec import (
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, is_read_error, reading, unreadable
 
-_FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
+_FILE_NAME = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file that never changes."""
+    """Name, arrays and checksums of an immutable file."""
 
     name: str
     arrays: tuple[ArrayInfo, ...]
@@ -49,38 +49,38 @@ class FileInfo:
 
     @cached_property
     def nbytes(self) -> int:
-        """Its length."""
+        """Number of bytes of the file."""
         return sum(array.nbytes for array in self.arrays)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One checkpoint."""
+    """Description of one checkpoint."""
 
     number: int
     lineage: str
-    """Random; saves that go on from each other share it."""
+    """Random id, shared by checkpoints that continue each other."""
     kind: str
     config: dict[str, Any]
-    """How an equal, empty buffer is made."""
+    """Constructor arguments of the buffer, as JSON."""
     values: dict[str, Any]
-    """Numbers that change."""
+    """State of the buffer outside its arrays, as JSON."""
     state: FileInfo
     segments: tuple[FileInfo, ...]
 
     @property
     def files(self) -> list[str]:
-        """Everything it needs, as names below the root."""
+        """Names of all files of the checkpoint, relative to the root."""
         return [f"state/{self.state.name}", *(f"segments/{file.name}" for file in self.segments)]
 
 
 def manifest_file(number: int) -> str:
-    """The file of the manifest of this number."""
+    """Return the name of the manifest with this number."""
     return f"manifests/{number:08}.json"
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The document as bytes: a line with its checksum, and strict JSON."""
+    """Encode a manifest: a line with a checksum, and strict JSON."""
     document = {
         "format": FORMAT,
         "number": manifest.number,
@@ -99,7 +99,7 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
 
 
 def parse(data: bytes, number: int) -> Manifest:
-    """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
+    """Parse an untrusted manifest; raises a CorruptCheckpoint that names the place of the fault."""
     where = manifest_file(number)
     version = format_of(where, data.partition(b"\n")[0])
     return reader_for(where, version, READERS)(where, data, number)
@@ -128,12 +128,12 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
 
 
 READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
-"""The reader of a manifest by its format: `reader(where, data, number)`."""
+"""Reader of each format: `reader(where, data, number)`."""
 
 
 def _file_from_json(node: Node) -> FileInfo:
     file = FileInfo(
-        node.entry("name").text(_FILE),
+        node.entry("name").text(_FILE_NAME),
         arrays_from_json(node.entry("arrays")),
         node.entry("checksums").integers(maximum=2**32 - 1),
     )
@@ -143,6 +143,7 @@ def _file_from_json(node: Node) -> FileInfo:
 
 
 _MAX_LISTED = 64
+"""Maximum number of checkpoints in an error message."""
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}\.json")
 _SAVED_FILES = {
@@ -150,34 +151,34 @@ _SAVED_FILES = {
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
 }
-"""The names that saves give to files; a file of another name belongs to somebody else."""
+"""Patterns of the names of saved files, by folder. Other files are never removed."""
 
 
 class ManifestSummary(NamedTuple):
-    """A checkpoint beside the one that is being saved."""
+    """Lineage and files of a checkpoint; takes less memory than its manifest."""
 
     lineage: str
     files: list[str]
-    """Everything it needs, as names below the root."""
+    """Names of all files of the checkpoint, relative to the root."""
 
 
 class Archive:
-    """The checkpoints below one root."""
+    """The checkpoints in one folder."""
 
     def __init__(self, root: Path, files: type[Files] = Files) -> None:
         self.root = root
         self.files = files(root)
         self._uncommitted: list[str] = []
-        """Files of a checkpoint that is not committed yet."""
+        """Files of the checkpoint that is being saved, until it is committed."""
 
     # Saving
 
     @contextmanager
     def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
-        """Be the only one who saves here, about `needed` bytes, beside the checkpoints that are there.
+        """Hold the exclusive lock during a save of about `needed` bytes; yields the existing checkpoints by number.
 
-        `require` refuses the newest of them before anything is changed. Then files of an interrupted save are removed;
-        if this one is refused, its own are.
+        `require` checks the newest one before anything is changed, and may raise. Then the files of interrupted saves
+        are removed. If the body raises, its files are removed too.
         """
         try:
             self._refuse_foreign()
@@ -196,48 +197,48 @@ class Archive:
             raise self._save_error(error, needed) from error
 
     def _read_summaries(self, require: Callable[[Manifest], None]) -> dict[int, ManifestSummary]:
-        """The checkpoints whose manifests can be read, newest first; `require` is given the newest."""
-        found: dict[int, ManifestSummary] = {}
+        """Return the checkpoints with valid manifests, newest first; `require` checks the newest."""
+        summaries: dict[int, ManifestSummary] = {}
         for number in reversed(self.numbers()):
             try:
                 manifest = self.manifest(number)
             except CheckpointError:
                 continue
-            if not found:
+            if not summaries:
                 require(manifest)
-            found[number] = ManifestSummary(manifest.lineage, manifest.files)
-        return found
+            summaries[number] = ManifestSummary(manifest.lineage, manifest.files)
+        return summaries
 
     def _discard(self) -> None:
-        """Remove the files of a checkpoint that was not committed."""
+        """Remove the files of an uncommitted checkpoint."""
         with suppress(OSError):
             self._remove_saved("tmp", set())
             for name in self._uncommitted:
                 self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
-        """Refuse a folder without FORMAT that holds more than a first save may leave.
+        """Raise if a folder without FORMAT contains other files than those of an interrupted first save.
 
-        A save writes FORMAT before any other file, so FORMAT is looked for last: another process may be saving here.
+        FORMAT is looked up last: another process may be saving here, and a save writes FORMAT before any other file.
         """
-        found = [name for name in self._names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
-        found += [f"{folder}/{name}" for folder in FOLDERS for name in self._names(folder)]
+        names = [name for name in self._names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
+        names += [f"{folder}/{name}" for folder in FOLDERS for name in self._names(folder)]
         if "FORMAT" in self._names(""):
             self._require_format()
-        elif found != ["tmp/FORMAT"] * len(found):
+        elif names != ["tmp/FORMAT"] * len(names):
             remedy = "Pass an empty folder, or one that does not exist yet; nothing was changed."
-            got = f"{next(name for name in found if name != 'tmp/FORMAT')!r} in it"
+            got = f"{next(name for name in names if name != 'tmp/FORMAT')!r} in it"
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
     def _names(self, folder: str) -> list[str]:
-        """The names in a folder, none if it is not there."""
+        """Return the names in a folder; an empty list if it does not exist."""
         try:
             return self.files.names(folder)
         except FileNotFoundError:
             return []
 
     def _remove_saved(self, folder: str, needed: set[str]) -> None:
-        """Remove the files that saves have made in a folder, but for those that are needed."""
+        """Remove the saved files in a folder, except those in `needed`."""
         for name in self.files.regular(folder):
             if _SAVED_FILES[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
@@ -252,11 +253,11 @@ class Archive:
         return CheckpointError(explain(where, "a writable folder", error, remedy))
 
     def numbers(self) -> list[int]:
-        """The checkpoints, valid or not, oldest first."""
+        """Return the numbers of all checkpoints, valid or not, oldest first."""
         return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, self._names("manifests")) if match)
 
     def next_number(self) -> int:
-        """The number of the coming checkpoint."""
+        """Return the number of the next checkpoint."""
         number = max(self.numbers(), default=0) + 1
         if number >= 10**18:
             remedy = "Remove the manifest of that number, or save elsewhere."
@@ -266,31 +267,31 @@ class Archive:
         return number
 
     def size(self, number: int) -> int:
-        """The bytes of a manifest, 0 if it cannot be read."""
+        """Return the number of bytes of a manifest; 0 if it cannot be read."""
         try:
             return self.files.size(manifest_file(number))
         except OSError:
             return 0
 
     def is_long(self, number: int) -> bool:
-        """A manifest lists so many files that the next checkpoint is to list fewer."""
+        """Whether a manifest is so long that the next checkpoint should have fewer segments."""
         return self.size(number) > MAX_JSON_BYTES // 2
 
     def put(
         self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]
     ) -> FileInfo:
-        """Write an immutable file of these arrays, whose bytes are `parts`."""
+        """Write an immutable file. `arrays` describes its arrays, and `parts` are their bytes."""
         checksums: list[int] = []
-        place = f"{folder}/{name}"
-        self._uncommitted.append(place)
-        self._place(place, _append_checksums(parts, checksums))
+        path = f"{folder}/{name}"
+        self._uncommitted.append(path)
+        self._place(path, _append_checksums(parts, checksums))
         file = FileInfo(name, arrays, tuple(checksums))
-        if file.nbytes != self.files.size(place):
-            raise AssertionError(f"{name}: {self.files.size(place)} bytes for arrays of {file.nbytes}")
+        if file.nbytes != self.files.size(path):
+            raise AssertionError(f"{name}: {self.files.size(path)} bytes for arrays of {file.nbytes}")
         return file
 
     def commit(self, manifest: Manifest) -> None:
-        """Make a checkpoint of files that are in their places."""
+        """Write the manifest of a checkpoint whose files are complete."""
         data = dump(manifest)
         if len(data) > MAX_JSON_BYTES:
             remedy = "Declare fewer fields, or save less often."
@@ -302,26 +303,27 @@ class Archive:
         try:
             self._place(manifest_file(manifest.number), [data])
         finally:
-            if self.exists(manifest.number):  # also if whoever waited for it was interrupted
+            if self.exists(manifest.number):  # also after an interrupt during the write
                 self._uncommitted.clear()
         self.files.sync_folder("manifests")
 
     def collect(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
-        """Remove all but the newest `keep` checkpoints of a lineage, and files that none of the others needs.
+        """Remove all but the newest `keep` checkpoints of a lineage, and the files that no checkpoint needs any more.
 
-        A manifest that cannot be read is of no lineage, and removed. What cannot be removed now is removed by a later
-        save.
+        Damaged manifests are removed too. Files that cannot be removed now are removed by a later save.
         """
         try:
             numbers = self.numbers()
             unread = {number for number in numbers if number not in summaries}
             if any(map(self._is_valid, unread)):
-                return  # it can be read now, and nobody knows yet what it needs
-            own = [number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage]
-            gone = unread | set(own) - set(islice(filter(self._is_valid, own), keep))
-            needed = {name for number in summaries if number not in gone for name in summaries[number].files}
-            found = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
-            old = [name for name, number in found.items() if number is not None and int(number[1]) in gone]
+                return  # readable again, and its files are not in `summaries`
+            lineage_numbers = [
+                number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
+            ]
+            removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
+            needed = {name for number in summaries if number not in removed for name in summaries[number].files}
+            matches = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
+            old = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
             for name in old:
                 self.files.remove(f"manifests/{name}")
             if old:
@@ -335,13 +337,13 @@ class Archive:
         try:
             self.require_files(self.manifest(number))
         except CheckpointError as error:
-            if is_read_error(error) and error.__cause__ is not None:  # nothing is removed because of that
+            if is_read_error(error) and error.__cause__ is not None:  # a failing disk must not cause removals
                 raise error.__cause__ from None
             return False
         return True
 
     def is_damaged(self, number: int) -> bool:
-        """Whether a checkpoint can never be loaded; False if the disk does not answer, which may pass."""
+        """Whether a checkpoint is damaged for good; False after an error of the disk, which may be transient."""
         try:
             return not self._is_valid(number)
         except OSError:
@@ -356,7 +358,7 @@ class Archive:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Nobody collects files meanwhile."""
+        """Hold the shared lock during a load: no save removes files meanwhile."""
         try:
             with self.files.locked(exclusive=False):
                 self._require_format()
@@ -374,26 +376,26 @@ class Archive:
             raise unreadable(str(self.root), error) from error
 
     def _require_format(self) -> int:
-        """The format that the folder says it has, one that can be read."""
-        found = self.files.contents("FORMAT", 64)
-        said = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
-        if said is None:
-            place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header().decode())
-            raise CorruptCheckpoint(explain(place, expected, repr(found), "Copy the folder again."))
-        reader_for("FORMAT", int(said[1]), READERS)
-        return int(said[1])
+        """Return the format of the folder; raises if it is unknown."""
+        header = self.files.contents("FORMAT", 64)
+        version = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", header)
+        if version is None:
+            place, expected = f"FORMAT, bytes 0 to {len(header)}", repr(_header().decode())
+            raise CorruptCheckpoint(explain(place, expected, repr(header), "Copy the folder again."))
+        reader_for("FORMAT", int(version[1]), READERS)
+        return int(version[1])
 
     def manifest(self, number: int) -> Manifest:
-        """A checkpoint's manifest, checked for itself."""
+        """Read and verify a manifest, but not the files that it lists."""
         name = manifest_file(number)
         try:
             if not 0 <= number < 10**18:
                 raise FileNotFoundError
             data = self.files.contents(name, MAX_JSON_BYTES + 1)
         except FileNotFoundError:
-            known = ", ".join(map(str, self.numbers()[-_MAX_LISTED:])) or "none"
+            numbers = ", ".join(map(str, self.numbers()[-_MAX_LISTED:])) or "none"
             remedy = "Pass one of these numbers."
-            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, remedy)) from None
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {numbers}", number, remedy)) from None
         except OSError as error:
             raise unreadable(name, error) from error
         if len(data) > MAX_JSON_BYTES:
@@ -404,17 +406,17 @@ class Archive:
         return parse(data, number)
 
     def exists(self, number: int) -> bool:
-        """Whether there is a manifest of this number, valid or not."""
+        """Whether a manifest with this number exists, valid or not."""
         try:
             self.files.size(manifest_file(number))
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # whoever reads it says what is wrong
+            return True  # reading it raises the error
         return True
 
     def require_files(self, manifest: Manifest) -> None:
-        """Every file of a checkpoint is there and has its length."""
+        """Raise unless all files of a checkpoint exist and have their sizes."""
         files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
         for folder, file in files:
             name = f"{folder}/{file.name}"
@@ -425,12 +427,12 @@ class Archive:
 
     @contextmanager
     def open_file(self, folder: str, file: FileInfo) -> Iterator[FileReader]:
-        """A file opened for reading from its first byte to its last."""
+        """Open a file to read it once, from start to end."""
         with self._readable(f"{folder}/{file.name}") as opened:
             yield FileReader(self.files, opened, f"{folder}/{file.name}", file)
 
     def verify(self, folder: str, file: FileInfo) -> None:
-        """Read a file and compare it with its checksums."""
+        """Read a file and verify its checksums."""
         memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
         with self.open_file(folder, file) as source:
             for start in range(0, file.nbytes, CHUNK):
@@ -438,35 +440,35 @@ class Archive:
             source.finish()
 
     def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
-        """A function that copies bytes of a file from an offset on, after their checksums were compared."""
+        """Return a function `fill(offset, target)` that copies verified bytes of a file."""
         name = f"{folder}/{file.name}"
-        last = -1, b""  # small arrays lie in one piece
+        last = -1, b""  # the last chunk and its index: most arrays are small
 
-        def piece(i: int) -> bytes:
+        def read_chunk(i: int) -> bytes:
             nonlocal last
             if last[0] != i:
                 with self._readable(name) as opened:
-                    found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
-                require_checksum(name, file, i, len(found), crc32(found))
-                last = i, found
+                    data = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                require_checksum(name, file, i, len(data), crc32(data))
+                last = i, data
             return last[1]
 
         def fill(offset: int, target: memoryview) -> None:
             while len(target):
-                part = memoryview(piece(offset // CHUNK))[offset % CHUNK :][: len(target)]
+                part = memoryview(read_chunk(offset // CHUNK))[offset % CHUNK :][: len(target)]
                 target[: len(part)] = part
                 target, offset = target[len(part) :], offset + len(part)
 
         return fill
 
     def stamp(self, file: FileInfo) -> tuple[int, ...]:
-        """A stamp of a segment, which changes when its file does."""
+        """Return the stamp of a segment, which changes when its file changes; see `Files.stamp`."""
         with reading(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[int]:
-        """A file opened for reading."""
+        """Open a file for reading; errors name the file."""
         with reading(name):
             file = self.files.open(name)
             try:
@@ -476,9 +478,9 @@ class Archive:
 
 
 class FileReader:
-    """Bytes of a file in their order, read to where they belong and compared with their checksums there.
+    """Reads a file once, from start to end, directly into its destination, and verifies the checksums there.
 
-    What was filled is what was written only if `finish` does not raise.
+    The bytes are valid only if `finish` does not raise.
     """
 
     def __init__(self, files: Files, opened: int, name: str, file: FileInfo) -> None:
@@ -486,7 +488,7 @@ class FileReader:
         self._done = self._checksum = 0
 
     def fill(self, target: memoryview) -> None:
-        """Copy the next bytes, as many as fit."""
+        """Fill `target` with the next bytes."""
         while len(target):
             i = self._done // CHUNK
             piece = target[: CHUNK - self._done % CHUNK]
@@ -500,36 +502,36 @@ class FileReader:
             target = target[len(piece) :]
 
     def finish(self) -> None:
-        """All bytes of the file were read, and there are no others."""
+        """Raise unless all bytes of the file were read."""
         if self._done != self._file.nbytes:
             got = f"{self._done:,} of {self._file.nbytes:,} bytes"
             raise CorruptCheckpoint(explain(self._name, "only the bytes of its arrays", got, "Copy it again."))
 
 
 def _header() -> bytes:
-    """The contents of the file FORMAT."""
+    """Return the contents of the file FORMAT."""
     return f"recollect checkpoint {FORMAT}\n".encode()
 
 
 def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int]) -> Iterator[memoryview]:
-    """Pass bytes on, and append a checksum for every `CHUNK` of them."""
-    room = 0
+    """Yield `parts`, and append one checksum per `CHUNK` bytes to `checksums`."""
+    remaining = 0
     for part in parts:
         rest = whole = memoryview(part).cast("B")
         while len(rest):
-            if not room:
+            if not remaining:
                 checksums.append(0)
-                room = CHUNK
-            piece, rest = rest[:room], rest[room:]
+                remaining = CHUNK
+            piece, rest = rest[:remaining], rest[remaining:]
             checksums[-1] = crc32(piece, checksums[-1])
-            room -= len(piece)
+            remaining -= len(piece)
         yield whole
 
 
-def require_checksum(name: str, file: FileInfo, i: int, length: int, found: int) -> None:
-    """The i-th piece of a file is whole, and its bytes are those that were written."""
+def require_checksum(name: str, file: FileInfo, i: int, length: int, checksum: int) -> None:
+    """Raise unless the i-th chunk of a file has its size and its checksum."""
     expected = file.checksums[i]
-    if length != min(CHUNK, file.nbytes - i * CHUNK) or found != expected:
+    if length != min(CHUNK, file.nbytes - i * CHUNK) or checksum != expected:
         place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + length}"
         remedy = "Load an older checkpoint, or copy this one again."
-        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{found:08x}", remedy))
+        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{checksum:08x}", remedy))

@@ -1,6 +1,6 @@
-"""Loading: the newest valid checkpoint below a folder, or the one that is asked for, or disk memory.
+"""Loading: the newest valid checkpoint of a folder, a given checkpoint, or disk memory.
 
-Structure and sizes are verified before memory is asked for, and one buffer is made.
+Structure and sizes are verified before memory is allocated.
 """
 
 from __future__ import annotations
@@ -78,24 +78,25 @@ def load(
     sampler: lazy.Sampler | None = None,
     files: type[Files] = Files,
 ) -> Any:
-    """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
+    """Load the buffer saved in the folder `path`: the newest valid checkpoint, or the checkpoint `number`.
 
-    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. Where
-    `device` changes it, a warning says how.
+    The loaded buffer continues exactly like the saved one: the same draws, the same epochs, the same statistics. If
+    `device` prevents that, a warning names the difference.
 
-    Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
+    If `path` is the folder of a buffer in disk memory, that buffer is reopened, and only `sampler` may be passed.
 
-    A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
-    IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
+    A damaged checkpoint is skipped with a warning and an older one loaded, unless `number` is given. The errors
+    CorruptCheckpoint, IncompatibleCheckpoint and NoCheckpoint name the fault and its place. Loading never executes code
+    from a checkpoint.
 
     Args:
-        path: the folder that `save` was given, or that of a buffer in disk memory.
-        kind: the buffer class that is expected there; any other is an IncompatibleCheckpoint. None takes any.
-        number: which checkpoint, as `save` returned it; None takes the newest valid one.
-        device: where to load it: a torch device, or a `Memory`; None is where it was.
-        sampler: needed where the saved one was the caller's own, or had a function for `beta`. Other exponents of a
+        path: the folder that was passed to `save`, or the folder of a buffer in disk memory.
+        kind: expected class of the buffer; another class raises an IncompatibleCheckpoint. None accepts all.
+        number: number of the checkpoint, as returned by `save`; None loads the newest valid one.
+        device: torch device or `Memory` to load to; None for that of the saved buffer.
+        sampler: required if the saved sampler was a custom one, or had a function for `beta`. Other exponents of a
             `Prioritized` apply to the stored priorities.
-        files: how files are read; for tests that make disks fail.
+        files: class that reads files; for tests that simulate failing disks.
     """
     return load_below(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
 
@@ -109,7 +110,7 @@ def load_below(
     files: type[Files] = Files,
     accept: Callable[[Any, SnapshotReader], None] | None = None,
 ) -> Any:
-    """See `load`; `accept` is given the buffer and its saved state, and may call the checkpoint corrupt."""
+    """See `load`. `accept(buffer, saved)` checks the loaded buffer, and may raise a CorruptCheckpoint."""
     if is_disk_memory(root):
         require_class(str(root), kind, "ReplayBuffer")
         return _reopen(root, {"number": number, **options})
@@ -117,7 +118,7 @@ def load_below(
     with archive.reading():
         if number is not None:
             return _restore(archive, number, kind, options, accept)
-        # No errors, whose tracebacks would keep all that was read.
+        # Messages, not errors: the tracebacks of errors would keep loaded data alive.
         damaged: dict[int, str] = {}
         unread: set[int] = set()
         for candidate in _candidates(archive):
@@ -141,15 +142,15 @@ def load_below(
 
 
 _MAX_TRIED, _MIN_TRIED, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
-"""Checkpoints, checkpoints, seconds, and bytes of manifests."""
+"""Limits of a search for a valid checkpoint: at most 64; after the first 8 also 60 seconds and 16 MB of manifests."""
 
 
 def _candidates(archive: Archive) -> Iterator[int]:
-    """The newest checkpoints, the newest first: bounded in number, and after the first few in time and in bytes."""
-    began, nbytes = time.monotonic(), 0
+    """Yield the numbers of checkpoints to try, newest first, within the limits above."""
+    start, nbytes = time.monotonic(), 0
     for i, number in enumerate(archive.numbers()[: -_MAX_TRIED - 1 : -1]):
         nbytes += archive.size(number)
-        if i >= _MIN_TRIED and (time.monotonic() - began > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
+        if i >= _MIN_TRIED and (time.monotonic() - start > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
             return
         yield number
 
@@ -157,7 +158,7 @@ def _candidates(archive: Archive) -> Iterator[int]:
 def _restore(
     archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None
 ) -> Any:
-    """The buffer of one checkpoint, but for what `options` change; a warning says what they changed."""
+    """Load one checkpoint; `options` (device, sampler) that are not None override it, with warnings."""
     where = manifest_file(number)
     with _naming_file(where):
         manifest = archive.manifest(number)
@@ -179,9 +180,9 @@ def _restore(
         except MemoryError as error:
             text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
             raise IncompatibleCheckpoint(text) from error
-        except SchemaError as error:  # what a buffer refuses to be made of
+        except SchemaError as error:  # from the constructor
             raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
-        except InvariantError as error:  # what a buffer never is
+        except InvariantError as error:  # from check()
             raise CorruptCheckpoint(f"state/{file.name}: the contents are invalid. {error}") from error
         if options["device"] is not None:
             for change in _changes(manifest, buffer):
@@ -191,7 +192,7 @@ def _restore(
 
 @contextmanager
 def _naming_file(file: str) -> Iterator[None]:
-    """Errors that are raised here name the file."""
+    """Prefix the file name to errors of the body that do not contain it."""
     try:
         yield
     except (CorruptCheckpoint, IncompatibleCheckpoint) as error:
@@ -201,10 +202,10 @@ def _naming_file(file: str) -> Iterator[None]:
 
 
 def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
-    """A buffer with its state and its rows, every invariant of which holds."""
+    """Make a buffer, restore its state and its rows, and check its invariants."""
     buffer = KINDS[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
-    _expect_rows(buffer.rows(), manifest)  # first: the state has observations that go into the same pages
+    _expect_rows(buffer.rows(), manifest)  # before load_state, which writes to the same pages
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
@@ -214,13 +215,13 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
         segments = _read_rows(archive, manifest, rows)
     buffer.check()
     base = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
-    # With another config its rows may lie elsewhere.
+    # With another config the rows may be stored in other slots.
     remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
     return buffer
 
 
 def _expect_rows(rows: Rows | None, manifest: Manifest) -> None:
-    """Get large pages for the rows of the segments, which fill the slots of a buffer from the first one on."""
+    """Request large pages for the slots that the segments fill."""
     if rows is not None:
         count = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
@@ -228,7 +229,7 @@ def _expect_rows(rows: Rows | None, manifest: Manifest) -> None:
 
 
 def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
-    """Fill the rows of a buffer, whose state is there already."""
+    """Read all segments into the rows of a buffer whose state is restored."""
     if rows is None:
         if manifest.segments:
             got = len(manifest.segments)
@@ -237,11 +238,11 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     total = sum(file.nbytes for file in manifest.segments)
     segments, covered, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        stamp = archive.stamp(file)  # before it is read: what is written into it afterwards shows
+        stamp = archive.stamp(file)  # before reading: a later change of the file changes the stamp
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
-            archive.verify("segments", file)  # if bytes are damaged, that is what to say, and where
+            archive.verify("segments", file)  # if bytes are damaged, raise that error instead
             raise
         _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
         covered = torch.maximum(covered, last_stop)
@@ -251,7 +252,7 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
 
 
 def _require(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
-    """Something holds in every environment."""
+    """Raise unless `holds` [N] is true in every environment."""
     if not bool(holds.all()):
         env = int((~holds).int().argmax())
         place = f"{where}, environment {env}"
@@ -280,7 +281,7 @@ def _read_segment(
 def _bounds(
     source: FileReader, file: FileInfo, envs: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first rows [N] of a segment, and the rows [N] that it ends before."""
+    """Read and verify the bounds of a segment: its first rows [N] and its stops [N], exclusive."""
     where, remedy = f"segments/{file.name}", "Copy it again."
     expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
@@ -288,8 +289,8 @@ def _bounds(
     bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
     source.fill(memory_of(bounds))
     first, stop = bounds.numpy()
-    most, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
-    if (first < 0).any() or (stop < first).any() or (stop > most).any() or longest > most // 4:
+    max_row, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
+    if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or longest > max_row // 4:
         got = f"{first.min()} to {stop.max()}, at most {longest} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
     if (first < last_stop.numpy()).any() or (first == stop).all():
@@ -300,9 +301,9 @@ def _bounds(
 
 
 def _pieces(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
-    """Slots of the rows of a segment, in its order: slices of slots, or slots and which of them (None: all).
+    """Return the flat slots of a segment in its order, as pairs: slots, and a mask of rows to keep (None: all).
 
-    Rows before `oldest` [N] were overwritten since, and are left out, so that no two rows fall on one slot.
+    Rows before `oldest` [N] are left out: newer rows use their slots.
     """
     if bool((segment.first >= oldest).all()):
         return [(piece, None) for piece in segment.pieces()]
@@ -314,7 +315,7 @@ def _pieces(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor
 def _fill_piece(
     source: FileReader, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str
 ) -> memoryview:
-    """The next bytes of a segment, which are rows of one column."""
+    """Read rows of one column from a segment, and return their bytes."""
     is_run = isinstance(piece, slice)
     size = piece.stop - piece.start if is_run else len(piece)
     block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
@@ -330,31 +331,31 @@ def _fill_piece(
 
 
 def _changes(manifest: Manifest, buffer: Any) -> list[str]:
-    """How the device or memory that the caller named differs from that of the saved buffer."""
-    then, now = manifest.config.get("device"), str(buffer.device)
+    """Describe how the device or memory differs from that of the saved buffer."""
+    old_device, device = manifest.config.get("device"), str(buffer.device)
     changes = []
-    if then is not None and then != now:
-        changes.append(f"device {then} became {now}; draws will differ from those of the saved buffer.")
-    after = buffer.state()[0].get("memory")
-    if after is not None:
-        # Buffers that were saved before there was any other memory do not name theirs.
+    if old_device is not None and old_device != device:
+        changes.append(f"device {old_device} became {device}; draws will differ from those of the saved buffer.")
+    memory = buffer.state()[0].get("memory")
+    if memory is not None:
+        # Checkpoints of early versions do not name the memory.
         saved = manifest.values.get("memory", {"name": "own"})
         node = Node(f"{manifest_file(manifest.number)}: values: memory", saved)
-        before = node.entry("name").text()
-        if before != after["name"]:
-            changes.append(f"{before} memory became {after['name']} memory.")
+        old_name = node.entry("name").text()
+        if old_name != memory["name"]:
+            changes.append(f"{old_name} memory became {memory['name']} memory.")
     return changes
 
 
-def require_class(where: str, kind: type | None, found: str) -> None:
-    """Raise an IncompatibleCheckpoint if the buffer called `found` is not of the expected class."""
-    if kind is not None and KINDS.get(found) is not kind:
+def require_class(where: str, kind: type | None, name: str) -> None:
+    """Raise an IncompatibleCheckpoint if `name` is not the name of the expected class."""
+    if kind is not None and KINDS.get(name) is not kind:
         remedy = "Load it without kind, or look for the right folder."
-        raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {found}", remedy))
+        raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {name}", remedy))
 
 
 def is_disk_memory(root: Path) -> bool:
-    """Whether a folder says so of itself."""
+    """Whether a folder contains disk memory; False if its file FORMAT is of another kind or damaged."""
     try:
         return holds_disk_memory(Files(root))
     except CorruptCheckpoint as error:
@@ -364,7 +365,7 @@ def is_disk_memory(root: Path) -> bool:
 
 
 def _reopen(root: Path, options: dict[str, Any]) -> Any:
-    """The buffer in a folder of disk memory; of options only a sampler is taken."""
+    """Open the buffer in a folder of disk memory; raises for options other than `sampler`."""
     changes = [name for name, value in options.items() if value is not None and name != "sampler"]
     if changes:
         remedy = "Save the buffer, and load that checkpoint with this argument."

@@ -1,4 +1,4 @@
-"""Writing a buffer: only what is new, and nothing old is touched before all of it is on the disk."""
+"""Saving: only new rows are written, and old files are removed only after the new checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ from relive.storage.codec import Arrays, array_info, bytes_of
 from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
-"""Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
+"""Maximum bytes of a segment. A file stays on the disk as long as one of its rows is needed."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of rows that this process has written, or has read and verified."""
+    """A file of rows that this process wrote, or read and verified."""
 
     file: FileInfo
     stop: torch.Tensor
-    """The rows [N] that it ends before."""
+    """End [N] of its rows, exclusive."""
     stamp: tuple[int, ...]
-    """Its stamp at that time."""
+    """Stamp of the file when it was written or read; see `Files.stamp`."""
 
 
 @dataclass(frozen=True)
 class PreviousSave:
-    """The checkpoint of a folder that a save continues: this very buffer wrote it, or was loaded from it."""
+    """The checkpoint in a folder that the next save continues: the buffer wrote it, or was loaded from it."""
 
     lineage: str
     number: int
     segments: list[Segment] = field(default_factory=list)
-    saved: torch.Tensor | None = None
-    """The first rows [N] that are not in them; None for all rows."""
+    saved_until: torch.Tensor | None = None
+    """First rows [N] that are not in the segments; None if no row is."""
     damaged: frozenset[int] = frozenset()
-    """Newer checkpoints that were damaged when this one was loaded instead."""
+    """Numbers of newer checkpoints that were damaged, so that this one was loaded instead."""
 
     def without_newest_segments(self) -> PreviousSave:
-        """Without its newest segments, as many as are one long one together: their rows are written again as one."""
-        kept, nbytes = list(self.segments), 0
-        while kept and nbytes + kept[-1].file.nbytes <= SEGMENT_BYTES:
-            nbytes += kept.pop().file.nbytes
-        return replace(self, segments=kept, saved=kept[-1].stop if kept else None)
+        """Drop the newest segments that fit into one: the next save writes their rows again as one segment."""
+        segments, nbytes = list(self.segments), 0
+        while segments and nbytes + segments[-1].file.nbytes <= SEGMENT_BYTES:
+            nbytes += segments.pop().file.nbytes
+        return replace(self, segments=segments, saved_until=segments[-1].stop if segments else None)
 
     def without_rows(self) -> PreviousSave:
-        """This lineage, with a next checkpoint that is written in full."""
-        return replace(self, segments=[], saved=None)
+        """Drop all segments: the next save of this lineage writes all rows."""
+        return replace(self, segments=[], saved_until=None)
 
 
 _MAX_FOLDERS = 16
-"""Folders that a buffer remembers: it may be saved into several in turn."""
+"""Maximum number of folders that a buffer remembers: it may be saved into several alternately."""
 
 
 def remember(buffer: Any, root: Path, previous: PreviousSave) -> None:
-    """Let the next save of a buffer into a folder continue this checkpoint."""
+    """Make the next save of a buffer into a folder continue this checkpoint."""
     saves: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
     key = root.resolve()
     saves.pop(key, None)
@@ -76,7 +76,7 @@ def remember(buffer: Any, root: Path, previous: PreviousSave) -> None:
 
 
 def remember_damaged(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
-    """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
+    """Make the next save ignore damaged newer checkpoints of the lineage."""
     saves: dict[Path, PreviousSave] = buffer._checkpoints
     key = root.resolve()
     saves[key] = replace(saves[key], damaged=frozenset(damaged))
@@ -90,9 +90,9 @@ def save(
     files: type[Files] = Files,
     note: tuple[dict[str, Any], Arrays] | None = None,
 ) -> int:
-    """Write a checkpoint of a buffer below `path` and return its number; see `ReplayBuffer.save`.
+    """Write a checkpoint of a buffer into the folder `path` and return its number; see `ReplayBuffer.save`.
 
-    `note` is what the buffer's owner has to say about just this state of it: JSON and arrays, in the same checkpoint.
+    `note` is further data of the caller, as JSON and arrays, that belongs to this state of the buffer.
     """
     positive("keep", keep)
     root = Path(path).absolute()
@@ -115,10 +115,10 @@ def save(
             try:
                 archive.commit(manifest)
             finally:
-                if archive.exists(number):  # also if the disk has refused only what comes after
+                if archive.exists(number):  # also if only a later operation failed
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.collect(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
-    for message in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
+    for message in damaged:  # after the save: a filter may turn a warning into an error
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
         )
@@ -132,7 +132,7 @@ def save(
 
 
 def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Snapshot:
-    """The snapshot with what the owner has to say; in format 1 only the name of the memory comes after it."""
+    """Add a note to a snapshot. Format 1 stores it before the name of the memory, the last value."""
     if note is None:
         return state
     last = {name: part for name, part in state.values.items() if name == "memory"}
@@ -144,7 +144,7 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
 def _previous_save(
     buffer: Any, archive: Archive, summaries: Mapping[int, ManifestSummary], damaged: list[str]
 ) -> PreviousSave:
-    """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
+    """Return the checkpoint to continue: the last one of this buffer, unless another buffer has continued it."""
     previous: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
     if previous is None or _is_continued(previous, archive, summaries):
         return PreviousSave(secrets.token_hex(16), 0)
@@ -152,7 +152,7 @@ def _previous_save(
         return previous.without_rows()
     try:
         archive.require_files(archive.manifest(previous.number))
-    except CheckpointError:  # damaged since: everything is written again
+    except CheckpointError:  # damaged since: write all rows again
         return previous.without_rows()
     return _verify_segments(
         archive, previous.without_newest_segments() if archive.is_long(previous.number) else previous, damaged
@@ -160,15 +160,15 @@ def _previous_save(
 
 
 def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
-    """Whether another buffer has saved in this lineage since, or may have: the disk did not give its manifest."""
+    """Whether another buffer has continued this checkpoint, or may have: a manifest that cannot be read now counts."""
     newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged)
     return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
 
 def _verify_segments(archive: Archive, previous: PreviousSave, damaged: list[str]) -> PreviousSave:
-    """The previous with segments that are as they were written, each read again if its file may have changed since.
+    """Verify the segments whose stamps have changed, and update the stamps.
 
-    Without any if one of them is `damaged`, which is told there.
+    If a segment is damaged, append a message to `damaged` and drop all segments.
     """
     segments = []
     for segment in previous.segments:
@@ -184,19 +184,18 @@ def _verify_segments(archive: Archive, previous: PreviousSave, damaged: list[str
 
 
 def _write_segments(archive: Archive, number: int, rows: Rows, previous: PreviousSave) -> list[Segment]:
-    """The segments that hold all rows: those of `previous` that are still needed, and new ones."""
-    # A segment whose every row was overwritten is needed no more.
-    kept = [one for one in previous.segments if bool((one.stop > rows.first).any())]
-    new = rows if previous.saved is None else rows.since(previous.saved)
-    for part, some in enumerate(_split(new)):
-        pieces = show_progress(some.parts(), some.nbytes, "saving rows")
-        file = archive.put("segments", f"{number:08}-{part}.bin", some.arrays, pieces)
-        kept.append(Segment(file, some.stop, archive.stamp(file)))
-    return kept
+    """Write new rows, and return the segments of all rows: those of `previous` that are still needed, and new ones."""
+    segments = [segment for segment in previous.segments if bool((segment.stop > rows.first).any())]
+    new_rows = rows if previous.saved_until is None else rows.since(previous.saved_until)
+    for i, part in enumerate(_split(new_rows)):
+        pieces = show_progress(part.parts(), part.nbytes, "saving rows")
+        file = archive.put("segments", f"{number:08}-{i}.bin", part.arrays, pieces)
+        segments.append(Segment(file, part.stop, archive.stamp(file)))
+    return segments
 
 
 def _split(rows: Rows) -> Iterator[Rows]:
-    """The rows in segments of a bounded size, oldest first."""
+    """Split rows into segments of at most about `SEGMENT_BYTES`, oldest first."""
     if not len(rows):
         return
     longest = int((rows.stop - rows.first).max())
@@ -208,7 +207,7 @@ def _split(rows: Rows) -> Iterator[Rows]:
 
 
 def _kind_name(buffer: Any) -> str:
-    """The word for a buffer in files."""
+    """Return the name of a buffer's class in files; raises for a class that cannot be saved."""
     name = type(buffer).__name__
     if KINDS.get(name) is not type(buffer):
         remedy = "Save one of these; of an adapter, save its core."
@@ -220,19 +219,23 @@ _FIELDS = ("obs", "action", "reward", "value", "extra")
 
 
 def _declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The declarations in a config by name; a distillation buffer may have only its observation declared yet."""
+    """Return the declared fields of a config by name; a new distillation buffer may have only `obs`."""
     fields = config.get("fields", {name: config[name] for name in _FIELDS if name in config})
     return fields if isinstance(fields, dict) else {}
 
 
 def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
-    """Raise an IncompatibleCheckpoint if a checkpoint is of another kind of buffer, or one with other fields."""
+    """Raise an IncompatibleCheckpoint if a checkpoint has another class of buffer, or other fields."""
     remedy = "Save into another folder; nothing was changed in this one."
     if other.kind != kind:
         raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
-    own, found = _declared_fields(config), _declared_fields(other.config)
-    names = own.keys() | found.keys() if "action" in own and "action" in found else own.keys() & found.keys()
+    fields, other_fields = _declared_fields(config), _declared_fields(other.config)
+    names = (
+        fields.keys() | other_fields.keys()
+        if "action" in fields and "action" in other_fields
+        else fields.keys() & other_fields.keys()
+    )
     for name in sorted(names):
-        if own.get(name) != found.get(name):
-            expected = f"{name} {found.get(name)}, as in its checkpoints"
-            raise IncompatibleCheckpoint(explain(where, expected, own.get(name), remedy))
+        if fields.get(name) != other_fields.get(name):
+            expected = f"{name} {other_fields.get(name)}, as in its checkpoints"
+            raise IncompatibleCheckpoint(explain(where, expected, fields.get(name), remedy))

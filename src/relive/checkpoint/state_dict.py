@@ -1,6 +1,6 @@
-"""Buffers as ordinary Python objects: `state_dict`, `copy.deepcopy` and `pickle`, all made of config, state and rows.
+"""`state_dict`, `copy.deepcopy` and `pickle` of buffers, built on their snapshots.
 
-A pickle holds bytes of arrays and JSON, beside the class, the sampler and whatever a subclass has added.
+A pickle contains bytes of arrays, JSON, the class, the sampler, and the attributes that a subclass has added.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, bytes_o
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
-"""Settings that a state may have otherwise: whatever they change is verified in the state itself."""
+"""Settings in which a state may differ from the buffer: their effect is verified in the state itself."""
 
 Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
-"""Arrays as dtypes, shapes and bytes: torch's own pickler would move their memory."""
+"""Arrays as dtypes, shapes and bytes: the pickler of torch would move their memory to shared memory."""
 
 
 class StateDictMixin:
-    """Makes a buffer an ordinary Python object, for a class that is `savable` and has a lock `_lock`."""
+    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a `savable` buffer with a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
@@ -40,14 +40,14 @@ class StateDictMixin:
     rows: Callable[[], Any]
     check: Callable[[], None]
     _checkpoints: dict[Any, Any]
-    """The checkpoints that saves continue, by folder; not there before the first save."""
+    """The checkpoints that saves continue, by folder; missing before the first save or load."""
     _loop_over: str
-    """A sentence that says how to loop instead."""
+    """Remedy in the error for a loop over the buffer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
+        """Return the state for `load_state_dict` of a buffer with equal settings. The tensors share its memory.
 
-        What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
+        Moving them to another process (`share_memory_`, a queue of torch.multiprocessing) copies them.
         """
         with self._lock:
             state = Snapshot.of(self)
@@ -56,18 +56,17 @@ class StateDictMixin:
             return {"rows": rows, "arrays": arrays, "values": state.values, "config": state.config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
+        """Restore the state of a buffer with equal settings: the same rows and ids, the same future draws.
 
-        Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
-        changes nothing.
+        The state is verified before anything is replaced. An invalid state raises a SchemaError and changes nothing.
         """
         with self._lock, _as_schema_error():
             snapshot = _parse_state(state)
-            _require_alike(self.config(), snapshot.config)
+            _require_equal_settings(self.config(), snapshot.config)
             trial = _build_buffer(snapshot, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
             for root, base in vars(self).get("_checkpoints", {}).items():
-                self._checkpoints[root] = base.without_rows()  # they are replaced
+                self._checkpoints[root] = base.without_rows()  # the rows are replaced
             with getattr(self, "_refilled", nullcontext)():
                 complete(partial(_fill, snapshot, self))
 
@@ -75,8 +74,8 @@ class StateDictMixin:
         with self._lock:
             snapshot = _take_snapshot(self)
             new = memo[id(self)] = _build_buffer(snapshot, _buffer_class(self), snapshot.config, **_settings(self))
-            own = _added_attributes(self)
-        return _as_class(new, type(self), copy.deepcopy(own, memo))
+            attributes = _added_attributes(self)
+        return _as_class(new, type(self), copy.deepcopy(attributes, memo))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _refuse_spawning(self)
@@ -85,19 +84,19 @@ class StateDictMixin:
             parts = snapshot.config, snapshot.values, pack(snapshot.arrays), pack(snapshot.columns)
             return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
 
-    def __setstate__(self, own: dict[str, Any]) -> None:
-        vars(self).update(own)
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        vars(self).update(attributes)
 
     def __iter__(self, *_indices: Any) -> NoReturn:
-        """Raises a TypeError: a loop could mean the rows, the episodes or the batches."""
+        """Raise a TypeError: a loop could mean rows, episodes or batches."""
         expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
         raise TypeError(explain(type(self).__name__, expected, got, self._loop_over))
 
-    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
+    __getitems__ = __iter__  # the DataLoader of torch calls it for a batch
 
 
 def _take_snapshot(buffer: Any) -> Snapshot:
-    """The snapshot of a buffer in this process's own memory."""
+    """Take a snapshot for a copy; raises for shared and disk memory."""
     snapshot = Snapshot.of(buffer)
     memory = snapshot.values.get("memory", {}).get("name", "own")
     if memory in ("shared", "disk"):
@@ -108,29 +107,29 @@ def _take_snapshot(buffer: Any) -> Snapshot:
 
 
 def _parse_state(state: Any) -> Snapshot:
-    """The snapshot that a caller says a state is."""
+    """Make a snapshot of an untrusted state dict."""
     names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
     if names != list(_STATE_KEYS) or not all(isinstance(state[name], Mapping) for name in _STATE_KEYS):
         got = names if names != list(_STATE_KEYS) else [type(state[name]).__name__ for name in _STATE_KEYS]
-        remedy = "Pass what state_dict() of a buffer gave."
+        remedy = "Pass the result of state_dict()."
         raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_STATE_KEYS)}", got, remedy))
     return _snapshot(*(state[name] for name in ("config", "values", "arrays", "rows")))
 
 
 def _snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
-    none = torch.zeros(0, dtype=torch.int64, device="cpu")  # which rows they are is known from the state
-    return Snapshot(config, values, arrays, Rows(columns, none, none))
+    empty = torch.zeros(0, dtype=torch.int64, device="cpu")  # the state contains the bounds of the rows
+    return Snapshot(config, values, arrays, Rows(columns, empty, empty))
 
 
 def _build_buffer(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
-    """A buffer of this snapshot, made as `config` says."""
+    """Make a buffer from `config` and fill it from a snapshot."""
     new = kind.from_config(Node("config", config), snapshot.reader(), **changes)
     _fill(snapshot, new)
     return new
 
 
 def _fill(snapshot: Snapshot, buffer: Any) -> None:
-    """Replace everything that changes in a buffer."""
+    """Replace the state and the rows of a buffer."""
     saved = snapshot.reader()
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
@@ -140,34 +139,35 @@ def _fill(snapshot: Snapshot, buffer: Any) -> None:
 
 
 def _buffer_class(buffer: Any) -> Any:
-    """The class that knows how a buffer is made from a config."""
+    """Return the class that defines `from_config`: the buffer may be of a subclass."""
     return next(kind for kind in type(buffer).__mro__ if "from_config" in vars(kind))
 
 
 def _settings(buffer: Any) -> dict[str, Any]:
-    """Settings that a config cannot describe: a sampler of the caller's own, and pinned memory."""
-    found = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
+    """Return settings that are not part of the config: a custom sampler, and pinned memory."""
+    sampler = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
-    return found | ({"device": Memory.pinned()} if is_pinned else {})
+    return sampler | ({"device": Memory.pinned()} if is_pinned else {})
 
 
 def _added_attributes(buffer: Any) -> dict[str, Any]:
-    """The attributes that a subclass, or somebody else, has added to those of the class itself."""
+    """Return the attributes that a subclass or a caller has added to a buffer."""
     saved = Snapshot.of(buffer).reader()
     plain = _buffer_class(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
 
-def _as_class(new: Any, kind: type, own: dict[str, Any]) -> Any:
-    new.__class__ = kind
-    vars(new).update(own)
-    return new
+def _as_class(buffer: Any, kind: type, attributes: dict[str, Any]) -> Any:
+    """Turn a new buffer into one of a subclass, with its additional attributes."""
+    buffer.__class__ = kind
+    vars(buffer).update(attributes)
+    return buffer
 
 
 def _unpickled(
     kind: type, maker: Any, settings: dict[str, Any], config: dict[str, Any], values: dict[str, Any], *parts: Packed
 ) -> Any:
-    """The buffer that `StateDictMixin.__reduce_ex__` took apart."""
+    """Make a buffer from its pickle. Pickles refer to this function by its name."""
     arrays, rows = map(unpack, parts)
     new = _build_buffer(_snapshot(config, values, arrays, rows), maker, config, **settings)
     new.check()
@@ -175,27 +175,29 @@ def _unpickled(
 
 
 def pack(arrays: Arrays) -> Packed:
-    """Arrays for a pickle."""
+    """Convert arrays for a pickle."""
     return {name: (dtype_name(x.dtype), tuple(x.shape), _bytes(x)) for name, x in arrays.items()}
 
 
 def unpack(arrays: Packed) -> Arrays:
-    """The arrays that `pack` was other."""
-    found = {name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()}
-    for name, tensor in found.items():
+    """Restore arrays, the inverse of `pack`."""
+    tensors = {
+        name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()
+    }
+    for name, tensor in tensors.items():
         memory_of(tensor)[:] = arrays[name][2].data
-    return found
+    return tensors
 
 
 def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
-    """The `state_dict` of a buffer, for the pickle of an object that has the buffer."""
-    with buffer._lock:  # the tensors of the state are the memory itself
+    """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
+    with buffer._lock:  # the tensors share the memory of the buffer
         state = buffer.state_dict()
         return {**state, "rows": pack(state["rows"]), "arrays": pack(state["arrays"])}
 
 
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
-    """Load what `packed_state` gave."""
+    """Restore the result of `packed_state`."""
     buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
 
 
@@ -209,8 +211,8 @@ def _refuse_spawning(buffer: Any) -> None:
         raise TypeError(explain(f"starting a process with a {name}", "a handle", "the buffer itself", remedy))
 
 
-def _require_alike(own: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for name, value in own.items():
+def _require_equal_settings(config: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for name, value in config.items():
         if name not in _VARIABLE_SETTINGS and other.get(name) != value:
             remedy = "Make the buffer with the settings of the saved buffer."
             raise SchemaError(explain(f"load_state_dict: {name}", value, other.get(name), remedy))
@@ -218,7 +220,7 @@ def _require_alike(own: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _as_schema_error() -> Iterator[None]:
-    """Whatever is wrong with a state is a SchemaError."""
+    """Turn errors of the body into SchemaErrors."""
     try:
         yield
     except (CheckpointError, InvariantError) as error:
