@@ -1,4 +1,4 @@
-"""Every file of a save is, byte for byte, the file that format 1 has always had for the same buffer.
+"""Every file of a save equals, byte for byte, the file that format 1 has always had for the same buffer.
 
 `golden/bytes.json` has a checksum of every file of the folders below. All numbers are exact in any order of addition,
 so that every processor writes the same. `python -m tests.checkpoint.test_bytes` wrote it.
@@ -29,69 +29,70 @@ N = 2
 
 
 def replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
-    """Seven steps of two environments with ends, a cut, a draw, new priorities and staged fields."""
+    """Return a buffer after seven steps of two environments with ends, a cut, a draw, priorities and staged fields."""
     obs = {"x": 2, "frames": rl.Stacked(rl.Field(1, torch.uint8), 2)} if options.pop("stacked", False) else {"x": 2}
     stats = rl.EpisodeStats(N, window=3, metrics=("tag",), reasons=("fall",))
     norm: Any = {("obs", "x"): rl.RunningNorm(2, clip=5.0)}
     extra = {"tag": rl.Field((), torch.int32), "hidden": {"a": rl.Carry(2)}}
-    made = rl.ReplayBuffer(
+    buffer = rl.ReplayBuffer(
         16, obs, 1, num_envs=N, extra=extra, sampler=sampler, stats=stats, norm=norm, seed=7, **options
     )
     for t in range(7):
-        step(made, t)
+        step(buffer, t)
         if t == 4:
-            made.cut([0])
-    batch = made.sample(3)
+            buffer.cut([0])
+    batch = buffer.sample(3)
     if isinstance(sampler, rl.Prioritized):
-        made.update_priority(batch["index"], torch.tensor([1.0, 2.0, 4.0]))
-    made.stage(action=np.ones((N, 1), np.float32))
-    return made
+        buffer.update_priority(batch["index"], torch.tensor([1.0, 2.0, 4.0]))
+    buffer.stage(action=np.ones((N, 1), np.float32))
+    return buffer
 
 
-def step(made: rl.ReplayBuffer, t: int) -> None:
+def step(buffer: rl.ReplayBuffer, t: int) -> None:
     x = np.stack([np.full(2, 10.0 * e + t) for e in range(N)]).astype(np.float32)
     obs: dict[str, Any] = {"x": x}
-    if made._schema.deepest_stack > 1:
+    if buffer._schema.deepest_stack > 1:
         obs["frames"] = np.full((N, 1, 2), 5, np.uint8)
     nexts = {name: leaf.copy() for name, leaf in obs.items()} | {"x": x + 1}
     ends, tag = np.array([t == 3, t == 5]), np.full(N, t, np.int32)
     hidden = {"a": np.full((N, 2), t, np.float32)}
-    action = {} if "action" in made._input.staged else {"action": np.full((N, 1), t, np.float32)}
-    made.add(obs, reward=np.full(N, 0.5), terminated=ends, truncated=~ends & False, next_obs=nexts, tag=tag,
+    action = {} if "action" in buffer._input.staged else {"action": np.full((N, 1), t, np.float32)}
+    buffer.add(obs, reward=np.full(N, 0.5), terminated=ends, truncated=~ends & False, next_obs=nexts, tag=tag,
              hidden=hidden, **action)  # fmt: skip
 
 
 def rollout() -> rl.RolloutBuffer:
-    """Five of six steps, with final observations, an attached field, hidden states, last values and a staged field."""
+    """Return a rollout after five of six steps, with final observations, an attached field, hidden states, last values
+    and a staged field."""
     extra = {"hidden": rl.Carry(2), "tag": rl.Field((), torch.uint16)}
-    made = rl.RolloutBuffer(
+    buffer = rl.RolloutBuffer(
         6, N, {"x": 2, "y": rl.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rl.EpisodeStats(N), seed=3,
         autoreset="SAME_STEP", norm={"value": rl.RunningNorm()},
     )  # fmt: skip
     obs: Any = None
     for t in range(5):
         obs = {"x": np.full((N, 2), t, np.float32), "y": torch.full((N, 1), t, dtype=torch.bfloat16)}
-        made.add(
+        buffer.add(
             obs, np.full((N, 1), t, np.float32), np.full(N, 0.5), np.array([t == 1, False]), np.array([False, t == 2]),
             value=np.full(N, t, np.float32), final_obs=obs, tag=np.full(N, t, np.uint16),
             hidden=np.full((N, 2), t, np.float32),
         )  # fmt: skip
-    made.compute_advantage(np.zeros(N), final_value=np.ones(1), last_obs=obs, gamma=1.0, lam=1.0)
-    made.attach(more=torch.arange(5 * N, dtype=torch.int16).view(5, N))
-    next(iter(made.minibatches(4)))
-    made.stage(tag=np.full(N, 9, np.uint16))
-    return made
+    buffer.compute_advantage(np.zeros(N), final_value=np.ones(1), last_obs=obs, gamma=1.0, lam=1.0)
+    buffer.attach(more=torch.arange(5 * N, dtype=torch.int16).view(5, N))
+    next(iter(buffer.minibatches(4)))
+    buffer.stage(tag=np.full(N, 9, np.uint16))
+    return buffer
 
 
 def distillation() -> rl.DistillationBuffer:
-    """Nine rows of a buffer for six, in three rounds."""
-    made = rl.DistillationBuffer(6, {"x": 2}, seed=5)
+    """Return a buffer for six rows after nine rows in three rounds."""
+    buffer = rl.DistillationBuffer(6, {"x": 2}, seed=5)
     for n in range(3):
         rows = np.arange(6, dtype=np.float32).reshape(3, 2) + n
-        made.add({"x": rows}, rows[:, :1], logits=rows)
-        made.next_round()
-    made.sample(2)
-    return made
+        buffer.add({"x": rows}, rows[:, :1], logits=rows)
+        buffer.next_round()
+    buffer.sample(2)
+    return buffer
 
 
 SAVED: dict[str, Callable[[], Any]] = {
@@ -112,20 +113,20 @@ SAVED: dict[str, Callable[[], Any]] = {
 
 
 def written(kind: str, root: Path) -> dict[str, str]:
-    """A checksum of each file: of two saves of a buffer, the second with a note, and for replays of disk memory."""
-    made = SAVED[kind]()
-    made.save(root / "saved")
-    if isinstance(made, rl.ReplayBuffer) and made.num_envs:
-        step(made, 7)
-    save(made, root / "saved", note=({"said": [1, "two"]}, {"numbers": torch.arange(3)}))
+    """Save a buffer twice (then with a note), write disk memory of a replay, and return a checksum per file."""
+    buffer = SAVED[kind]()
+    buffer.save(root / "saved")
+    if isinstance(buffer, rl.ReplayBuffer) and buffer.num_envs:
+        step(buffer, 7)
+    save(buffer, root / "saved", note=({"said": [1, "two"]}, {"numbers": torch.arange(3)}))
     if kind in ("uniform", "prioritized", "epochs", "counted"):
-        replay(made.sampler, device=rl.Memory.disk(root / "disk")).close()
+        replay(buffer.sampler, device=rl.Memory.disk(root / "disk")).close()
     files = sorted(path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def fix(patch: Callable[[Any, str, Any], None]) -> None:
-    """What is different every time is not."""
+    """Replace random ids by constants."""
     patch(secrets, "token_hex", lambda count: "5e" * count)
     patch(disk, "boot_id", lambda: "the machine that wrote the checksums")
 
@@ -139,8 +140,8 @@ def test_a_save_writes_the_bytes_of_format_1(kind: str, tmp_path: Path, monkeypa
 
 if __name__ == "__main__":
     fix(setattr)
-    found = {}
+    checksums = {}
     for name in SAVED:
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = written(name, Path(folder))
-    RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+            checksums[name] = written(name, Path(folder))
+    RECORDED.write_text(json.dumps(checksums, indent=1) + "\n")

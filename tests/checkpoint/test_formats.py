@@ -1,4 +1,4 @@
-"""A format is looked up before anything may be called corrupt: old ones load for ever, newer ones do not fit here."""
+"""The format is read before the contents: old formats always load, newer ones raise an IncompatibleCheckpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NEEDS_DISK = pytest.mark.skipif(
 
 
 def of_format(version: int, data: bytes) -> bytes:
-    """A document that calls itself one of another format."""
+    """Change the format in the first line of a document."""
     return data.replace(b"recollect 1 ", b"recollect %d " % version, 1)
 
 
 @pytest.fixture
 def newer_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A reader of format 2, for checkpoints and for disk memory, that says what it was given."""
+    """Register a reader of format 2 for checkpoints and disk memory; returns a list of the files it has read."""
     read: list[str] = []
 
     def second(where: str, *rest: Any) -> Any:
@@ -96,7 +96,7 @@ def test_disk_memory_of_a_newer_format_does_not_fit_here(tmp_path: Path) -> None
 
 
 def test_a_carry_of_every_few_steps_is_refused_with_a_sentence() -> None:
-    """Format 1 could hold these before the first release."""
+    """Settings that format 1 could contain before the first release."""
     read = Field.kinds["carry"].with_settings
     assert read(Field(3), [codec.Node("every", 1)]) == rl.Carry(3)
     with pytest.raises(

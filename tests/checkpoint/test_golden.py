@@ -1,4 +1,4 @@
-"""Checkpoints and disk memory of every format that was ever written load for ever.
+"""Checkpoints and disk memory of every released format stay loadable.
 
 `golden/` holds folders and, in `replies.json`, everything that the public API says of the buffer in each of them: its
 rows, episodes, statistics and draws, before and after ten more steps. Internals may change as they like; the replies
@@ -56,41 +56,41 @@ def _subject(kind: str) -> Kind:
 
 
 def _replies(folder: Path, subject: Kind, scratch: Path) -> Any:
-    """What the public API says of the buffer in a folder, of which a copy is opened."""
+    """Return the replies of the public API for a copy of the buffer in a folder."""
     root = scratch / folder.name
     shutil.copytree(folder, root)
     buffer: Any = rl.load(root)
     buffer.check()
-    found = _stored(buffer) | {"batches": [subject.read(buffer) for _ in range(2)]}
+    replies = _stored(buffer) | {"batches": [subject.read(buffer) for _ in range(2)]}
     for n in range(35, 45):
         subject.act(buffer, n)
-    found |= {"ten steps later": _stored(buffer) | {"batches": [subject.read(buffer) for _ in range(2)]}}
+    replies |= {"ten steps later": _stored(buffer) | {"batches": [subject.read(buffer) for _ in range(2)]}}
     if hasattr(buffer, "close"):
         buffer.close()
-    return json.loads(json.dumps(_plain(found)))
+    return json.loads(json.dumps(_plain(replies)))
 
 
 def _stored(buffer: Any) -> dict[str, Any]:
-    """Everything that is stored and counted, without a draw."""
-    found: dict[str, Any] = {"len": len(buffer)}
+    """Return everything that is stored and counted, without drawing."""
+    replies: dict[str, Any] = {"len": len(buffer)}
     if getattr(buffer, "stats", None) is not None:
-        found |= {"statistics": buffer.stats.summary(), "finished": buffer.stats.episodes()}
+        replies |= {"statistics": buffer.stats.summary(), "finished": buffer.stats.episodes()}
     if isinstance(buffer, rl.ReplayBuffer):
         norms = {name: [norm.count, norm.mean, norm.std] for name, norm in buffer.norm.items()}
         episodes = [episode.to_dict() for episode in buffer.episodes()]
         rows = {"ids": buffer.ids(), "rows": buffer[buffer.ids()].to_dict(), "open": buffer.is_open}
-        found |= {"norms": norms, "episodes": episodes} | rows
+        replies |= {"norms": norms, "episodes": episodes} | rows
     if isinstance(buffer, rl.RolloutBuffer):
-        found |= {"steps": buffer.num_stored, "data": buffer.data.to_dict(), "final_obs": buffer.final_obs.to_dict()}
-    return found
+        replies |= {"steps": buffer.num_stored, "data": buffer.data.to_dict(), "final_obs": buffer.final_obs.to_dict()}
+    return replies
 
 
 def _plain(node: Any) -> Any:
-    """Tensors as dtype and numbers, exactly; a float is the same float again after JSON."""
+    """Convert tensors to dtypes and numbers. JSON keeps floats exactly."""
     if isinstance(node, TensorDictBase):
         return _plain(node.to_dict())
     if isinstance(node, dict):
-        # No step gave a log_prob: whether batches then have one is not what a format promises.
+        # No step had a log_prob: the format does not promise whether batches then contain one.
         return {str(key): _plain(value) for key, value in node.items() if key != "log_prob"}
     if isinstance(node, list | tuple):
         return [_plain(item) for item in node]
@@ -100,18 +100,22 @@ def _plain(node: Any) -> Any:
 
 
 _ROUNDED = {"weight", "statistics", "norms"}
-"""Computed when asked for, with powers and sums that differ between processors in the last bit."""
+"""Replies computed on demand, with powers and sums that differ between processors in the last bit."""
 
 
-def _same(found: Any, expected: Any, *, rounded: bool = False) -> bool:
+def _same(replies: Any, expected: Any, *, rounded: bool = False) -> bool:
     if isinstance(expected, dict):
-        keys = found.keys() == expected.keys()
-        return keys and all(_same(found[key], expected[key], rounded=rounded or key in _ROUNDED) for key in expected)
+        keys = replies.keys() == expected.keys()
+        return keys and all(_same(replies[key], expected[key], rounded=rounded or key in _ROUNDED) for key in expected)
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(
-            _same(*pair, rounded=rounded) for pair in zip(found, expected, strict=True)
+        return len(replies) == len(expected) and all(
+            _same(*pair, rounded=rounded) for pair in zip(replies, expected, strict=True)
         )
-    return math.isclose(found, expected, rel_tol=1e-6) if rounded and isinstance(expected, float) else found == expected
+    return (
+        math.isclose(replies, expected, rel_tol=1e-6)
+        if rounded and isinstance(expected, float)
+        else replies == expected
+    )
 
 
 def _write(root: Path, make: Callable[[str], None], kinds: list[str], scratch: Path) -> None:

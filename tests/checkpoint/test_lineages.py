@@ -69,10 +69,10 @@ def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Pa
             archive = Archive(tmp_path)
             if turn < 3:  # only the new rows were written, each time
                 assert len(archive.manifest(number).segments) == turn + 2
-    found = lineages(tmp_path)
-    assert list(found) == [7, 8, 9, 10]
-    assert found[7] == found[9] != found[8] == found[10]
-    needed = {name for number in found for name in Archive(tmp_path).manifest(number).files}
+    lineage_by_number = lineages(tmp_path)
+    assert list(lineage_by_number) == [7, 8, 9, 10]
+    assert lineage_by_number[7] == lineage_by_number[9] != lineage_by_number[8] == lineage_by_number[10]
+    needed = {name for number in lineage_by_number for name in Archive(tmp_path).manifest(number).files}
     there = {f"{folder}/{path.name}" for folder in ("segments", "state") for path in (tmp_path / folder).iterdir()}
     assert there == needed
 
@@ -105,7 +105,7 @@ def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path)
 
 
 def test_a_run_that_was_continued_by_somebody_else_becomes_another(tmp_path: Path) -> None:
-    """Two buffers that continue one checkpoint would delete each other's."""
+    """Two buffers that continue one checkpoint would delete each other's checkpoints."""
     replay = made()
     replay.save(tmp_path)
     loaded = rl.load(tmp_path)
@@ -114,10 +114,10 @@ def test_a_run_that_was_continued_by_somebody_else_becomes_another(tmp_path: Pat
         loaded.save(tmp_path, keep=1)
     with pytest.warns(UserWarning, match=ANOTHER):
         rl.load(tmp_path, number=1).save(tmp_path, keep=1)
-    found = lineages(tmp_path)
-    assert list(found) == [1, 2, 3, 4]
-    assert found[1] == found[2]
-    assert len(set(found.values())) == 3
+    lineage_by_number = lineages(tmp_path)
+    assert list(lineage_by_number) == [1, 2, 3, 4]
+    assert lineage_by_number[1] == lineage_by_number[2]
+    assert len(set(lineage_by_number.values())) == 3
 
 
 def test_a_buffer_that_took_over_a_state_is_written_in_full_in_its_own_lineage(tmp_path: Path) -> None:
@@ -152,12 +152,12 @@ def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
         second.save(tmp_path)
     assert list(lineages(tmp_path)) == [1, 3]
     assert equal(digest(rl.load(tmp_path, number=1)), digest(first))
-    first.save(tmp_path, keep=1)  # in full, as the checkpoint that it would have continued is gone
+    first.save(tmp_path, keep=1)  # in full: the previous checkpoint is gone
     assert list(lineages(tmp_path)) == [3, 4]
 
 
 def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(tmp_path: Path) -> None:
-    """A read error passes: the checkpoint behind it is neither joined nor removed."""
+    """A read error may be transient: the unreadable checkpoint is neither continued nor removed."""
     replay = made()
     for _ in range(2):
         replay.save(tmp_path)
@@ -173,14 +173,14 @@ def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(t
     with pytest.warns(UserWarning, match=ANOTHER):
         save(loaded, tmp_path, keep=1, files=Refusing)
     loaded.save(tmp_path, keep=1)
-    found = lineages(tmp_path)
-    assert list(found) == [1, 2, 4]
-    assert found[1] == found[2] != found[4]
+    lineage_by_number = lineages(tmp_path)
+    assert list(lineage_by_number) == [1, 2, 4]
+    assert lineage_by_number[1] == lineage_by_number[2] != lineage_by_number[4]
 
 
 @pytest.mark.parametrize("folder", ["manifests", "state", "segments"])
 def test_a_checkpoint_that_the_disk_did_not_give_to_a_load_is_not_removed(folder: str, tmp_path: Path) -> None:
-    """What was passed over for a read error may be whole: whoever was loaded instead does not count it as its own."""
+    """A checkpoint that a load skipped after a read error may be valid: the next save must not remove it."""
     replay = made()
     replay.save(tmp_path)
     step_replay(replay, 70)
@@ -197,9 +197,9 @@ def test_a_checkpoint_that_the_disk_did_not_give_to_a_load_is_not_removed(folder
         loaded = rl.load(tmp_path, files=Refusing)
     with pytest.warns(UserWarning, match=ANOTHER):
         loaded.save(tmp_path, keep=1)
-    found = lineages(tmp_path)
-    assert list(found) == [1, 2, 3]
-    assert found[1] == found[2] != found[3]
+    lineage_by_number = lineages(tmp_path)
+    assert list(lineage_by_number) == [1, 2, 3]
+    assert lineage_by_number[1] == lineage_by_number[2] != lineage_by_number[3]
     assert equal(digest(rl.load(tmp_path, number=2)), digest(replay))
 
 
@@ -253,9 +253,9 @@ def test_processes_that_save_into_one_folder_keep_their_own(tmp_path: Path) -> N
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    found = lineages(tmp_path)
-    assert max(found) == 18
-    assert sorted(list(found.values()).count(one) for one in set(found.values())) == [2, 2, 2]
+    lineage_by_number = lineages(tmp_path)
+    assert max(lineage_by_number) == 18
+    assert sorted(list(lineage_by_number.values()).count(one) for one in set(lineage_by_number.values())) == [2, 2, 2]
     assert check(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""Save and load: the same buffer, which goes on as the other would have."""
+"""Save and load: the loaded buffer equals the saved one, and continues like it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiers import select
 
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", "distillation", of=KINDS))
 def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
-    """SnapshotReader at many moments, each time on top of the last; read and written on both sides afterwards."""
+    """Save often, each save after the last, and load; then use the saved and the loaded buffer alike."""
     subject = KINDS[kind]
     buffer = subject.make()
     for n in range(90):
@@ -47,7 +47,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic numbers observations on through ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic keeps counting observations after ends
 @pytest.mark.parametrize("kind", select("epochs", "distillation", of=KINDS))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(0, 60), after=st.integers(0, 30), reads=st.integers(0, 3))
@@ -124,7 +124,7 @@ def test_a_staged_axis_of_any_stride_is_saved(tmp_path: Path) -> None:
 def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often a buffer is saved: new rows, and at most the rows of one long segment again."""
+    """Every save writes only new rows, and at most the rows of one long segment again."""
     monkeypatch.setattr("relive.checkpoint.archive.MAX_JSON_BYTES", 12_000)
     monkeypatch.setattr("relive.checkpoint.saving.SEGMENT_BYTES", 2_000)
     replay = rl.ReplayBuffer(2_000, obs=2, action=(), seed=0)
@@ -153,9 +153,9 @@ def test_saving_takes_little_memory(tmp_path: Path) -> None:
         replay.extend(block)
     tracemalloc.start()
     replay.save(tmp_path)
-    _, most = tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 64 << 20
+    assert peak < 64 << 20
 
 
 def test_old_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path: Path) -> None
     assert equal(digest(loaded), older)
     with pytest.raises(rl.CorruptCheckpoint, match=r"state/00000002.bin: expected \d+ bytes, got"):
         rl.load(tmp_path, number=2)
-    # And the buffer goes on: what it believed to be there is written again in full.
+    # The buffer stays usable: the next save writes all rows again.
     replay.save(tmp_path)
     assert equal(digest(rl.load(tmp_path)), digest(replay))
 
@@ -266,7 +266,7 @@ def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="load: own memory became disk memory"):
         rl.load(tmp_path / "own", rl.ReplayBuffer, device=disk).close()
     shared.save(tmp_path / "shared")
-    # As it was: warnings are errors here.
+    # Unchanged: a warning would be an error here.
     again = rl.load(tmp_path / "shared", rl.ReplayBuffer, device=rl.Memory.shared())
     expected = replay.sample(50)["index"]
     for other in (shared, again):

@@ -1,4 +1,4 @@
-"""Buffers of every kind, and what happens to them: the same seed, the same operations."""
+"""Buffers of every kind, and reproducible operations on them: equal seeds, equal operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 3
 
 @dataclass(frozen=True)
 class Kind:
-    """A buffer, how something is done to it (the n-th time), and what is read of it (which may draw)."""
+    """Functions that make a buffer, change it (the n-th time), and read it (which may draw)."""
 
     make: Callable[[], Any]
     act: Callable[[Any, int], None]
@@ -33,7 +33,7 @@ def _numbers(n: int, *shape: int) -> np.ndarray:
 
 
 def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
-    """One step of all environments, or (every fifth) of one; episodes end now and then, and sometimes jump."""
+    """Add a step of all environments, or (every fifth) of one; some steps end an episode, some jump."""
     rng = np.random.default_rng(n)
     envs = [int(rng.integers(N))] if n % 5 == 4 else list(range(N))
     t = getattr(replay, "_tests_clock", np.zeros(N))
@@ -45,8 +45,8 @@ def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
         obs, _numbers(n, len(envs), 1), _numbers(n + 1, len(envs)), terminated, truncated, obs + 1,
         env_ids=envs if n % 5 == 4 else None, tag=np.full(len(envs), n % 1000, np.int32),
     )  # fmt: skip
-    replay.storage.warning = None  # jumps without cut() are meant here
-    # After a clear there may be nothing but a row that only resets.
+    replay.storage.warning = None  # jumps without cut() are intended here
+    # After clear() there may be only a reset row.
     if n % 7 == 6 and isinstance(replay.sampler, rl.Prioritized) and len(replay):
         batch = replay.sample(4)
         replay.update_priority(batch["index"], batch["reward"].abs())
@@ -57,7 +57,7 @@ def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
 
 
 def draw(replay: rl.ReplayBuffer) -> list[Any]:
-    """Batches of every view, or nothing yet."""
+    """Sample a batch of every view; nothing from an empty buffer."""
     if len(replay) < 8:
         return []
     views: list[Any] = [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)]
@@ -87,7 +87,7 @@ def make_rollout() -> rl.RolloutBuffer:
 
 
 def step_rollout(rollout: rl.RolloutBuffer, n: int) -> None:
-    """Add a step, part of it staged; a full rollout is learnt from and cleared."""
+    """Add a step, part of it staged; a full rollout is read and cleared."""
     if rollout.is_full:
         finals = rollout.final_obs["x"][:, 0]
         rollout.compute_advantage(_numbers(n, N), final_value=finals)
@@ -144,7 +144,7 @@ KINDS = {
 
 
 def equal(a: Any, b: Any) -> bool:
-    """The same numbers, bit by bit."""
+    """Whether two values are equal, bit by bit."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -155,14 +155,14 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def digest(buffer: Any) -> Any:
-    """Everything that a buffer is: what a checkpoint of it would say."""
+    """Return the contents of a checkpoint of a buffer."""
     (values, arrays), rows = buffer.state(), buffer.rows()
     kept: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
         places = rows.places(rows.slots)
         kept = {name: bits_of(column.flatten(0, 1))[places] for name, column in rows.columns.items()}
         if isinstance(buffer, rl.ReplayBuffer):
-            # Of a row that only holds an observation, the other fields are whatever was there before.
+            # In a row with only an observation, the other fields are undefined.
             kind = buffer.storage.rows.ring.kind.view(-1)[places]
             for name in kept.keys() - {f"column{i}" for i in buffer.storage.rows.obs_leaves}:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
@@ -172,7 +172,7 @@ def digest(buffer: Any) -> Any:
 
 
 def fingerprint(buffer: Any) -> str:
-    """A hash of everything that a buffer is."""
+    """Return a hash of the contents of a checkpoint of a buffer."""
     found = hashlib.sha256()
 
     def take(node: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `device=` names."""
+"""The argument `device` of buffers: torch devices and `Memory`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay buffers in disk memory: the same as in RAM, and there again after they were closed."""
+"""Replay buffers in disk memory: they equal buffers in RAM, and can be reopened after close()."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def test_a_buffer_on_disk_is_what_it_is_in_memory(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", REPLAYS)
 @pytest.mark.parametrize("steps", select(23, of=[0, 1, 23, 90]))
 def test_a_closed_buffer_goes_on_where_it_was(kind: str, steps: int, tmp_path: Path) -> None:
-    twin, kept = KINDS[kind].make(), on_disk(kind, tmp_path / "memory")
+    twin, on_disk_replay = KINDS[kind].make(), on_disk(kind, tmp_path / "memory")
     for n in range(steps):
         step_replay(twin, n)
-        step_replay(kept, n)
-    clock = getattr(kept, "_tests_clock", None)
-    kept.stage(action=np.ones((N, 1), np.float32))
+        step_replay(on_disk_replay, n)
+    clock = getattr(on_disk_replay, "_tests_clock", None)
+    on_disk_replay.stage(action=np.ones((N, 1), np.float32))
     twin.stage(action=np.ones((N, 1), np.float32))
-    before = digest(kept)
-    kept.close()
+    before = digest(on_disk_replay)
+    on_disk_replay.close()
     again = rl.load(tmp_path / "memory", rl.ReplayBuffer)
     assert equal(digest(again), before)
     again.check()
@@ -78,13 +78,13 @@ def test_a_seed_begins_anew_and_none_goes_on(tmp_path: Path) -> None:
             replay.add([step], [step], step, False, False, [step + 1])
         first = replay.sample(8)["index"]
         replay.commit()
-        coming = replay.sample(8)["index"]
+        next_draws = replay.sample(8)["index"]
         replay._random.bits.state = np.random.PCG64DXSM(9).state
     with opened(3) as replay:
         assert torch.equal(replay.sample(8)["index"], first)
         replay.commit()
     with opened(None) as replay:
-        assert torch.equal(replay.sample(8)["index"], coming)
+        assert torch.equal(replay.sample(8)["index"], next_draws)
 
 
 def test_what_was_closed_cannot_be_used(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_was_closed_cannot_be_used(tmp_path: Path) -> None:
         replay = rl.ReplayBuffer(8, 1, 1, device=device)
         replay.add([0], [0], 0, False, False, [1])
         replay.close()
-        replay.close()  # once more is no use of it
+        replay.close()  # a second close() is allowed
         calls: list[Any] = [
             lambda replay=replay: replay.add([1], [0], 0, False, False, [2]),
             lambda replay=replay: replay.sample(1),
@@ -165,23 +165,23 @@ def test_load_state_dict_into_disk_memory(tmp_path: Path) -> None:
     source = KINDS["prioritized"].make()
     for n in range(60):
         step_replay(source, n)
-    kept = on_disk("prioritized", tmp_path / "memory")
-    kept.load_state_dict(source.state_dict())
-    kept.check()
-    kept.close()
+    on_disk_replay = on_disk("prioritized", tmp_path / "memory")
+    on_disk_replay.load_state_dict(source.state_dict())
+    on_disk_replay.check()
+    on_disk_replay.close()
     assert equal(digest(rl.load(tmp_path / "memory")), digest(source))
 
 
 def test_a_state_that_does_not_fit_leaves_disk_memory_as_it_was(tmp_path: Path) -> None:
-    kept = on_disk("prioritized", tmp_path / "memory")
+    on_disk_replay = on_disk("prioritized", tmp_path / "memory")
     for n in range(60):
-        step_replay(kept, n)
-    before = digest(kept)
+        step_replay(on_disk_replay, n)
+    before = digest(on_disk_replay)
     state = rl.ReplayBuffer(8, 1, 1, sampler=rl.Prioritized()).state_dict()
     with pytest.raises(rl.SchemaError):
-        kept.load_state_dict(state)
-    assert equal(digest(kept), before)
-    kept.close()
+        on_disk_replay.load_state_dict(state)
+    assert equal(digest(on_disk_replay), before)
+    on_disk_replay.close()
     assert equal(digest(rl.load(tmp_path / "memory")), before)
 
 

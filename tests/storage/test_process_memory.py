@@ -1,4 +1,4 @@
-"""Memory of a process's own: pages come as rows are written, and what cannot fit is refused at once."""
+"""Private memory: pages are allocated as rows are written, and a buffer that cannot fit is refused at once."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_rows_take_pages_when_they_are_written() -> None:
         "action": np.ones(3000, np.float32), "reward": np.ones(3000, np.float32),
         "terminated": np.zeros(3000, bool), "truncated": np.zeros(3000, bool),
     }  # fmt: skip
-    given = resident_bytes() - before
+    allocated = resident_bytes() - before
     replay.extend(block)
-    grown = resident_bytes() - before - given
+    grown = resident_bytes() - before - allocated
     assert 3000 * 7056 * 0.9 < grown < 2 * 3000 * 7056
 
 

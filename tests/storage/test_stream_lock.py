@@ -1,4 +1,4 @@
-"""The lock of device memory lets the stream of its holder wait for that of the last one: no GPU is needed to see it."""
+"""The lock of device memory makes the stream of its holder wait for the stream of the last holder. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda:1")
 
 
 class Stream:
-    """A stream that remembers which ones it waits for."""
+    """A stream that records the streams it waits for."""
 
     def __init__(self) -> None:
         self.waits: list[Any] = []
@@ -27,7 +27,7 @@ class Stream:
 
 
 class Streams:
-    """What torch.cuda says of this thread."""
+    """Replaces the functions of torch.cuda for the current stream."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current, self.is_capturing, self._device = Stream(), False, torch.device("cuda:0")
