@@ -8,7 +8,7 @@ import warnings
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters except tab and newline, and characters that change the direction of writing."""
 
 
@@ -98,13 +98,13 @@ def warn_user(message: str) -> None:
     warnings.warn_explicit(message, DataWarning, *(worker_call_site.get() or find_call_site()))
 
 
-_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
+_TAMPERED_REMEDY = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
 def require(holds: object, where: str, expected: object, got: object) -> None:
     """Raise an InvariantError unless `holds` is true."""
     if not holds:
-        raise InvariantError(explain(where, expected, got, _TAMPERED))
+        raise InvariantError(explain(where, expected, got, _TAMPERED_REMEDY))
 
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
@@ -114,7 +114,7 @@ def explain(where: str, expected: object, got: object, remedy: str) -> str:
 
 def escaped(text: str) -> str:
     """Escape control characters, which a terminal would otherwise execute."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def infinite_rewards(count: int) -> str:

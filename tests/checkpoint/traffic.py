@@ -157,18 +157,18 @@ def equal(a: Any, b: Any) -> bool:
 def digest(buffer: Any) -> Any:
     """Return the contents of a checkpoint of a buffer."""
     (values, arrays), rows = buffer.state(), buffer.rows()
-    kept: dict[str, torch.Tensor] = {}
+    columns: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
-        places = rows.places(rows.slots)
-        kept = {name: bits_of(column.flatten(0, 1))[places] for name, column in rows.columns.items()}
+        flat_slots = rows.flat_slots(rows.slots)
+        columns = {name: bits_of(column.flatten(0, 1))[flat_slots] for name, column in rows.columns.items()}
         if isinstance(buffer, rl.ReplayBuffer):
             # In a row with only an observation, the other fields are undefined.
-            kind = buffer.storage.rows.ring.kind.view(-1)[places]
-            for name in kept.keys() - {f"column{i}" for i in buffer.storage.rows.obs_leaves}:
-                kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
-        kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
+            kind = buffer.storage.rows.ring.kind.view(-1)[flat_slots]
+            for name in columns.keys() - {f"column{i}" for i in buffer.storage.rows.obs_leaves}:
+                columns[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
+        columns |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     values = {name: part for name, part in values.items() if name != "memory"}  # the same in any memory
-    return buffer.config(), values, {name: x.clone() for name, x in arrays.items()}, kept
+    return buffer.config(), values, {name: x.clone() for name, x in arrays.items()}, columns
 
 
 def fingerprint(buffer: Any) -> str:

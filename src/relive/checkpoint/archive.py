@@ -168,7 +168,7 @@ class Archive:
     def __init__(self, root: Path, files: type[Files] = Files) -> None:
         self.root = root
         self.files = files(root)
-        self._uncommitted: list[str] = []
+        self._uncommitted_files: list[str] = []
         """Files of the checkpoint that is being saved, until it is committed."""
 
     # Saving
@@ -213,7 +213,7 @@ class Archive:
         """Remove the files of an uncommitted checkpoint."""
         with suppress(OSError):
             self._remove_saved("tmp", set())
-            for name in self._uncommitted:
+            for name in self._uncommitted_files:
                 self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
@@ -283,7 +283,7 @@ class Archive:
         """Write an immutable file. `arrays` describes its arrays, and `parts` are their bytes."""
         checksums: list[int] = []
         path = f"{folder}/{name}"
-        self._uncommitted.append(path)
+        self._uncommitted_files.append(path)
         self._place(path, _append_checksums(parts, checksums))
         file = FileInfo(name, arrays, tuple(checksums))
         if file.nbytes != self.files.size(path):
@@ -304,7 +304,7 @@ class Archive:
             self._place(manifest_file(manifest.number), [data])
         finally:
             if self.exists(manifest.number):  # also after an interrupt during the write
-                self._uncommitted.clear()
+                self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
     def collect(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
@@ -428,8 +428,8 @@ class Archive:
     @contextmanager
     def open_file(self, folder: str, file: FileInfo) -> Iterator[FileReader]:
         """Open a file to read it once, from start to end."""
-        with self._readable(f"{folder}/{file.name}") as opened:
-            yield FileReader(self.files, opened, f"{folder}/{file.name}", file)
+        with self._open(f"{folder}/{file.name}") as descriptor:
+            yield FileReader(self.files, descriptor, f"{folder}/{file.name}", file)
 
     def verify(self, folder: str, file: FileInfo) -> None:
         """Read a file and verify its checksums."""
@@ -447,8 +447,8 @@ class Archive:
         def read_chunk(i: int) -> bytes:
             nonlocal last
             if last[0] != i:
-                with self._readable(name) as opened:
-                    data = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                with self._open(name) as descriptor:
+                    data = self.files.read_at(descriptor, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
                 require_checksum(name, file, i, len(data), crc32(data))
                 last = i, data
             return last[1]
@@ -467,7 +467,7 @@ class Archive:
             return self.files.stamp(f"segments/{file.name}")
 
     @contextmanager
-    def _readable(self, name: str) -> Iterator[int]:
+    def _open(self, name: str) -> Iterator[int]:
         """Open a file for reading; errors name the file."""
         with reading(name):
             file = self.files.open(name)
@@ -483,8 +483,8 @@ class FileReader:
     The bytes are valid only if `finish` does not raise.
     """
 
-    def __init__(self, files: Files, opened: int, name: str, file: FileInfo) -> None:
-        self._files, self._opened, self._name, self._file = files, opened, name, file
+    def __init__(self, files: Files, descriptor: int, name: str, file: FileInfo) -> None:
+        self._files, self._descriptor, self._name, self._file = files, descriptor, name, file
         self._done = self._checksum = 0
 
     def fill(self, target: memoryview) -> None:
@@ -492,7 +492,7 @@ class FileReader:
         while len(target):
             i = self._done // CHUNK
             piece = target[: CHUNK - self._done % CHUNK]
-            count = self._files.read_into(self._opened, piece)
+            count = self._files.read_into(self._descriptor, piece)
             self._checksum = crc32(piece[:count], self._checksum)
             self._done += count
             length = self._done - i * CHUNK

@@ -214,9 +214,9 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
         rows = buffer.rows()
         segments = _read_rows(archive, manifest, rows)
     buffer.check()
-    base = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
+    previous = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
     # With another config the rows may be stored in other slots.
-    remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
+    remember(buffer, archive.root, previous if buffer.config() == manifest.config else previous.without_rows())
     return buffer
 
 
@@ -236,7 +236,7 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
             raise CorruptCheckpoint(explain("segments", "no segments", got, "Copy the checkpoint again."))
         return []
     total = sum(file.nbytes for file in manifest.segments)
-    segments, covered, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
+    segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
         stamp = archive.stamp(file)  # before reading: a later change of the file changes the stamp
         try:
@@ -244,10 +244,10 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
         except CorruptCheckpoint:
             archive.verify("segments", file)  # if bytes are damaged, raise that error instead
             raise
-        _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
-        covered = torch.maximum(covered, last_stop)
+        _require(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
+        covered_until = torch.maximum(covered_until, last_stop)
         segments.append(Segment(file, last_stop, stamp))
-    _require(covered == rows.stop, "segments", "rows up to", rows.stop, covered)
+    _require(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
     return segments
 
 
@@ -308,8 +308,8 @@ def _pieces(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor
     if bool((segment.first >= oldest).all()):
         return [(piece, None) for piece in segment.pieces()]
     row, env = segment.row_numbers()
-    places, keep = segment.places(segment.slots), row >= oldest[env]
-    return list(zip(places.split(segment.step), keep.split(segment.step), strict=True))
+    flat_slots, keep = segment.flat_slots(segment.slots), row >= oldest[env]
+    return list(zip(flat_slots.split(segment.step), keep.split(segment.step), strict=True))
 
 
 def _fill_piece(
@@ -323,8 +323,8 @@ def _fill_piece(
     source.fill(memory)
     require_flags(block, where)
     if not is_run:
-        places, block = (piece, block) if keep is None else (piece[keep], block[keep])
-        flat[places.to(flat.device)] = block.to(flat.device)
+        flat_slots, block = (piece, block) if keep is None else (piece[keep], block[keep])
+        flat[flat_slots.to(flat.device)] = block.to(flat.device)
     elif not flat.is_cpu:
         flat[piece] = block.to(flat.device)
     return memory

@@ -137,8 +137,8 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
         return state
     last = {name: part for name, part in state.values.items() if name == "memory"}
     values = {name: part for name, part in state.values.items() if name not in last}
-    noted = State.of_parts({"note": note})
-    return Snapshot(state.config, values | noted.values | last, state.arrays | noted.arrays, state.rows)
+    note_state = State.of_parts({"note": note})
+    return Snapshot(state.config, values | note_state.values | last, state.arrays | note_state.arrays, state.rows)
 
 
 def _previous_save(

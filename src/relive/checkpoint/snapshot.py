@@ -38,8 +38,8 @@ class State(NamedTuple):
     @staticmethod
     def of_parts(parts: Mapping[str, tuple[dict[str, Any], Arrays]]) -> State:
         """Combine the states of parts: `values` by part, arrays under the names `part.name`."""
-        named = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
-        return State({name: values for name, (values, _) in parts.items()}, named)
+        arrays_by_name = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
+        return State({name: values for name, (values, _) in parts.items()}, arrays_by_name)
 
 
 class SnapshotReader:
@@ -219,12 +219,12 @@ class Rows:
         A segment is ordered by time if all environments have the same rows, else by environment.
         """
         envs, slots, step = len(self.first), self.slots, self.step
-        if self.is_even:
+        if self.has_equal_bounds:
             first, stop = int(self.first[0]), int(self.stop[0])
             edges = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
             runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(edges)]
             return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
-        return list(self.places(slots).split(step))
+        return list(self.flat_slots(slots).split(step))
 
     @property
     def step(self) -> int:
@@ -233,21 +233,21 @@ class Rows:
         return max(_COPY_BYTES // max(widest, 1), 1)
 
     @property
-    def is_even(self) -> bool:
+    def has_equal_bounds(self) -> bool:
         """Whether all environments have the same rows."""
         return bool((self.first == self.first[0]).all() and (self.stop == self.stop[0]).all())
 
     def row_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row number and the environment of each row, in the order of a segment."""
         envs = torch.arange(len(self.first), device="cpu")
-        if self.is_even:
+        if self.has_equal_bounds:
             rows = torch.arange(int(self.first[0]), int(self.stop[0]), device="cpu")
             return rows.repeat_interleave(len(envs)), envs.repeat(len(rows))
         sizes = self.stop - self.first
         env = envs.repeat_interleave(sizes)
         return torch.arange(len(env), device="cpu") - (sizes.cumsum(0) - sizes - self.first)[env], env
 
-    def places(self, slots: int) -> torch.Tensor:
+    def flat_slots(self, slots: int) -> torch.Tensor:
         """Return the flat slots of the rows in columns `[slots · N, …]`, in the order of a segment."""
         row, env = self.row_numbers()
         return row % slots * len(self.first) + env

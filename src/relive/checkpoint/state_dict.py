@@ -65,8 +65,8 @@ class StateDictMixin:
             _require_equal_settings(self.config(), snapshot.config)
             trial = _build_buffer(snapshot, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
-            for root, base in vars(self).get("_checkpoints", {}).items():
-                self._checkpoints[root] = base.without_rows()  # the rows are replaced
+            for root, previous in vars(self).get("_checkpoints", {}).items():
+                self._checkpoints[root] = previous.without_rows()  # the rows are replaced
             with getattr(self, "_refilled", nullcontext)():
                 complete(partial(_fill, snapshot, self))
 
@@ -165,11 +165,16 @@ def _as_class(buffer: Any, kind: type, attributes: dict[str, Any]) -> Any:
 
 
 def _unpickled(
-    kind: type, maker: Any, settings: dict[str, Any], config: dict[str, Any], values: dict[str, Any], *parts: Packed
+    kind: type,
+    buffer_class: Any,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    values: dict[str, Any],
+    *parts: Packed,
 ) -> Any:
     """Make a buffer from its pickle. Pickles refer to this function by its name."""
     arrays, rows = map(unpack, parts)
-    new = _build_buffer(_snapshot(config, values, arrays, rows), maker, config, **settings)
+    new = _build_buffer(_snapshot(config, values, arrays, rows), buffer_class, config, **settings)
     new.check()
     return _as_class(new, kind, {})
 

@@ -44,7 +44,7 @@ class RecoverableBuffer:
     @property
     def max_growth(self) -> int:
         """Maximum growth of a commit over that of an empty buffer, in bytes: staged fields, and the ids of an epoch."""
-        buffer = self._alive
+        buffer = self._live_buffer
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
         sampler_bytes = 8 * self._ring.kind.numel() if has_state else 0
         return (
@@ -59,7 +59,7 @@ class RecoverableBuffer:
         return self._buffer() is not None
 
     @property
-    def _alive(self) -> ReplayBuffer:
+    def _live_buffer(self) -> ReplayBuffer:
         buffer = self._buffer()
         assert buffer is not None
         return buffer
@@ -67,7 +67,7 @@ class RecoverableBuffer:
     @property
     def _backend(self) -> NativeBackend:
         """The native backend, the only one that supports disk memory."""
-        return cast("NativeBackend", self._alive.storage)
+        return cast("NativeBackend", self._live_buffer.storage)
 
     @property
     def head(self) -> torch.Tensor:
@@ -76,11 +76,11 @@ class RecoverableBuffer:
 
     def config(self) -> dict[str, Any]:
         """See `ReplayBuffer.config`."""
-        return self._alive.config()
+        return self._live_buffer.config()
 
     def state(self) -> State:
         """Return the state outside the arrays, and the heads of the rings."""
-        buffer, ring = self._alive, self._ring
+        buffer, ring = self._live_buffer, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         sampler = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
         parts = {name: part.state() for name, part in buffer.parts.items()}
@@ -98,48 +98,48 @@ class RecoverableBuffer:
         """Recompute the checksum of every row."""
         self._backend.recompute_checksums()
 
-    def recover(self, record: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
+    def recover(self, commit: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Restore the buffer from its arrays and the last commit; raises CorruptCheckpoint if they are inconsistent."""
-        buffer, ring, saved = self._alive, self._ring, _reader(record)
+        buffer, ring, saved = self._live_buffer, self._ring, _reader(commit)
         backend = self._backend
         try:
             _check_flags(ring)
-            if record.is_closed:
-                _require_closed(ring, saved, checksum() == record.checksum)
+            if commit.is_closed:
+                _require_closed(ring, saved, checksum() == commit.checksum)
             else:
-                _recover(backend, saved, record)
+                _recover(backend, saved, commit)
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
             backend.refresh()
-            _resume(buffer, saved, record, resumes)
+            _resume(buffer, saved, commit, resumes)
             buffer.check_state()
         except (SchemaError, InvariantError) as error:
-            raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
+            raise CorruptCheckpoint(f"{commit.name}: the arrays are invalid. {error}") from error
 
 
 def read_last_commit(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
     """Return the file name of the last commit in a folder, and a reader of it."""
     require_support(IncompatibleCheckpoint)
-    record = newest_commit(Path(root))
-    return record.name, _reader(record)
+    commit = newest_commit(Path(root))
+    return commit.name, _reader(commit)
 
 
-def _reader(record: Commit) -> SnapshotReader:
-    assert isinstance(record.arrays, ArraySource)
-    return SnapshotReader.of(record.name, record.config, record.values, record.arrays)
+def _reader(commit: Commit) -> SnapshotReader:
+    assert isinstance(commit.arrays, ArraySource)
+    return SnapshotReader.of(commit.name, commit.config, commit.values, commit.arrays)
 
 
-def _resume(buffer: ReplayBuffer, read: SnapshotReader, record: Commit, resumes: bool) -> None:
+def _resume(buffer: ReplayBuffer, saved: SnapshotReader, commit: Commit, resumes: bool) -> None:
     """Restore the state outside the arrays from the commit."""
     if not buffer.sampler.keeps_state_in_memory:
-        resume(buffer.sampler, read.part("sampler"), read.config)
+        resume(buffer.sampler, saved.part("sampler"), saved.config)
     buffer.sampler.on_recover()
     random, observers, staged = buffer.parts.values()
     if resumes:
-        random.load_state(read.part("random"))
-    if observers.config() == record.config.get("listeners"):
-        observers.load_state(read.part_without_values("listeners"))
-    if record.is_closed:
-        staged.load_state(read.part("staged"))
+        random.load_state(saved.part("random"))
+    if observers.config() == commit.config.get("listeners"):
+        observers.load_state(saved.part_without_values("listeners"))
+    if commit.is_closed:
+        staged.load_state(saved.part("staged"))
 
 
 def _check_flags(ring: Ring) -> None:
@@ -149,46 +149,48 @@ def _check_flags(ring: Ring) -> None:
             raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", got, "Copy the folder again."))
 
 
-def _require_closed(ring: Ring, read: SnapshotReader, is_same: bool) -> None:
+def _require_closed(ring: Ring, saved: SnapshotReader, checksum_matches: bool) -> None:
     assert ring.journal is not None
-    heads = all(torch.equal(getattr(ring, name), _saved(ring, read, name)) for name in ("head", "open", "floor"))
-    if not (is_same and heads and not bool(ring.journal.any())):
+    heads_match = all(
+        torch.equal(getattr(ring, name), _saved_array(ring, saved, name)) for name in ("head", "open", "floor")
+    )
+    if not (checksum_matches and heads_match and not bool(ring.journal.any())):
         remedy = "Copy the folder again, or load a checkpoint."
         raise CorruptCheckpoint(explain("arrays", "the contents at close()", "files that were changed since", remedy))
 
 
-def _saved(ring: Ring, read: SnapshotReader, name: str) -> torch.Tensor:
-    return read.array(f"ring.{name}", getattr(ring, name))
+def _saved_array(ring: Ring, saved: SnapshotReader, name: str) -> torch.Tensor:
+    return saved.array(f"ring.{name}", getattr(ring, name))
 
 
-def _recover(backend: NativeBackend, read: SnapshotReader, record: Commit) -> None:
+def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> None:
     """Restore the rings of a buffer that was not closed.
 
     After a kill all rows are intact except those of an unfinished step. If rows are damaged, as after a power loss, the
     rings are rolled back to the last commit. Recovery is idempotent: it may be killed and repeated.
     """
     ring = backend.ring
-    head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
+    head, floor = _saved_array(ring, saved, "head"), _saved_array(ring, saved, "floor")
     max_row = (1 << 62) // (2 * ring.num_envs)
-    if bool(((floor < 0) | (head < floor) | (head >= max_row)).any()) or record.max_rows_since_commit > max_row:
-        rows = record.max_rows_since_commit
+    if bool(((floor < 0) | (head < floor) | (head >= max_row)).any()) or commit.max_rows_since_commit > max_row:
+        rows = commit.max_rows_since_commit
         got = f"floors from {int(floor.min())} and heads to {int(head.max())} (at most {rows} rows since)"
         raise CorruptCheckpoint(
-            explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
+            explain(commit.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
-    if record.boot == disk.boot_id() and _is_state_after_kill(ring, head, floor, record.max_rows_since_commit):
+    if commit.boot == disk.boot_id() and _is_state_after_kill(ring, head, floor, commit.max_rows_since_commit):
         backend.recover()
-        if not backend.damaged_rows(head - record.max_rows_since_commit, ring.head + 1).any():
+        if not backend.damaged_rows(head - commit.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
     ring.journal.fill_(-1)  # marks an unfinished recovery, which is repeated from here
     for name in ("head", "open", "resetting", "floor"):
-        getattr(ring, name).copy_(_saved(ring, read, name))
-    if _is_untouched(backend, record):
+        getattr(ring, name).copy_(_saved_array(ring, saved, name))
+    if _is_disk_unchanged(backend, commit):
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
-        ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), record.max_rows_since_commit)
-        damaged = backend.damaged_rows(head - record.max_rows_since_commit, ring.head + 1)
+        ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), commit.max_rows_since_commit)
+        damaged = backend.damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.rows() + 1, 0).amax(0))
     # Rows that were rewritten after the commit may have reached the disk in part.
@@ -202,10 +204,10 @@ def _slots_checksum(ring: Ring) -> int:
     return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
 
 
-def _is_untouched(backend: NativeBackend, record: Commit) -> bool:
+def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:
     """Whether no write after the commit reached the disk: the rows it would have overwritten are intact."""
-    ring, max_rows = backend.ring, record.max_rows_since_commit
-    if _slots_checksum(ring) != record.slots_checksum:
+    ring, max_rows = backend.ring, commit.max_rows_since_commit
+    if _slots_checksum(ring) != commit.slots_checksum:
         return False
     newest = backend.damaged_rows(ring.head - max_rows, ring.head + 1)
     oldest = backend.damaged_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)

@@ -86,12 +86,12 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     """See `Memory.disk`. With `only_reads` files are not changed, and writes stay private to this process."""
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
-    root, every = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
-    option = "" if every is None else f", commit_every={every}"
+    root, max_rows = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
+    option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
         require_support(SchemaError)
-        return DiskAllocator(root, owner.config(), every, only_reads=only_reads)
+        return DiskAllocator(root, owner.config(), max_rows, only_reads=only_reads)
 
     def free_bytes() -> int | None:
         """Return the free space of the disk; None if the folder already contains a buffer."""
@@ -127,14 +127,14 @@ class DiskAllocator(Allocator):
         self._root, self._commit_every, self._only_reads = root, commit_every, only_reads
         self._files = Files(root)
         self._arrays: dict[str, MappedFile] = {}
-        self._commits: dict[str, int] = {}
+        self._commit_files: dict[str, int] = {}
         """File descriptors of the commits, by file name."""
         self.is_open = True
         self._rows_left = self._deadline = self._steps_until_flush = math.inf
         """Number of rows and time until the next commit, and number of steps until writing to the disk starts."""
         self._is_closing = False
         """Whether the last commit marks the buffer as closed."""
-        open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commits)
+        open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commit_files)
         weakref.finalize(self, open_files.release)
         self._last_commit: Commit | None = None
         """The last commit when the folder was opened; None in a new folder."""
@@ -142,7 +142,7 @@ class DiskAllocator(Allocator):
             if holds_disk_memory(self._files):
                 self._last_commit = self._read_last_commit(config)
             else:
-                self._sweep()
+                self._remove_incomplete()
                 open_files.is_published = False
         self.reopened = self._last_commit is not None
         self._number = 0 if self._last_commit is None else self._last_commit.number
@@ -192,7 +192,7 @@ class DiskAllocator(Allocator):
             got = f"{(foreign or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
-    def _sweep(self) -> None:
+    def _remove_incomplete(self) -> None:
         """Remove the files of an interrupted creation. They contain no steps."""
         if self._only_reads or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
@@ -212,16 +212,16 @@ class DiskAllocator(Allocator):
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
         """Return the last commit; raises if its config differs from `config`."""
-        record = newest_commit(self._root)
+        commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
-        ignores_sampler = self._only_reads or record.config.get("sampler") is None
+        ignores_sampler = self._only_reads or commit.config.get("sampler") is None
         ignored = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
-            if name not in ignored and record.config.get(name) != value:
+            if name not in ignored and commit.config.get(name) != value:
                 remedy = "Make the buffer with the same settings, or relive.load() it without any."
                 where = f"{name} of the buffer in {self._root}"
-                raise IncompatibleCheckpoint(explain(where, record.config.get(name), value, remedy))
-        return record
+                raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
+        return commit
 
     # Arrays
 
@@ -322,8 +322,8 @@ class DiskAllocator(Allocator):
 
     def _reserve(self) -> None:
         """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
-        record = self._record(self._default_max_rows, is_closed=False)
-        self._reserved_bytes = nbytes = len(dump_commit(record)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
+        commit = self._make_commit(self._default_max_rows, is_closed=False)
+        self._reserved_bytes = nbytes = len(dump_commit(commit)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
         names = self._files.names("")
         for name in COMMIT_FILES:
             exists = name in names
@@ -333,7 +333,7 @@ class DiskAllocator(Allocator):
                     if exists
                     else self._files.create_for_update(name)
                 )
-            self._commits[name] = file
+            self._commit_files[name] = file
             try:
                 self._files.reserve(file, nbytes)
             except OSError as error:
@@ -353,7 +353,7 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        used = int((self._owner.head - self._committed).max())  # usually fewer than counted
+        used = int((self._owner.head - self._committed_head).max())  # usually fewer than counted
         if used + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
@@ -368,15 +368,15 @@ class DiskAllocator(Allocator):
             return
         max_rows = max(self._default_max_rows, next_rows)
         try:
-            record = self._record(max_rows, is_closed)
+            commit = self._make_commit(max_rows, is_closed)
             self._sync()
             self._is_closing |= is_closed
-            self._write(record)
+            self._write(commit)
         except OSError as error:
             remedy = "Check the disk; everything committed before is intact."
             raise CheckpointError(explain(f"commit to {self._root}", "a writable disk", error, remedy)) from error
         head = self._owner.head.clone()
-        self._number, self._committed, self._max_rows, self._is_closing = record.number, head, max_rows, is_closed
+        self._number, self._committed_head, self._max_rows, self._is_closing = commit.number, head, max_rows, is_closed
         self._rows_left, self._deadline = max_rows - next_rows, time.monotonic() + COMMIT_SECONDS
         self._steps_until_flush = self._flush_interval
 
@@ -385,7 +385,7 @@ class DiskAllocator(Allocator):
         for array in self._arrays.values():
             self._files.sync_data(array.file)
 
-    def _record(self, max_rows: int, is_closed: bool) -> Commit:
+    def _make_commit(self, max_rows: int, is_closed: bool) -> Commit:
         owner, checksum = self._owner, self._checksum() if is_closed else 0
         state = owner.state()
         return Commit(
@@ -408,10 +408,10 @@ class DiskAllocator(Allocator):
                 total = zlib.crc32(bytes_of(array.tensor), total)
         return total
 
-    def _write(self, record: Commit) -> None:
-        file = self._commits[record.name]
+    def _write(self, commit: Commit) -> None:
+        file = self._commit_files[commit.name]
         length = os.fstat(file).st_size
-        data = dump_commit(record, length)  # padded: a shorter file would lose its reserved space
+        data = dump_commit(commit, length)  # padded: a shorter file would lose its reserved space
         self._files.overwrite(file, data)
         if len(data) < length:
             with suppress(OSError):
@@ -464,10 +464,10 @@ class DiskAllocator(Allocator):
         self._open_files.is_published = False
         if FORMAT in self._files.names(""):
             self._files.rename(FORMAT, _UNPUBLISHED_FORMAT)
-        for file in self._commits.values():
+        for file in self._commit_files.values():
             self._files.overwrite(file, bytes(os.fstat(file).st_size))
         self._files.sync_folder("")
-        for file in self._commits.values():
+        for file in self._commit_files.values():
             self._files.sync_data(file)
 
     def _publish_again(self) -> None:
@@ -511,11 +511,11 @@ class _OpenFiles:
     """The open files and the lock of a folder. Released on close, on garbage collection and at exit."""
 
     def __init__(self, files: Files, lock: int, arrays: dict[str, MappedFile], commits: dict[str, int]) -> None:
-        self._files, self._lock, self._arrays, self._commits = files, lock, arrays, commits
+        self._files, self._lock, self._arrays, self._commit_files = files, lock, arrays, commits
         self._process = os.getpid()
         self.is_published = True
         """False while the folder is created or replaced: its files are deleted on release."""
-        self._unclosed: list[int] | None = None
+        self._files_to_close: list[int] | None = None
         """Files that `release` has not closed yet; None before its first call."""
         _all_open_files.add(self)
 
@@ -523,10 +523,10 @@ class _OpenFiles:
         """Close all files, delete an incomplete folder, and unlock it. A second call continues an interrupted one."""
         if os.getpid() != self._process or self._lock < 0:  # the descriptors of a forked child are its own
             return
-        if self._unclosed is None:
-            self._unclosed = [*(array.file for array in self._arrays.values()), *self._commits.values()]
-        while self._unclosed:  # pop first: the system may reuse a closed number at once
-            self._files.close(self._unclosed.pop())
+        if self._files_to_close is None:
+            self._files_to_close = [*(array.file for array in self._arrays.values()), *self._commit_files.values()]
+        while self._files_to_close:  # pop first: the system may reuse a closed number at once
+            self._files.close(self._files_to_close.pop())
         if not self.is_published:
             for name in (*self._arrays, *COMMIT_FILES, FORMAT, _UNPUBLISHED_FORMAT):
                 with suppress(OSError):
@@ -599,24 +599,24 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip()
 
 
-def dump_commit(record: Commit, length: int = 0) -> bytes:
+def dump_commit(commit: Commit, length: int = 0) -> bytes:
     """Encode a commit: a line with a checksum, a line of JSON, and arrays.
 
     Spaces after the JSON pad it to `length` bytes, if the padded line is not too long.
     """
-    assert isinstance(record.arrays, dict)
+    assert isinstance(commit.arrays, dict)
     document = {
-        "number": record.number,
-        "boot": record.boot,
-        "closed": record.is_closed,
-        "reach": record.max_rows_since_commit,
-        "marks": record.slots_checksum,
-        "checksum": record.checksum,
-        "config": record.config,
-        "values": record.values,
-        "arrays": arrays_to_json(array_info(name, array) for name, array in record.arrays.items()),
+        "number": commit.number,
+        "boot": commit.boot,
+        "closed": commit.is_closed,
+        "reach": commit.max_rows_since_commit,
+        "marks": commit.slots_checksum,
+        "checksum": commit.checksum,
+        "config": commit.config,
+        "values": commit.values,
+        "arrays": arrays_to_json(array_info(name, array) for name, array in commit.arrays.items()),
     }
-    head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
+    head, arrays = to_json(document), b"".join(map(bytes_of, commit.arrays.values()))
     for what, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
         ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
@@ -689,21 +689,21 @@ def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Cal
 
 def newest_commit(root: Path) -> Commit:
     """Return the newest intact commit."""
-    records: list[Commit] = []
+    commits: list[Commit] = []
     errors: list[str] = []
     for name in COMMIT_FILES:
         try:
-            record = _read_commit(Files(root), name)
-            if record.name != name:
-                raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
-            records.append(record)
+            commit = _read_commit(Files(root), name)
+            if commit.name != name:
+                raise CorruptCheckpoint(explain(name, "the commit of this name", commit.name, "Copy it again."))
+            commits.append(commit)
         except CorruptCheckpoint as error:
             if is_read_error(error):  # the unreadable file may be the newest commit
                 raise
             errors.append(str(error))  # the error itself would keep its callers' frames alive
-    if not records:
+    if not commits:
         raise CorruptCheckpoint(errors[0])
-    return max(records, key=lambda record: record.number)
+    return max(commits, key=lambda commit: commit.number)
 
 
 def _read_commit(files: Files, name: str) -> Commit:
