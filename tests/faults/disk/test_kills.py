@@ -94,9 +94,9 @@ def test_many_killed_writers_leave_every_row_that_was_added(tmp_path: Path) -> N
 
 def test_a_kill_while_memory_is_made_leaves_none(tmp_path: Path) -> None:
     outcomes = {True: 0, False: 0}
-    for line in range(0, 90, 6):
+    for line in range(0, 770, 52):
         root = tmp_path / str(line)
-        assert killed(writer.reopen_until, "several environments", root, line, None)
+        assert killed(writer.open_until, "several environments", root, line, None, writer.CREATION)
         outcomes[(root / "FORMAT").exists()] += 1
         with LAYOUTS["several environments"].make(rl.Memory.disk(root)) as replay:
             assert not len(replay)
@@ -139,11 +139,11 @@ def test_a_kill_during_recovery_changes_nothing(name: str, boot: str | None, tmp
     for line in range(3, 400, 37 if boot else 41):
         again = tmp_path / "again"
         shutil.copytree(root, again)
-        if not killed(writer.reopen_until, name, again, line, boot):
+        if not killed(writer.open_until, name, again, line, boot, writer.RECOVERY):
             break
         kills += 1
         for more in (5, 20):
-            killed(writer.reopen_until, name, again, more, boot)
+            killed(writer.open_until, name, again, more, boot, writer.RECOVERY)
         assert equal(digest(rl.load(again)), expected), f"killed at line {line}"
         shutil.rmtree(again)
     tell(f"A7: {kills} kills while {name} was mended ({'power loss' if boot else 'kill'})")

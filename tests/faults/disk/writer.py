@@ -207,8 +207,14 @@ def write_until_killed(name: str, root: Path, counts: Path, begins: list[int]) -
         told[2, 0] = turn + 1
 
 
-def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
-    """Reopen the memory and die at a line of the recovery code."""
+RECOVERY = ("ring.py", "replay/recovery.py", "prioritized.py")
+"""Files of the code that recovers a buffer."""
+CREATION = (*RECOVERY, "storage/disk.py")
+"""Files of the code that creates disk memory."""
+
+
+def open_until(name: str, root: Path, line: int, boot: str | None, files: tuple[str, ...]) -> None:
+    """Open the memory and die at the `line`-th executed line of these files."""
     if boot is not None:
         from relive.storage import disk  # noqa: PLC0415
 
@@ -216,7 +222,7 @@ def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
     left = iter(range(line))
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(("ring.py", "replay/recovery.py", "disk/room.py", "prioritized.py")):
+        if not frame.f_code.co_filename.endswith(files):
             return None
         if event == "line" and next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
