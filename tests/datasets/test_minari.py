@@ -264,7 +264,7 @@ def test_what_has_no_order_cannot_be_written() -> None:
 
 def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     collected()
-    monkeypatch.setattr(progress, "_PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -50,7 +50,7 @@ def test_a_report_is_a_short_text_and_the_page_is_written(tmp_path: Path) -> Non
 
 def test_long_calls_have_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     parts = [np.zeros(3), np.zeros(4)]
     assert list(progress.show_progress(iter(parts), 7, "saving rows")) == parts
