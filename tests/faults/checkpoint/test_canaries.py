@@ -120,7 +120,7 @@ def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Files, "open", follow)
     with pytest.raises(rl.CorruptCheckpoint):
         rl.load(root, number=2)  # the length of the link itself is checked first
-    monkeypatch.setattr(Files, "_about", lambda self, name: os.stat(self.root / name))
+    monkeypatch.setattr(Files, "_status", lambda self, name: os.stat(self.root / name))
     assert equal(loaded(root), old), "the canary loads what lies outside"
 
 
