@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -352,6 +353,16 @@ class TestSampling:
         assert all(torch.equal(out[name], expected[name]) for name in ("obs", "action", "index", "round"))
         drawn = [batch["index"].clone() for batch in buffer.epochs(8, out=out, epochs=2)]
         assert [set(torch.cat(drawn[i : i + 2]).tolist()) for i in (0, 2)] == [set(range(4, 20))] * 2
+
+    def test_an_out_in_the_memory_of_the_buffer_is_refused_before_anything_is_drawn(self, backend: str) -> None:
+        buffer = filled(10)
+        out = buffer.sample(4)
+        out["obs"] = buffer._columns[0][2:6]
+        before = state(buffer)
+        for read in (buffer.sample, partial(buffer.epochs, drop_last=True)):
+            with pytest.raises(rl.SchemaError, match=r"out\.obs: expected memory outside the buffer"):
+                list(read(4, out=out))
+        assert state(buffer) == before
 
     def test_an_out_that_does_not_fit_is_refused_before_anything_is_drawn(self) -> None:
         buffer = filled(10)

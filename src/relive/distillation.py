@@ -31,6 +31,7 @@ from relive.schema.assembly import (
     check_destination,
     checked_targets,
     import_tensordict,
+    memory_range,
     to_device,
     value_of,
 )
@@ -441,7 +442,8 @@ class DistillationBuffer(StateDictMixin):
         if out is None:
             return None
         forms = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
-        return checked_targets(out, dict(zip(self._paths, forms, strict=True)), self.device)
+        own = map(memory_range, self._columns)
+        return checked_targets(out, dict(zip(self._paths, forms, strict=True)), self.device, own)
 
     def _read(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None

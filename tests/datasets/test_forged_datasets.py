@@ -84,6 +84,25 @@ def test_lists_of_any_length_and_references_are_no_numbers(tmp_path: Path) -> No
         from_hdf5(tmp_path / "f.hdf5")
 
 
+@pytest.mark.parametrize("name", ["more", "rewards", "dones", "actions"])
+def test_an_hdf5_array_without_a_shape_has_no_rows(name: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.hdf5", "w") as file:
+        arrays = {"obs/x": np.zeros((4, 1)), "actions": np.zeros((4, 1)), name: h5py.Empty("f4")}
+        for array, value in arrays.items():
+            file[f"data/demo_0/{array}"] = value
+    with pytest.raises(rl.SchemaError, match=rf"f.hdf5: data/demo_0/{name}: expected .*, got shape None"):
+        from_hdf5(tmp_path / "f.hdf5")
+    if name == "more":
+        assert len(from_hdf5(tmp_path / "f.hdf5", columns={"more": None}, final_obs="drop")) == 3
+
+
+def test_an_hdf5_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.hdf5", "w") as file:
+        h5py.h5g.create(file.create_group("data").id, b"demo\xff")
+    with pytest.raises(rl.SchemaError, match=r"f.hdf5: /data: expected names in UTF-8, got b'demo\\xff'"):
+        from_hdf5(tmp_path / "f.hdf5")
+
+
 # zarr
 
 

@@ -190,6 +190,30 @@ def test_memory_of_a_state_dict_is_refused(backend: str) -> None:
     assert (replay[replay.ids()] == before[1]).all()
 
 
+@pytest.mark.parametrize("sampler", [rl.Prioritized(), rl.Counted(rl.Prioritized())])
+def test_memory_of_the_priorities_is_refused(sampler: rl.Sampler, backend: str) -> None:
+    replay = made(sampler)
+    out = replay.sample(2)
+    priorities = replay.state_dict()["arrays"]["sampler.mass"].view(torch.int64)[:2]
+    with pytest.raises(rl.SchemaError, match=r"^out\.index: expected memory outside the buffer"):
+        replay.sample(2, out=_with(out, "index", priorities))
+    replay.check()
+
+
+def test_the_state_of_a_users_sampler_is_not_made_for_a_batch(backend: str) -> None:
+    class Stateful(rl.Sampler):
+        def sample(self, count: int) -> Any:
+            return self.storage.stored()[:count], None
+
+        def state(self) -> Any:
+            raise AssertionError
+
+    for sampler in (Stateful(), rl.Counted(Stateful())):
+        replay = made(sampler)
+        out = replay.sample(3)
+        assert replay.sample(3, out=out) is out
+
+
 @pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
 def test_leaves_that_overlap_each_other_are_refused_before_the_draw(view: Any, backend: str) -> None:
     replay = made()

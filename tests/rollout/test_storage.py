@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
+from tests.faults.digest import digest
 from tests.rollout.steps import N, make, step
 
 
@@ -241,12 +242,25 @@ class TestMemoryInOtherHands:
         rollout = make()
         out = next(rollout.minibatches(3))
         out["obs"] = rollout.data["obs"][0]
-        with pytest.raises(rl.SchemaError, match="out: expected memory outside the rollout, got memory of the rollout"):
+        with pytest.raises(
+            rl.SchemaError, match=r"out\.obs: expected memory outside the buffer, got memory of the buffer"
+        ):
             rollout.minibatches(3, out=out)
         with pytest.raises(rl.SchemaError, match="out: expected no device= together with out="):
             rollout.minibatches(3, out=out.clone(), device="cpu")
         with pytest.raises(rl.SchemaError, match=r"out\..*: expected contiguous .* on cpu"):
             rollout.minibatches(3, out=out.to("meta"))
+
+    def test_out_may_not_be_a_field_that_is_not_read(self, backend: str) -> None:
+        rollout = make()
+        rollout.attach(weights=torch.ones(4, N))
+        for name in ("value", "weights"):
+            out = next(rollout.minibatches(N, fields=["reward"]))
+            out["reward"] = rollout.data[name][0]
+            before = digest(rollout)
+            with pytest.raises(rl.SchemaError, match=r"out\.reward: expected memory outside the buffer"):
+                list(rollout.minibatches(N, fields=["reward"], out=out))
+            assert digest(rollout) == before
 
 
 class TestAttach:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -264,7 +265,7 @@ def _num_rows(array: Any) -> int:
 
 
 def _spec(array: Any) -> ColumnSpec:
-    shape = tuple(array.shape[1:])
+    shape = tuple((array.shape or ())[1:])
     is_loose = shape == (1,) and _VECTOR not in array.attrs
     return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=is_loose)
 
@@ -280,7 +281,7 @@ def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
 
 
 def _require_rows(array: Any, rows: int) -> None:
-    if array.shape[:1] != (rows,):
+    if (array.shape or ())[:1] != (rows,):  # an array without a shape has None
         remedy = "Leave it out with columns=, or repair the file."
         raise SchemaError(explain(_where(array), f"{rows} rows", f"shape {array.shape}", remedy))
 
@@ -403,6 +404,8 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
+            if isinstance(key, bytes):  # h5py returns a name that it cannot decode as it is stored
+                raise damage(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
             name = f"{prefix}/{key}"
             where = f"{path.name}: {name}"
             if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:

@@ -420,8 +420,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _memory(self) -> list[MemoryRange]:
         """The memory of rows and of the sampler, which `out` must not overlap."""
-        state = self.sampler.state() if self.sampler.is_ours else {}
-        return [*self.storage.rows.memory_ranges, *(memory_range(array) for array in state.values() if array.numel())]
+        return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
         """Draw and read the leaves of a batch, for a Mixture. The caller holds the lock."""

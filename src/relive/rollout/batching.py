@@ -13,9 +13,8 @@ from relive.kernels.reader import Reader, RebindingReader, permutation, reader, 
 from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import assembler, checked_targets, to_device
+from relive.schema.assembly import assembler, checked_targets, memory_range, to_device
 from relive.schema.checks import positive
-from relive.schema.conversion import overlaps
 from relive.schema.fields import Carry, Path
 
 ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
@@ -107,14 +106,12 @@ def read_fresh(
 
 def read_into(
     out: lazy.TensorDict, source: RebindingReader[Reader], leaves: dict[Path, torch.Tensor], batch_size: int,
-    device: torch.device,
+    storage: Storage,
 ) -> ReadBatch:  # fmt: skip
-    """Return a function that reads rows of leaves [T + 1, N, …] into the caller's batch `out`."""
+    """Return a function that reads rows of leaves [T + 1, N, …] of the storage into the caller's batch `out`."""
     like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, like, device)
-    if any(overlaps(target, leaf) for target in targets for leaf in leaves.values()):
-        got, remedy = "memory of the rollout", "Pass a batch as out=."
-        raise SchemaError(explain("out", "memory outside the rollout", got, remedy))
+    own = [memory_range(tensor) for tensor in (*storage.tensors, *storage.attached.values())]
+    targets = checked_targets(out, like, storage.device, own)
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.current().take_into(index, start, stop, targets)

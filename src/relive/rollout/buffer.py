@@ -341,7 +341,7 @@ class RolloutBuffer(StateDictMixin):
             if out is None:
                 read = read_fresh(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, batch_size, self.device)
+                read = read_into(out, source, leaves, batch_size, self._storage)
                 plan.require_full("transitions")
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (to_device(batch, target) for batch in batches)

@@ -219,6 +219,9 @@ class Prioritized(Sampler):
         state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # `state` also makes tensors of numbers, for every batch
+        return (self.tree.leaves_view(),) if self.is_ours else ()
+
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         mass, largest = saved["mass"], float(saved["largest"])
         if len(mass) != self._slots or not bool((torch.isfinite(mass) & (mass >= 0)).all()):

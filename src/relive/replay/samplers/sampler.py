@@ -85,6 +85,10 @@ class Sampler:
     optional_state: frozenset[str] = frozenset()
     """Names that a saved state may lack; their values are then zero."""
 
+    def own_arrays(self) -> Iterable[torch.Tensor]:
+        """Return the arrays that the sampler of this package writes to, which `out` must not overlap."""
+        return self.state().values() if self.is_ours else ()
+
     @property
     def takes_priorities(self) -> bool:
         """Whether `update_priority` works."""

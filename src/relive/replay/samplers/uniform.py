@@ -307,6 +307,9 @@ class Counted(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}
 
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`, which may be a user's inner sampler's
+        return self._counts, *self._inner.own_arrays()
+
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         drawn = saved["drawn"]
         if drawn.shape != self._counts.shape or bool((drawn < 0).any()):
