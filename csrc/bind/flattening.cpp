@@ -100,7 +100,7 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             const Field& part = field.parts[static_cast<size_t>(i)];
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            if (!inner) PyErr_Clear();  // the list was shortened meanwhile
+            if (!inner) PyErr_Clear();  // other code has shortened the list meanwhile
             if (!inner || inner == Py_None) return false;
             if (part.parts.empty()) {
                 out.add(inner);
@@ -113,7 +113,7 @@ private:
     }
 
     std::vector<Field> positional_, named_;
-    nb::object ordered_;  // collections.OrderedDict
+    nb::object ordered_;  // the class collections.OrderedDict
     Py_ssize_t leaves_ = 0;
 };
 

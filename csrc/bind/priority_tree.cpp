@@ -150,7 +150,7 @@ private:
         tree.draw(leaves, priorities, count, random);
     }
 
-    nb::object owner_;  // the memory
+    nb::object owner_;  // keeps the arrays of the tree alive
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ class Original:
     modules: tuple[str, ...]
     """Modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
     companion: str | None = None
-    """An original to patch together with this one if it is installed: one inherits from the other's buffers."""
+    """Another original to patch at the same time, if installed: its buffers inherit from these or vice versa."""
 
 
 ORIGINALS = {

@@ -146,7 +146,7 @@ class StepRows:
             self._bind()
         given, last = list(values), -1
         misfit = self._writer.write(self._step, tuple(given), None)
-        while misfit > last:  # the leaves before it fit
+        while misfit > last:  # a later leaf each time: all leaves before `misfit` fit
             given[misfit] = self._fit(misfit, given[misfit])
             misfit, last = self._writer.write(self._step, tuple(given), None), misfit
         if misfit >= 0:

@@ -428,7 +428,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _flat_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Return the ids in `index` [B] or [B, L], its shape, and a mask of the places that have an id."""
+    """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of its ids."""
     flat, leading_shape = flat_ids(_on_host(index), _HOST)
     kept = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[kept], leading_shape, kept

@@ -96,7 +96,7 @@ def section(title: str, run: Callable[[Any], Iterator[dict[str, Any]]], place: A
             result["result"] = "FAILED"
     except NotHere as reason:
         result["result"] = f"left out: {reason}"
-    except Exception as error:  # reported, not raised
+    except Exception as error:  # an error is part of the report
         result |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     result["seconds"] = round(time.perf_counter() - start, 1)
     return result
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache: first calls compile
+        os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache: the first call of each kernel compiles it
         place = Place(torch.device("cpu" if interpreted else options.device), SMALL if interpreted else Sizes())
         place.fasttd3 = options.fasttd3
         done = []

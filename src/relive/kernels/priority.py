@@ -153,7 +153,7 @@ def _copy_weights(
 
 def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
     """Return (smallest / priority)^beta, float32 [K] in (0, 1]."""
-    # A tensor: torch divides a Python number by multiplying with a reciprocal, which is infinite for denormals.
+    # `smallest` as a tensor: torch would multiply a number with a reciprocal, which is infinite for denormals.
     smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
     # Underflow becomes the smallest normal float32: a weight of zero would drop the row.
     out = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
@@ -182,7 +182,7 @@ class _TorchTree:
         self._rows = self._blocks.unsqueeze(1)
         self._sums = torch.zeros(num_blocks, 2, dtype=torch.float64, device=device)
         self._normal, self._tiny = self._sums.unbind(1)
-        # A tensor: Python numbers in mixed operations may pass through float32.
+        # Scales as a tensor: Python numbers in mixed operations may pass through float32.
         self._scales = torch.tensor([[_NORMAL], [_TINY]], dtype=torch.float64, device=device)
         self._running = _Running(num_blocks, self._scales)
 

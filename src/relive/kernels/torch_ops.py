@@ -44,7 +44,7 @@ def n_step_return(
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
     linked = _open(terminated, truncated, mask)
-    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # of one step
+    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # one-step return
     piece = torch.where(linked, reward, return_)  # reward sum of k steps, to be extended where still linked
     # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
     k, left = 1, min(n, max(len(reward), 1)) - 1

@@ -22,7 +22,7 @@ from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 
 ChangedSlots = tuple[torch.Tensor, torch.Tensor | None]
-"""Slots, and a mask of those that changed (None: all)."""
+"""Slots of a write, and a mask of the slots that changed (None: all changed)."""
 
 
 class Backend:
@@ -44,7 +44,7 @@ class Backend:
         """Pending warning about steps that look like a mistake; None without one."""
         self._readers: dict[Any, Reader] = {}
         self._is_valid: Callable[[], bool] | None = None
-        """The backend's own check of all invariants of the ring, which finds violations but does not explain them."""
+        """Fast check of all invariants of the ring; finds a violation but does not explain it."""
 
     # Writing
 
@@ -122,7 +122,7 @@ class Backend:
     # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
-        """Make a reader of batches of this plan. Slower than reading a batch: keep the reader."""
+        """Make a reader of batches of this plan. Making one takes longer than reading a batch: cache it."""
         return TorchReader(self, plan)
 
     def take(
@@ -168,7 +168,7 @@ class Backend:
         """Number of transitions of the same episode after each row."""
         return self.ring.ahead(slots)
 
-    # Naming
+    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """Ids of the rows at slots."""

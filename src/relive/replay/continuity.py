@@ -101,7 +101,7 @@ class ContinuityCounter:
     """The counts of one buffer object, and the names of warnings it has issued: each once."""
 
     is_on: bool
-    """Whether writes count; on other devices `check()` counts the stored rows instead, to save launches."""
+    """Whether writes update the counts. On other devices `check()` counts the stored rows instead, to save launches."""
     seen: ContinuityStats = field(default_factory=ContinuityStats)
     issued: set[str] = field(default_factory=set)
 
@@ -118,7 +118,7 @@ def step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
 ) -> ContinuityStats:  # fmt: skip
-    """Count a step of the environments `env` [K] before it is written; on the CPU only.
+    """Count a step of the environments `env` [K] before it is written. Used on the CPU only.
 
     `head`, `is_open` and `resetting` [K] are the ring state of these environments.
     """
@@ -167,7 +167,10 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
 
 
 def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks of final slots: ends an episode of several steps; is terminated; differs from its own `obs`."""
+    """Return three masks of the slots `final`, for the step before each slot.
+
+    The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.
+    """
     ring = rows.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))

@@ -29,12 +29,12 @@ class ResolvedRows(NamedTuple):
     """Mask of padding [K]; None without padding."""
 
     def without_padding(self, gone: Any) -> Any:
-        """Subtract the padding from `gone`, the number of slots that are -1; a tensor on other devices."""
+        """Return `gone`, a number of skipped slots, without the padding; a tensor on devices other than the CPU."""
         return gone if self.is_padding is None else gone - _count(self.is_padding)
 
     @property
     def stale(self) -> Any:
-        """Number of overwritten rows; a tensor on other devices."""
+        """Number of overwritten rows; a tensor on devices other than the CPU."""
         return self.without_padding(_count(self.slots < 0))
 
 
@@ -64,7 +64,7 @@ def resolve_padded_ids(backend: Backend, flat: torch.Tensor, lead: tuple[int, ..
 
 
 def _unresolved(backend: Backend, index: Any) -> ResolvedRows:
-    """Keep the ids in place of slots, for a sampler that resolves them itself."""
+    """Return the ids unresolved, as `slots`, for a sampler that resolves ids itself."""
     flat, lead = flat_ids(index, backend.device)
     return ResolvedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
 

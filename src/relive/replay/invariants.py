@@ -115,7 +115,7 @@ class _Host:
 
 
 class _Ages:
-    """Ages of the rows at all slots [S, N], and masks derived from them.
+    """Ages of the rows at all slots [S, N], and masks computed from the ages.
 
     The newest row of an environment has age 0. Ages fit in int32, which compares faster than row numbers.
     """
@@ -166,7 +166,7 @@ def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         f"no transition {ring.num_sampleable} rows before the head",
         kind,
     )
-    # The first rows after dropped ones may be frames of later stacks without a complete stack themselves.
+    # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
     may_be_history = ~ages.is_sampleable | ages.is_early
     may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes its row history
     ages.require(
@@ -183,7 +183,7 @@ def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     if not rows.next_step:
         ages.require(~(final & (after_final | ages.is_first)), "kind", "a transition before a final row", kind)
     else:
-        # A reset, and after it an observation without a step.
+        # Two final rows: a reset, then an observation from which no step was taken.
         twice = final & after_final
         ages.require(~(final & ages.after(twice)), "kind", "at most two final rows in a row", kind)
     if rows.stores_next_obs:

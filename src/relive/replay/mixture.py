@@ -56,10 +56,10 @@ class Mixture:
     def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
         self.buffers = dict(buffers)
         self._parts = _integer_ratios(list(self.buffers), ratios)
-        """The ratios as ints, so that the carried remainder never drifts."""
+        """The ratios as ints: remainders are exact and do not drift."""
         _require_alike(self.buffers)
         self._owed = [0] * len(self.buffers)
-        """Rows that each buffer is behind its share, times the sum of the parts; they add up to 0."""
+        """Rows that each buffer is owed (negative: received too many), times the sum of the ratios; adds up to 0."""
         self._lock = threading.Lock()
 
     @property
@@ -100,7 +100,7 @@ class Mixture:
         counts = [part * batch_size // whole for part in self._parts]
         owed = [rest + part * batch_size % whole for rest, part in zip(self._owed, self._parts, strict=True)]
         for _ in range(batch_size - sum(counts)):
-            last = owed.index(max(owed))  # the furthest behind
+            last = owed.index(max(owed))  # the buffer that is owed most
             counts[last] += 1
             owed[last] -= whole
         return counts, owed
@@ -136,7 +136,7 @@ class Mixture:
         return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # the end of an epoch
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
-        """Verify `out` before anything is drawn; its fields too, unless a user's view computes them."""
+        """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._bound(view)
         plan = plan_of_batch(reader.plan, finish)
@@ -152,7 +152,7 @@ class Mixture:
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
 
-        Buffers without priorities have nothing to update; when none has any, that is an error.
+        Rows of buffers without priorities are ignored. Raises if no buffer has priorities.
         """
         buffers = list(self.buffers.values())
         prioritized = [buffer.sampler.takes_priorities for buffer in buffers]

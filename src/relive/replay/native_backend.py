@@ -114,7 +114,7 @@ class NativeBackend(Backend):
         return self._draw_from_few(count, random) if drawn is None else drawn
 
     def _draw_from_few(self, count: int, random: Randomness) -> torch.Tensor:
-        """Draw if transitions are too rare for the core's rejection sampling."""
+        """Draw from the list of all transitions, if they are too rare for the core's rejection sampling."""
         slots = self.stored() if self._few is None else self._few
         self._few = slots if self._is_alone else None
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
@@ -163,7 +163,7 @@ class NativeBackend(Backend):
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.behind(slots, None)
 
-    # Naming
+    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.ids(slots, None)
@@ -227,7 +227,7 @@ class NativeBackend(Backend):
 
 
 class BridgedBackend(NativeBackend):
-    """The C++ core under a torch version whose tensors it cannot make: batches are read leaf by leaf."""
+    """The C++ core under a torch version whose tensors it cannot create: batches are read leaf by leaf."""
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TorchReader(self, plan)
@@ -259,7 +259,7 @@ class NativeReader(PlanReader):
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        # Without strict=: the keyword takes as long as the loop.
+        # Without strict=, which would double the time of this loop.
         return dict(zip(self.plan.paths, self._core.read(slots)))  # noqa: B905
 
     def sample(self, count: int, random: Randomness) -> lazy.TensorDict | None:

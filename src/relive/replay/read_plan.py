@@ -53,11 +53,11 @@ class Layout(IntEnum):
     """The treatment of offsets outside the stored episode. The native core uses the same numbers."""
 
     NEAREST = 0
-    """The nearest step is repeated in their places."""
+    """Each offset outside the episode repeats the nearest step."""
     ZEROS = 1
-    """Zeros in their places."""
+    """Each offset outside the episode gives zeros."""
     PACKED = 2
-    """Real steps come first, then zeros."""
+    """All stored steps come first, followed by zeros."""
 
 
 class Group(NamedTuple):

@@ -154,11 +154,11 @@ class Ring:
         return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Kinds of flat slots."""
+        """Kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
-        """Mask of ints that are flat slots of transitions."""
+        """Mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
         inside = slots.clamp(0, self.kind.numel() - 1)
         return (slots == inside) & (self.kind_at(inside) == TRANSITION)
 
@@ -174,7 +174,8 @@ class Ring:
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
         """Number of transitions of the same episode after each slot."""
-        stops = torch.cat([self.kind, self.kind]) != TRANSITION  # twice: runs continue across the end of the ring
+        # Repeated twice: episodes continue across the end of the ring.
+        stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._since(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
@@ -184,8 +185,8 @@ class Ring:
         return self._since(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `preceding` and `ahead`, limited to `before` and `after`, which are below the number of slots."""
-        if before + after > _MANY_STEPS:  # a pass over all slots is faster
+        """Return `preceding` up to `before` and `ahead` up to `after`; both limits are below the number of slots."""
+        if before + after > _MANY_STEPS:  # for many steps a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
         at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
@@ -193,7 +194,7 @@ class Ring:
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Distance from each place back to the last stop."""
+        """Distance from each place back to the nearest earlier stop in its column."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
@@ -245,7 +246,7 @@ class Ring:
         self.journal.zero_()
 
     def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
-        """Return the environments `where` to earlier heads [N]; up to `reach` rows may have been written since."""
+        """Roll the environments `where` back to earlier heads [N]; up to `reach` rows may have been written since."""
         kind = self.kind.view(-1)
         pending = self.at(head, self.first_ids[0])
         kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)

@@ -177,12 +177,12 @@ class RowStorage:
         fitted_nexts = tuple(
             self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
         )
-        if steps is None:  # again: only converted objects show their memory
+        if steps is None:  # checked again: the memory of some objects is known only after conversion
             refuse_reused_leaves(self.schema, [fitted[i] for i in self.obs_leaves], fitted_nexts)
         return fitted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
-        """The error for a frame stack that cannot be rebuilt; indices after all leaves are next observations."""
+        """The error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.obs_leaves[leaf - count] if is_next else leaf
@@ -205,7 +205,7 @@ class RowStorage:
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
         waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, waiting)}
-        if self.mutable:  # keeps the format of checkpoints without mutable leaves
+        if self.mutable:  # omitted without mutable leaves, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 

@@ -60,7 +60,7 @@ class ReplaySettings:
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
-        """Whether every field is one leaf and there are no extra fields."""
+        """Whether no field is nested and there are no extra fields."""
 
     def _refuse_uncounted(self, *given: bool) -> None:
         """Raise for statistics or norms in shared memory: they would count only this process's steps."""

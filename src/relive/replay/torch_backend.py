@@ -80,7 +80,7 @@ class TorchBackend(Backend):
         if has_tables:
             self._uniform_index.follow(self._written)
             self._renew_row_table()
-        else:  # an interruption may have left them half updated
+        else:  # an interruption may have left the tables half updated
             self._forget_tables()
         if then is not None:
             then()
@@ -108,7 +108,7 @@ class TorchBackend(Backend):
         return self.counter.seen
 
     def changed_slots(self) -> ChangedSlots:
-        """Every slot that the last write filled or retired."""
+        """Slots that the last write filled, and slots whose rows left the sampling window."""
         slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
@@ -191,7 +191,7 @@ class TorchBackend(Backend):
             rows = self._table_of_rows().index_select(1, slots)
         return rows[:2], rows[2]
 
-    # Naming
+    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         drawn = self._last_entries(slots)
@@ -200,7 +200,7 @@ class TorchBackend(Backend):
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """The index entries of these slots if they are the last draw; None otherwise."""
         if self._drawn is None or self._drawn[0] is not slots or self._version(slots) != self._drawn[2]:
-            return None  # a sampler may have changed them in place
+            return None  # a sampler may have changed the slots in place
         return self._drawn[1]
 
     @staticmethod
@@ -284,7 +284,7 @@ class UniformIndex:
 
     def _add_up(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last: every number maps to an environment, even if none has rows
+        self._bounds = counts[:-1]  # without the last bound: every number maps to an environment, even if none has rows
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
@@ -336,11 +336,11 @@ class Changes:
         self._calls: list[Callable[[], Any]] = []
 
     def add(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Add a call."""
+        """Append a call to the list."""
         self._calls.append(partial(function, *arguments, **options))
 
     def apply(self) -> None:
-        """Apply all changes."""
+        """Make all calls of the list, in order."""
         for call in self._calls:
             call()
 
@@ -349,7 +349,7 @@ class TorchWriter:
     """Writes one step, or with `blocks` several steps in time order, of all environments or of `envs`: all or nothing.
 
     Each step is first computed from the stored rows and then assigned: `write` may be interrupted anywhere and called
-    again. With `counts`, `counted` holds the continuity of the steps, which synchronises.
+    again. With `counts`, the continuity of the steps is counted in `counted`; counting synchronises.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class TorchWriter:
                     after,
                     counted,
                     None,
-                )  # one statement without calls: no signal in between
+                )  # one statement without calls: a signal cannot separate the assignments
             except SchemaError as error:
                 self.refusal = error
         if self.refusal is not None:
@@ -491,7 +491,8 @@ class TorchWriter:
         if reset is None:
             changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)  # FINAL is one more
+            # FINAL = TRANSITION + 1.
+            changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
             fresh |= self._first.index_select(0, slots)  # a continued reset starts an episode
         changes.add(self._first.index_copy_, 0, slots, fresh)
 
@@ -513,7 +514,7 @@ class TorchWriter:
             changes.add(torch.add, head, 1, out=self._head)
             changes.add(self._open.fill_, True)
         else:
-            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))  # FINAL is one less
+            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))  # FINAL = PENDING - 1
             changes.add(torch.add, head + 1, closes, out=self._head)
             changes.add(torch.logical_not, closes, out=self._open)
 
@@ -542,7 +543,7 @@ class TorchWriter:
             changes.add(rows.num_invalid_stacks.copy_, broken)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """The stored part of a leaf: the newest frame of a stack, else the whole leaf."""
+        """The part of a leaf that is stored: the newest frame of a stack; a leaf without stacking is stored whole."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 

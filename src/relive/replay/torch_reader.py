@@ -37,7 +37,7 @@ class EpisodeExtent(NamedTuple):
     preceding: torch.Tensor
     ahead: torch.Tensor
     last: torch.Tensor | None
-    """Distance to the last of n steps; None: the row itself is the last."""
+    """Distance from each row to the last of its n steps; None if each row is its own last step."""
 
 
 def until_last(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +140,8 @@ class TorchReader(PlanReader):
         batch: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
-                read = backend.take(ring.after(flat), tuple(leaves))  # slot -1 reads some row, which is zeroed below
+                # For slot -1 an arbitrary row is read; it is zeroed below.
+                read = backend.take(ring.after(flat), tuple(leaves))
                 is_none = flat < 0
                 for leaf in read:
                     bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch cannot fill uint16
@@ -149,8 +150,9 @@ class TorchReader(PlanReader):
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
         for leaves in self._items.values():
             batch |= zip(leaves.values(), backend.take(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
-        is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # and later steps
-        batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}  # -1 is a slot here
+        is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # True from the drawn step on
+        # Index -1 reads the last slot; `is_step` masks it.
+        batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}
         if plan.step_index:
             batch[STEP_INDEX] = torch.where(is_step, ring.id_of(flat).view(windows.shape), -1)
         return batch
@@ -161,7 +163,7 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
 
 
 def nearest(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
-    """For the offsets of all groups in order [B, offsets]: the nearest stored step, and whether it is exact."""
+    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of exact matches."""
     steps, of_next, has_next = _constants(plan, extent.ahead.device)
     wanted = steps if extent.last is None else steps + of_next * extent.last.unsqueeze(1)
     max_steps = extent.ahead.unsqueeze(1) + has_next
@@ -172,7 +174,7 @@ def nearest(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.
 @lru_cache(maxsize=128)  # making a tensor from numbers synchronises
 @torch.inference_mode(False)  # inference tensors could not be used outside inference mode
 def _constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For all offsets of all groups: the step, whether it counts from the last step, whether it counts observations."""
+    """For each offset of all groups: its steps, and flags for "counts from the last step", "counts observations"."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]

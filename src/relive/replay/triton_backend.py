@@ -138,7 +138,7 @@ class TritonBackend(TorchBackend):
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TritonReader(self, plan) if has_kernels(plan) else super().reader(plan)
 
-    # Naming
+    # Ids of rows
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """Slots of row ids; ids never issued are treated as overwritten, since checking would synchronise."""
@@ -191,7 +191,7 @@ def _frames(field: Field) -> Frames:
 
 
 def has_kernels(plan: ReadPlan) -> bool:
-    """Whether kernels can read a plan; unpacked offsets need torch ops."""
+    """Whether the kernels can read this plan. Plans with offsets that are not packed need torch ops."""
     is_packed = plan.layout is Layout.PACKED
     return plan.length <= MOST_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 

@@ -23,7 +23,7 @@ from relive.schema.invariants import require, require_form, same_bits
 from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
-"""Value after a truncated step. True: of its final observation; False: 0; "own_value": of its own observation."""
+"""Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(its observation)."""
 
 
 class Advantages:
@@ -141,18 +141,18 @@ def _unknown_final_error(is_cut: torch.Tensor, positions: list[tuple[int, int]])
 
 
 _MIN_ENDS = 8
-"""Ends to see before the warning about the autoreset mode."""
+"""Number of ends after which the warning about the autoreset mode may be issued."""
 
 
 class RewardWarnings:
-    """Warns once about rewards that are not finite, and once if they look like NEXT_STEP; on the host only."""
+    """Warns once about infinite or NaN rewards, and once if rewards look like those of NEXT_STEP; on the host only."""
 
     def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
         self._storage, self._flags = storage, flags
         self._may_be_infinite = storage.device.type == "cpu"
         self._may_reset_later = self._may_be_infinite and not flags.has_reset_rows
         self._num_ends = self._num_others = self._num_other_rewards = 0
-        """Steps that follow an end, steps that do not, and the latter with a reward other than 0."""
+        """Three counts: steps after an end, other steps, and other steps with a reward other than 0."""
 
     def check_rewards(self, steps: int) -> None:
         """Look at the rewards of the first `steps` stored steps."""
@@ -173,7 +173,7 @@ class RewardWarnings:
             warn_user(explain("autoreset", "steps after an end that are steps of new episodes", got, remedy))
 
     def _look_like_reset_rows(self, rewards: list[np.ndarray], steps: int) -> bool:
-        """Whether every step after an end has a reward of 0 and ends nothing, while most other steps have a reward."""
+        """Whether all steps after an end have reward 0 and no end themselves, while most other steps have a reward."""
         ended = self._flags.ended(slice(0, steps)).numpy()
         nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
         rewarded = np.logical_or.reduce(nonzero)

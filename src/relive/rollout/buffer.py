@@ -233,7 +233,7 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             storage.clean_bools()
-            self._advantages.last.set({})  # the collector may have overwritten it
+            self._advantages.last.set({})  # the collector may have overwritten the last row
             stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
@@ -380,7 +380,8 @@ class RolloutBuffer(StateDictMixin):
             plan = EpochPlan(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
             if drop_last:
                 plan.drop_last("sequences", f"{size} or more sequences")
-            read = read_fresh(source, paths, layout == "batch_first")  # only there [B] is the first axis
+            # Only batch-first batches have [B] as their first axis.
+            read = read_fresh(source, paths, layout == "batch_first")
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 

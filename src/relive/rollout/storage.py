@@ -52,7 +52,7 @@ class Storage:
         """Number of finite values that became infinite in their field; counted on devices other than the host."""
         self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
-        """Whether every field is one leaf and there are no extra fields."""
+        """Whether no field is nested and there are no extra fields."""
         self._optional_names = optional
         self._optional = tuple(path[0] in optional for path in schema.paths)
         self._set_present((True,) * len(optional))
@@ -77,7 +77,7 @@ class Storage:
         """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
         before, present, which = self._present, (values[5] is not None, values[6] is not None), None
         try:
-            if present == before and not self.staged:  # false only for a first step and after `stage`
+            if present == before and not self.staged:  # False only at the first step and after `stage`
                 leaves = values if self._is_plain and not extra else self._flatten(values, extra)
             else:
                 has_value, has_log_prob = present

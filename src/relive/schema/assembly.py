@@ -41,7 +41,7 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    # Without strict=: the keyword takes as long as the loop.
+    # Without strict=, which would double the time of this loop.
     return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
@@ -103,7 +103,7 @@ def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy
     return out
 
 
-@torch.inference_mode()  # accepts inference tensors and others
+@torch.inference_mode()  # inference mode may write both inference tensors and normal ones
 def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy pairs (target, source)."""
     for target, leaf in pairs:

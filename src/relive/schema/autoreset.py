@@ -98,7 +98,7 @@ def warn_of_frame_stacks(env: Any) -> None:
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-    """Return the 5-tuple of `env.step`; raises if it is none or if the autoreset mode is unknown."""
+    """Return the 5-tuple of `env.step`; raises if `step` is no 5-tuple or the autoreset mode is unknown."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
         raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))

@@ -146,7 +146,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
         array = array.astype(native if native in DTYPES.values() else np.float64)
     array = array.view(
         np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
-    )  # one dtype object per type: C has several names for some
+    )  # C has several names for some types; use one dtype object per type
     # torch has no read-only or reversed memory; at unaligned addresses it may crash, and the native core refuses.
     odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
     if odd or not array.flags.writeable or not array.flags.c_contiguous:
@@ -206,7 +206,7 @@ _MAX_KNOWN = 256
 
 
 def _key(env_ids: Any) -> Any:
-    """Return a hashable key for `env_ids`; None if a key would take longer than another check."""
+    """Return a hashable key for `env_ids`; None if making a key would take longer than checking again."""
     if type(env_ids) is torch.Tensor:
         env_ids = numpy_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:

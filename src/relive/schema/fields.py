@@ -108,7 +108,7 @@ class Carry(Field):
         super().__init__(shape, dtype)
 
     def settings(self) -> list[Any]:
-        return [1]  # format 1 keeps a number here: once the steps between two kept states
+        return [1]  # format 1 has a number here, formerly the number of steps between two stored states
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
@@ -346,7 +346,7 @@ def tree_of(node: lazy.Node) -> Tree:
         raise parts[1].error("positive sizes")
     try:
         return kind.with_settings(Field(shape, dtype), parts[3:])
-    except ValueError as error:  # more settings, or fewer
+    except ValueError as error:  # unknown or missing settings
         raise node.error(f"the settings of a {kind.__name__} ({error})") from None
 
 
@@ -462,7 +462,7 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
             raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))
 
 
-@lru_cache(maxsize=64)  # called at every write
+@lru_cache(maxsize=64)  # cached: called at every write
 def mutable_schema(schema: Schema) -> Schema:
     """The schema of the mutable leaves only."""
     pruned = {name: _pruned(tree) for name, tree in schema.trees.items()}

@@ -113,7 +113,7 @@ def bind(accumulator: Accumulator) -> None:
 def set_owner(stats: Accumulator, owner: object) -> None:
     """Set the only buffer that updates `stats`; raise if there is another: its steps would mix with these episodes."""
     if stats._owner() is not None:
-        gc.collect()  # the other buffer may be garbage
+        gc.collect()  # the other buffer may be unreachable but not collected yet
     if stats._owner() is not None:
         remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
         expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"

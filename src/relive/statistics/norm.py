@@ -88,7 +88,7 @@ class RunningNorm(Accumulator):
         rows, lead = self._convert(x)
         counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         if self._counters is not None:
-            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks it
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
             resetting = None if counted is None else kernels.buffer_of(~counted.reshape(-1))
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
@@ -177,7 +177,8 @@ class RunningNorm(Accumulator):
             # Native counters change the moments without a call here: compare the number of rows.
             count = float(tensors["count"]) if self._counters is not None else None
             if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
-                with torch.inference_mode(False):  # a fit computed while acting is used while training
+                # Normal tensors: a fit computed in inference mode is also used in training.
+                with torch.inference_mode(False):
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
                     self._cached_fit = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))

@@ -57,7 +57,7 @@ class ArrayInfo:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes, without overflow."""
+        """Number of bytes of the array; a Python int, which cannot overflow."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -169,7 +169,7 @@ class Node:
 
     def error(self, expected: str) -> CorruptCheckpoint:
         """Return the error for a value that is not `expected`."""
-        got = reprlib.repr(self.value)  # bounded, for any depth and length
+        got = reprlib.repr(self.value)  # reprlib bounds the text for any depth and length
         return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
 
     def entry(self, key: str) -> Node:
@@ -244,7 +244,8 @@ class Node:
         value = self.value
         if isinstance(value, list) and len(value) <= count and all(type(x) is int and 0 <= x <= most for x in value):
             return tuple(value)
-        return tuple(item.integer(0, most) for item in self.items(count))  # raises an error with the place
+        # Raises for the first invalid item, with its place in the document.
+        return tuple(item.integer(0, most) for item in self.items(count))
 
     def shape(self) -> tuple[int, ...]:
         """Return the sizes of axes."""

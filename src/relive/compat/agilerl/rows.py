@@ -1,4 +1,4 @@
-"""AgileRL's own classes as base classes, and TensorDicts of rows with any names and nesting."""
+"""Helpers of the AgileRL adapter: lookup of its classes, to inherit from, and TensorDicts of rows."""
 
 from __future__ import annotations
 

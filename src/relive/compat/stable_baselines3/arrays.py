@@ -156,7 +156,7 @@ class Gathered(np.ndarray):
 
     @staticmethod
     def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
-        """Make one over the memory of `copied`."""
+        """Make an array over the memory of `copied` that passes writes to `write`."""
         gathered = copied.view(Gathered)
         gathered.flags.writeable = False
         gathered.write, gathered.copied = write, copied
@@ -164,7 +164,7 @@ class Gathered(np.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
-            raise ValueError("assignment destination is read-only")  # of an array that numpy derived from this one
+            raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
         value = np.asarray(value)
         self.write(key, value)
         self.copied[key] = value

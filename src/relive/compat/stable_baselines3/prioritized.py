@@ -70,7 +70,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
-        if self._is_custom:  # with these methods Stable-Baselines3's own code draws, uniformly
+        if self._is_custom:  # Stable-Baselines3's code would make the batches, and it draws uniformly
             remedy = "Override sample, and change the batch that super().sample returns."
             expected = "a class without its own _get_samples and conversions"
             raise SchemaError(explain("PrioritizedReplayBuffer", expected, type(self).__name__, remedy))
@@ -144,7 +144,7 @@ class _PrioritizedAlgorithm:
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
         """Train: draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
-        if not hasattr(buffer, "update_priorities"):  # e.g. loaded from another algorithm's save
+        if not hasattr(buffer, "update_priorities"):  # for example after loading a file of another algorithm
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
         buffer.progress_remaining = self._current_progress_remaining

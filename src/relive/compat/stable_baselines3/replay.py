@@ -248,7 +248,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         if self._is_custom or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
-                count -= 1  # the oldest position holds the newest next observation
+                # The newest next observation has overwritten the observation of the oldest transition.
+                count -= 1
             ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
         return self._samples(self._rows.sample(batch_size, self._view(), env if self._sums_rewards else None), env)

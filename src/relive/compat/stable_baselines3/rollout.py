@@ -217,5 +217,5 @@ class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match this
+            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match it
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))

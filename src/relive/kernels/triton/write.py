@@ -111,7 +111,7 @@ def _leaves_window(kind, row, slot, where, slots, num_envs, size, alive):
 
 @triton.jit
 def _store_leaves(leaves, slot, given, item, where, FORMS: tl.constexpr):
-    """`_store` every leaf."""
+    """Call `_store` for every leaf."""
     for i in tl.static_range(len(FORMS)):
         _store(leaves[i], slot, given[i], item, where, tl.constexpr(FORMS[i]))
 
@@ -215,7 +215,7 @@ def write_kernel(
         if HAS_HISTORY:
             tl.store(kind + leaving, _byte(env, HISTORY), dies)
             tl.store(kind + next_leaving, _byte(env, HISTORY), next_dies)
-            tl.debug_barrier()  # with one row of history, the leaving slot is that of the next row
+            tl.debug_barrier()  # with one row of history, `leaving` and `next_slot` are the same slot
         tl.store(kind + pending, _byte(env, FINAL), cut)
         tl.store(kind + slot, tl.where(resets, FINAL, TRANSITION).to(tl.uint8), valid)
         tl.store(first + slot, _byte(env, 1), fresh)

@@ -280,7 +280,7 @@ class Prioritized(Sampler):
         return self._num_drawn
 
     def total(self) -> tuple[float, int]:
-        """Total mass as (m, e) for m · 2^e: the sum of large priorities may exceed float64."""
+        """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
         total = float(self.tree.total())
         if math.isfinite(total):
             return math.frexp(total)
@@ -340,7 +340,7 @@ class _OnDevice(Prioritized):
     that were never issued, and draws from a buffer whose priorities are all zero.
     """
 
-    __qualname__ = "Prioritized"  # the public name
+    __qualname__ = "Prioritized"  # the public name, for `repr`
     __hash__ = Prioritized.__hash__
     updates_by_id = True
 
@@ -354,7 +354,7 @@ class _OnDevice(Prioritized):
         ring = self._ring
         self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
-            self.tree.smallest()  # the tree maintains it from now on
+            self.tree.smallest()  # from now on the tree maintains its minima
 
     @property
     def _largest(self) -> Any:

@@ -52,12 +52,12 @@ class Recent(Sampler):
 
     def sample(self, count: int) -> Chosen:
         slots, up_to = self._newest(self._back)
-        if up_to.is_cpu and not up_to[-1]:  # all of these rows are excluded: see `Ring.exclude`
+        if up_to.is_cpu and not up_to[-1]:  # no transition is left among them (see `Ring.exclude`): search all rows
             slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
     def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots `back` rows before the newest ones, and the cumulative number of transitions in the window."""
+        """Slots of the rows `back` rows before the newest rows, and the running number of transitions in the window."""
         ring = self._ring
         rows = ring.newest() - back  # [rows, N], the newest first
         slots = ring.at(rows.clamp(min=0), self._envs)
@@ -234,7 +234,7 @@ class NewFirst(Sampler):
         self._shown.copy_(shown)
 
     def check(self) -> None:
-        """Verify that only written rows were returned."""
+        """Verify that no row was returned as new before it was written."""
         right = (self._shown >= 0) & (self._shown <= self._ring.head)
         require_all(right, "rows that were shown", "a row of 0 to the head", self._shown)
 

@@ -129,7 +129,8 @@ class Sequence:
     step_index: bool = False
 
     def __post_init__(self) -> None:
-        positive("Sequence.length", self.length, math.inf)  # `plan` raises if no memory could hold it
+        # No upper bound here: `plan` raises if the length does not fit in memory.
+        positive("Sequence.length", self.length, math.inf)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")

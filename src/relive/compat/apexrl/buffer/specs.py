@@ -32,7 +32,7 @@ def plain_spec(spec: Any) -> Any:
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
     """List the leaves of a value in the order of a tree of the same structure; the leaves of None are None."""
-    if type(value) is _TENSOR and type(tree) in _LEAVES:  # the fast path
+    if type(value) is _TENSOR and type(tree) in _LEAVES:  # fast path for a plain tensor
         return [value]
     if not is_tree(tree):
         if is_tree(value):
