@@ -109,7 +109,7 @@ class DistillationBuffer(StateDictMixin):
         trees |= {name: declare_whole(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
         self._allocator = self._memory.own("DistillationBuffer")
-        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
+        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" becomes "cuda:0"
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()

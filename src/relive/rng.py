@@ -42,7 +42,7 @@ class Randomness:
         """Cached starts of `slices`."""
 
     def config(self) -> None:
-        """None: the position in a stream does not depend on the seed argument."""
+        """Return None: no setting has to be saved, because `state` contains the position in the stream."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The position in the stream, as values and arrays of a `State`."""

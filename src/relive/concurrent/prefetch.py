@@ -39,7 +39,7 @@ def prefetch(
 
     A separate thread samples the batches in the order of `sample`: with a seed, and if nothing is added meanwhile, they
     are the same. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is raised
-    in its turn; the next batch is then tried again.
+    in place of its batch; the following call tries again.
 
     Args:
         replay: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.

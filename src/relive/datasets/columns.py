@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 21
 _FLAG_ROWS_PER_READ = 1 << 16
 """The number of rows per read when only flags are read, to count ends of episodes."""
 _COPIES_PER_STEP = 8
-"""Copies of a step in memory: two new rows, two rows of overlap, the four joined, and fields."""
+"""Number of copies of a step in memory: two rows read, two rows of overlap, their concatenation, and fields."""
 
 
 class ColumnSpec(NamedTuple):

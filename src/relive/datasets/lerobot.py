@@ -130,7 +130,7 @@ class _Thrift:
         return fields, self._at
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # true, false: the kind is the value
+        if kind in (1, 2):  # booleans: the kind is the value
             return kind == 1
         if kind == 3:
             return self._byte()
@@ -168,7 +168,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
     """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
     pillow = import_extra("PIL.Image", "lerobot", "Pillow")
-    if body is None:  # LeRobot would open the path that is stored beside the bytes
+    if body is None:  # LeRobot would open the file at the path stored with the image
         raise damage(where, "the bytes of an image", "a path to a file outside")
     with (
         wrap_errors(where, "a PNG or JPEG"),
@@ -577,7 +577,7 @@ class _FeatureStats:
 
 _MAX_FILE_BYTES = 100_000_000
 _MAX_GROUP_VALUES = 1 << 22
-"""The maximum numbers of a column per row group, which bounds the length of its lists for a reader."""
+"""Maximum count of numbers per column of a row group; it bounds the lists that a reader has to hold."""
 _FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
 
 _PANDAS = {

@@ -190,7 +190,7 @@ def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
 
 
 ROWS_PER_LIFE = 1 << 32
-"""An upper bound of the rows of an environment, by which ids of successive lives are spaced."""
+"""Maximum number of rows per environment in one life of a shard; it separates the ids of successive lives."""
 
 
 class ShardIds:

@@ -20,7 +20,7 @@ _NUM_STRETCHES = 32
 _MAX_SAMPLE_VALUES = 1 << 20
 """The maximum number of sampled values per field, for histograms."""
 _MAX_DIMENSIONS = 64
-"""Fields with more dimensions are measured as a whole only."""
+"""Maximum number of dimensions of a field that are also measured one by one."""
 _HISTOGRAM_BINS, _MAX_INTEGER_RANGE, _MAX_DISTINCT_VALUES, _CURVE_BINS = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 

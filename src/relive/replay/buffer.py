@@ -413,7 +413,7 @@ class ReplayBuffer(StateDictMixin):
             slots = sampler.sample_into(count, reserved[WEIGHT])
         else:
             slots, weight = sampler.choose(count)
-        if len(slots) != count:  # the end of an epoch
+        if len(slots) != count:  # the last rows of an epoch are fewer
             out = None if out is None else out[: len(slots)]
             reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
         return reader.fill(reserved, slots, weight, out)
@@ -457,7 +457,7 @@ class ReplayBuffer(StateDictMixin):
         except KeyError:
             bound = self._views[view] = self._bind(view)
             return bound
-        except TypeError:  # not hashable
+        except TypeError:  # the view is not hashable
             return self._bind(view)
 
     def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
@@ -515,7 +515,7 @@ class ReplayBuffer(StateDictMixin):
             reader, finish = self._bound(view)
             ids = row_ids(index, self.device)
             slots = self.storage.locate(ids)
-            if len(slots) and int(slots.min()) < 0:  # half the time of (slots < 0).any()
+            if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
                 gone = int(ids[slots < 0][0])
                 raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
             leaves = self._read(slots, None, reader, finish)

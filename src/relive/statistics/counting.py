@@ -68,7 +68,7 @@ class Accumulator:
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
         """Move to another device and return this object."""
-        target = torch.empty(0, device=device_of(device)).device  # "cuda" is "cuda:0"
+        target = torch.empty(0, device=device_of(device)).device  # "cuda" becomes "cuda:0"
         if target == self.device:
             return self
         if self._is_bound:

@@ -32,13 +32,13 @@ class SharedMemoryComponents:
 
 @dataclass
 class SharedStates:
-    """Empty: the shared memory includes the counters."""
+    """No states beside the shared memory, which includes the counters."""
 
 
 class SharedTransitions(Transitions):
     """A core replay buffer in new shared memory, or in the memory of another process if a `handle` is given.
 
-    A spawned process that gets them as an argument uses the same memory; any other copy has its own.
+    A spawned process that receives this object as an argument uses the same memory; any other copy has its own memory.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class ReplayBuffer(_Plain):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: for a subclass with rows of its own
+        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: a subclass stores the rows
         self.device = device
         self.dtype = dtype
         self.counter = 0

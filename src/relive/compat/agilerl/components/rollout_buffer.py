@@ -422,7 +422,7 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
 
 
 def _num_actions(space: spaces.Space[Any]) -> int:
-    """Number of numbers in an action."""
+    """Number of components of an action."""
     if isinstance(space, spaces.Discrete):
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
