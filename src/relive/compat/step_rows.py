@@ -144,13 +144,13 @@ class StepRows:
     def _write(self, values: Sequence[Any]) -> None:
         if self._writer.have_moved():  # after share_memory_() of a tensor
             self._bind()
-        given, last = list(values), -1
-        misfit = self._writer.write(self._step, tuple(given), None)
+        step_values, last = list(values), -1
+        misfit = self._writer.write(self._step, tuple(step_values), None)
         while misfit > last:  # a later leaf each time: all leaves before `misfit` fit
-            given[misfit] = self._fit(misfit, given[misfit])
-            misfit, last = self._writer.write(self._step, tuple(given), None), misfit
+            step_values[misfit] = self._fit(misfit, step_values[misfit])
+            misfit, last = self._writer.write(self._step, tuple(step_values), None), misfit
         if misfit >= 0:
-            self._write_some(tuple(range(len(given))), given)
+            self._write_some(tuple(range(len(step_values))), step_values)
 
     def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
         """Write the values of the leaves `places` into the row of the next step."""

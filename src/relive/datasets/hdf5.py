@@ -347,8 +347,8 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
         del file[_CUTS]
 
 
-def _create(group: Any, column: str, rows: np.ndarray, **form: Any) -> None:
-    dataset = group.create_dataset(column, data=rows, **form)
+def _create(group: Any, column: str, rows: np.ndarray, **options: Any) -> None:
+    dataset = group.create_dataset(column, data=rows, **options)
     if column.split("/", maxsplit=1)[0] == "rewards" and rows.shape[1:] == (1,):
         dataset.attrs[_VECTOR] = True
 
@@ -399,7 +399,7 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
         return info.fileno, info.addr
 
     groups: list[tuple[str, Any, int]] = [("", file, 0)]
-    seen = {address(file)}
+    addresses = {address(file)}
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
@@ -411,9 +411,9 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
                 raise damage(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
             place = address(item)
-            if place in seen or depth == _MAX_DEPTH:
+            if place in addresses or depth == _MAX_DEPTH:
                 raise damage(where, "a tree of objects", "an object met twice, or groups nested too deeply")
-            seen.add(place)
+            addresses.add(place)
             yield name, item
             if isinstance(item, h5py.Group):
                 groups.append((name, item, depth + 1))

@@ -392,8 +392,8 @@ def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
     return ArraySpec(shape, dtype, chunks, _fill(where, metadata.get("fill_value"), dtype), "C", codec, key)
 
 
-def _dtype(where: str, name: Any, known: re.Pattern[str]) -> np.dtype:
-    if not isinstance(name, str) or not known.fullmatch(name):
+def _dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
+    if not isinstance(name, str) or not pattern.fullmatch(name):
         raise damage(where, "a dtype of numbers", reprlib.repr(name))
     return np.dtype(name)
 

@@ -212,8 +212,8 @@ class ShardIds:
     def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
         """Return the ids after a restart: a life starts at `head` [envs]; lives before `oldest` are dropped."""
         starts = np.concatenate([self.starts, head[None]])
-        gone = int((starts[1:] <= oldest).all(1).sum())
-        return ShardIds(self._envs, self._num_envs, starts[gone:], self.life + 1)
+        num_expired = int((starts[1:] <= oldest).all(1).sum())
+        return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)
 
     def to_service(self, ids: np.ndarray) -> np.ndarray:
         """Convert ids [B] of the shard's buffer to ids of the service."""
@@ -294,10 +294,10 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     """Concatenate arrays [b, …] into a new tensor."""
-    whole = np.concatenate(arrays)
-    if whole.dtype == _BFLOAT16:
-        return torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(whole)
+    joined = np.concatenate(arrays)
+    if joined.dtype == _BFLOAT16:
+        return torch.from_numpy(joined.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(joined)
 
 
 def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:

@@ -92,17 +92,17 @@ class ShardReader:
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """Update priorities; returns the number of overwritten rows and the largest priority accepted so far."""
         with self.lock:
-            own_ids, kept = self._ids.to_shard(index, self._heads)
-            stale = self._buffer.update_priority(own_ids[kept], priority[kept])
-            return stale + int((~kept).sum()), self._priorities.largest()
+            own_ids, is_valid = self._ids.to_shard(index, self._heads)
+            stale = self._buffer.update_priority(own_ids[is_valid], priority[is_valid])
+            return stale + int((~is_valid).sum()), self._priorities.largest()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; returns the number of rows that were overwritten or lost in a restart."""
         with self.lock:
-            own_ids, kept = self._ids.to_shard(index, self._heads)
-            values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
-            flat = flat_ids(own_ids[kept], self._buffer.device)
-            return write_back(self._buffer.storage, *flat, values) + int((~kept).sum())
+            own_ids, is_valid = self._ids.to_shard(index, self._heads)
+            values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
+            flat = flat_ids(own_ids[is_valid], self._buffer.device)
+            return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Raise the priority of new rows to the largest that another shard has accepted."""

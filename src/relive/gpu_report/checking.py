@@ -58,8 +58,8 @@ def correctness(place: Place) -> Iterator[Row]:
             require(torch.equal(ids, there.ids().cpu()), "the ids of the stored rows differ")
             ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:20_000]]
             read = {name: there.read(ids.to(place.device), view) for name, view in VIEWS.items()}
-        wrong = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
-        require(not any(wrong.values()), f"batches differ: {wrong}")
+        differing_fields = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
+        require(not any(differing_fields.values()), f"batches differ: {differing_fields}")
         yield {"environments": envs, "rows": len(host), "compared": ", ".join(VIEWS), "result": "equal"}
 
 
@@ -107,9 +107,9 @@ def draws(place: Place) -> Iterator[Row]:
 
     with place.kernels():
         stream = DeviceStream(11, place.device)
-        twice = [stream.uniform(40, place.device).tolist() for _ in range(2)]
+        both_draws = [stream.uniform(40, place.device).tolist() for _ in range(2)]
         key = int(stream.numbers[0])
-    for call, numbers in enumerate(twice):
+    for call, numbers in enumerate(both_draws):
         words = [philox([i, call, 0, 0], key) for i in range(40)]
         require(numbers == [(((a << 31) ^ b) >> 10) * 2.0**-53 for a, b, _, _ in words], "numbers are not Philox's")
     yield {"what": "numbers of Philox", "result": "equal"}
@@ -118,9 +118,9 @@ def draws(place: Place) -> Iterator[Row]:
         for step in episodes(3, 25):
             replay.add(**{name: value.to(place.device) for name, value in step.items()})
         batches = [replay.sample(1000)["index"].cpu() for _ in range(20)]
-    seen = torch.cat(batches).unique(return_counts=True)[1].double()
+    counts = torch.cat(batches).unique(return_counts=True)[1].double()
     expected = 20_000 / len(replay)
-    chi_squared = float(((seen - expected) ** 2 / expected).sum()) + expected * (len(replay) - len(seen))
+    chi_squared = float(((counts - expected) ** 2 / expected).sum()) + expected * (len(replay) - len(counts))
     deviation = (chi_squared - len(replay) + 1) / math.sqrt(2 * len(replay) - 2)
     require(abs(deviation) < 6, f"χ² of draws is {deviation:.1f} standard deviations off")
     yield {"what": "uniform draws", "result": f"χ² {deviation:+.1f} standard deviations from its mean"}

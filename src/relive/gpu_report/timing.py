@@ -27,8 +27,8 @@ def bandwidth(place: Place) -> Iterator[Row]:
     yield {"what": f"copy of {source.nbytes >> 20} MiB", "read and written": f"{place.copy_speed / 1e9:,.0f} GB/s"}
 
 
-def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
-    """Measure host and device time of a call. `moved`: the minimum number of bytes it reads and writes."""
+def timed(place: Place, name: str, call: Call, num_bytes: int = 0) -> Row:
+    """Measure host and device time of a call. `num_bytes`: the minimum number of bytes it reads and writes."""
     for _ in range(3):
         call()
     rounds, host = place.sizes.rounds, []
@@ -53,8 +53,8 @@ def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
     place.wait()
     device = 1e-3 * start.elapsed_time(end) / rounds
     row["device µs"] = round(1e6 * device, 1)
-    if moved and place.copy_speed:
-        row["of the copy bandwidth"] = f"{moved / device / place.copy_speed:.0%}"
+    if num_bytes and place.copy_speed:
+        row["of the copy bandwidth"] = f"{num_bytes / device / place.copy_speed:.0%}"
     return row
 
 
@@ -72,7 +72,7 @@ def replay_calls(place: Place) -> Iterator[Row]:
             yield timed(place, f"add, {envs} environments{kind}", partial(replay.add, **step), 2 * envs * step_bytes)
             yield timed(place, f"prioritized add{kind}", partial(prioritized.add, **step), 2 * envs * step_bytes)
             for count in (sizes.batch, sizes.large_batch):
-                moved = 2 * count * step_bytes
+                num_bytes = 2 * count * step_bytes
                 errors = torch.rand(count, device=place.device)
                 index = prioritized.sample(count)["index"]
                 reads: dict[str, Any] = {"sample": None, "3 steps": rl.NStep(3, 0.99)}
@@ -80,8 +80,10 @@ def replay_calls(place: Place) -> Iterator[Row]:
                     reads["sequences of 16"] = rl.Sequence(16)
                 for name, view in reads.items():
                     length = 16 if name.startswith("seq") else 1
-                    yield timed(place, f"{name}, {count}{kind}", partial(replay.sample, count, view), length * moved)
-                yield timed(place, f"prioritized sample, {count}{kind}", partial(prioritized.sample, count), moved)
+                    yield timed(
+                        place, f"{name}, {count}{kind}", partial(replay.sample, count, view), length * num_bytes
+                    )
+                yield timed(place, f"prioritized sample, {count}{kind}", partial(prioritized.sample, count), num_bytes)
                 update = partial(prioritized.update_priority, index, errors)
                 yield timed(place, f"update_priority, {count}{kind}", update)
 

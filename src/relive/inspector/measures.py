@@ -49,11 +49,11 @@ def measure(source: ReportSource) -> Measurements:
     rewards = [path for path in source.columns if path[0] == "reward"]
     step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
     collected: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
-    for start, stop, whole in _plan(source):
-        leaves = source.read(start, stop, source.columns if whole else step_paths)
+    for start, stop, reads_all in _plan(source):
+        leaves = source.read(start, stop, source.columns if reads_all else step_paths)
         for path in step_paths:
             collected[path].append(_matrix(leaves[path]))
-        for path, leaf in leaves.items() if whole else ():
+        for path, leaf in leaves.items() if reads_all else ():
             fields[path].update(_matrix(leaf), source.length)
     steps = None
     if rewards and source.length:
@@ -219,18 +219,18 @@ def _episodes(
     stats = None if source.stats is None else _statistics(source.stats)
     if episodes is None or steps is None:
         return None if stats is None else {"stats": stats}
-    whole = episodes.began & (ends <= 1)
+    is_complete = episodes.began & (ends <= 1)
     lengths = episodes.stop - episodes.start
-    order = np.argsort(episodes.time[whole], kind="stable")
+    order = np.argsort(episodes.time[is_complete], kind="stable")
     return {
         "count": len(episodes),
-        "whole": int(whole.sum()),
+        "whole": int(is_complete.sum()),
         "ends": {name: int((ends == i).sum()) for i, name in enumerate(ENDS)},
         "stopped": int((ends != ENDS.index("running")).sum()),
         "both_flags": int((steps.terminated & steps.truncated).sum()),
-        "returns": _moments(returns[whole]),
-        "lengths": _moments(lengths[whole]),
-        "curve": _curve(returns[whole][order]),
+        "returns": _moments(returns[is_complete]),
+        "lengths": _moments(lengths[is_complete]),
+        "curve": _curve(returns[is_complete][order]),
         "stats": stats,
     }
 
@@ -320,11 +320,11 @@ def _reuse(source: ReportSource) -> dict[str, Any] | None:
     if source.draw_counts is None or not len(source.draw_counts):
         return source.reuse
     draws = source.draw_counts.double().numpy()
-    counted = {
+    draw_counts = {
         "mean": float(draws.mean()),
         "max": int(draws.max()),
         "never": int((draws == 0).sum()),
         "rows": len(draws),
         "histogram": histogram(draws),
     }
-    return {**source.reuse, "counted": counted}
+    return {**source.reuse, "counted": draw_counts}

@@ -83,7 +83,7 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
     plotted = [path for path in forms if path not in pictures and path[0] not in ("terminated", "truncated")]
     plotted.sort(key=lambda path: rank.get(path[0], len(rank)))
     series = [(path, i) for path in plotted for i in range(math.prod(forms[path][0]))]
-    shown = series[:_MAX_SERIES]
+    shown_series = series[:_MAX_SERIES]
     nbytes = sum(
         _row_frame(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size for path in pictures
     )
@@ -94,13 +94,13 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
         room -= span["stop"] - first
         if room < 0 and chosen:
             break
-        chosen.append(_episode(source, span, first, shown, pictures, frames))
+        chosen.append(_episode(source, span, first, shown_series, pictures, frames))
     return {
         "episodes": chosen,
         "of": 0 if source.episodes is None else len(source.episodes),
         "ordered": source.episodes is not None,
-        "series": [element_name(path_name(path), forms[path][0], i) for path, i in shown],
-        "left_out": len(series) - len(shown),
+        "series": [element_name(path_name(path), forms[path][0], i) for path, i in shown_series],
+        "left_out": len(series) - len(shown_series),
     }
 
 
@@ -143,14 +143,14 @@ def _episode(
     leaves = source.read(first, stop, list(dict.fromkeys(path for path, _ in series)))
     columns = [leaves[path].reshape(stop - first, -1)[:, i] for path, i in series]
     numbers = [(x.abs() if x.is_complex() else x).float().numpy().astype("<f4") for x in columns]
-    shown = np.unique(np.linspace(first, stop - 1, frames).astype(int)).tolist()
+    frame_rows = np.unique(np.linspace(first, stop - 1, frames).astype(int)).tolist()
     return {
         **{name: value for name, value in span.items() if name not in ("start", "stop")},
         "row": start,
         "length": stop - start,
         "first": first - start,
         "series": [base64.b64encode(x.tobytes()).decode() for x in numbers],
-        "frames": [_strip(source, path, shown, first) for path in pictures],
+        "frames": [_strip(source, path, frame_rows, first) for path in pictures],
     }
 
 

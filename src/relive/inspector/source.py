@@ -137,12 +137,12 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         return _episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
 
     ages = ring.newest()[ids % envs] - ids // envs
-    written = int((ring.head - ring.floor).sum())
+    num_written = int((ring.head - ring.floor).sum())
     about = _facts(
         replay,
         capacity=replay.capacity,
         num_envs=replay.num_envs,
-        written=written,
+        written=num_written,
         oldest=int(ages.max()) if len(ids) else None,
         autoreset=replay.autoreset,
         next_obs="stored" if storage.stores_next_obs else "shared",
@@ -152,7 +152,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     by_row = {name: saved[name][slots.cpu()] for name in ("mass", "drawn") if name in saved}
     reuse: dict[str, Any] = {}
     if "draws" in saved:  # the total number of drawn rows
-        reuse = {"draws": int(saved["draws"]), "per_row": int(saved["draws"]) / written if written else None}
+        reuse = {"draws": int(saved["draws"]), "per_row": int(saved["draws"]) / num_written if num_written else None}
     if "ids" in saved:
         reuse["left_in_epoch"] = len(saved["ids"])
     return ReportSource(
@@ -212,8 +212,8 @@ def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
         return {path: (rounds if path == _ROUND else leaves[path][ring.slots(at)]).cpu() for path in paths}
 
     oldest = len(rows) - 1 if len(rows) else None
-    written = ring.head - ring.floor
-    about = _facts(buffer, capacity=buffer.capacity, written=written, oldest=oldest, round=buffer.round)
+    num_written = ring.head - ring.floor
+    about = _facts(buffer, capacity=buffer.capacity, written=num_written, oldest=oldest, round=buffer.round)
     return ReportSource(about, len(rows), columns, read)
 
 
@@ -260,8 +260,8 @@ def dataset_source(dataset: Any) -> ReportSource:
     }
     leaves = episode(0).items() if numbers else ()
     columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in leaves}
-    whole = np.ones(len(numbers), bool)
-    spans = Episodes(starts, stops, np.zeros(len(numbers), np.int64), whole, ~whole, np.arange(len(numbers)))
+    all_true = np.ones(len(numbers), bool)
+    spans = Episodes(starts, stops, np.zeros(len(numbers), np.int64), all_true, ~all_true, np.arange(len(numbers)))
     stretches = list(zip(starts.tolist(), stops.tolist(), strict=True))
     return ReportSource(about, about["rows"], columns, read, episodes=spans, stretches=stretches)
 

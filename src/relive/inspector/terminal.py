@@ -135,14 +135,14 @@ def _fields(fields: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
+def _field_row(table: Table, part: dict[str, Any], name: str, type_text: str) -> None:
     notes = [f"{part[kind]:,} {word}" for kind, word in (("nan", "NaN"), ("infinite", "infinite")) if part[kind]]
     if part["constant"]:
-        whole = part["constant"] is True or part["min"] == part["max"]
-        notes.append("constant" if whole else f"{part['constant']:,} constant")
+        all_constant = part["constant"] is True or part["min"] == part["max"]
+        notes.append("constant" if all_constant else f"{part['constant']:,} constant")
     table.add_row(
         Text(name),
-        Text(form, "dim"),
+        Text(type_text, "dim"),
         *(number(part[which]) for which in ("min", "mean", "max", "std")),
         Text(bars(part["histogram"], _NARROW_WIDTH), "cyan"),
         Text(", ".join(notes), "yellow"),
@@ -152,7 +152,10 @@ def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None
 def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     rows, effective = priorities["rows"], priorities["effective"]
     yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
-    yield "mass", Text(", ".join(f"{share} in {few:,} rows" for share, few in priorities["rows_with"].items()))
+    yield (
+        "mass",
+        Text(", ".join(f"{share} in {num_rows:,} rows" for share, num_rows in priorities["rows_with"].items())),
+    )
     yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
     yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  relative to the mean, in powers of ten")
 

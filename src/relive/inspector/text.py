@@ -124,14 +124,14 @@ def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "drawn in total", f"{reuse['draws']:,} rows{each}"
     if "left_in_epoch" in reuse:
         yield "this epoch", f"{reuse['left_in_epoch']:,} rows left"
-    counted = reuse.get("counted")
-    if counted is None:
+    draw_counts = reuse.get("counted")
+    if draw_counts is None:
         yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"
     else:
-        never = percent(counted["never"] / counted["rows"])
+        never = percent(draw_counts["never"] / draw_counts["rows"])
         yield (
             "each row",
-            f"{number(round(counted['mean'], 2))} times on average, {counted['max']:,} at most, {never} never",
+            f"{number(round(draw_counts['mean'], 2))} times on average, {draw_counts['max']:,} at most, {never} never",
         )
 
 
@@ -144,7 +144,7 @@ _MIN_EPISODES = 5
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
     """Yield the warnings for a report, most serious first."""
     fields, reward, fit = report["fields"], report["reward"], report["fit"]
-    counted = (report["reuse"] or {}).get("counted")
+    draw_counts = (report["reuse"] or {}).get("counted")
     if not report["source"]["rows"]:
         rewarded = any(_is_part(field, "reward") for field in fields)
         yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
@@ -166,8 +166,8 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
     if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
         yield from _priority_concentration(report["priorities"])
-    if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
-        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
+    if draw_counts is not None and draw_counts["max"] and draw_counts["never"] >= 0.5 * draw_counts["rows"]:
+        yield f"{percent(draw_counts['never'] / draw_counts['rows'])} of rows were never drawn."
 
 
 def _is_part(field: dict[str, Any], *names: str) -> bool:
@@ -258,9 +258,9 @@ def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
     if priorities["effective"] is None:
         yield "Every priority is 0: nothing can be drawn."
         return
-    few, rows = priorities["rows_with"]["60%"], priorities["rows"]
-    if few <= 0.05 * rows:
-        yield f"{few:,} row{'s hold' if few > 1 else ' holds'} 60 % of the priority mass."
+    num_top_rows, rows = priorities["rows_with"]["60%"], priorities["rows"]
+    if num_top_rows <= 0.05 * rows:
+        yield f"{num_top_rows:,} row{'s hold' if num_top_rows > 1 else ' holds'} 60 % of the priority mass."
     elif priorities["effective"] <= 0.1 * rows:
         yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
     if priorities["zero"] >= 0.5 * rows:

@@ -34,8 +34,10 @@ def lambda_return(
     open_ = _open(terminated, truncated, mask)
     bootstrap = next_value.masked_fill(terminated, 0)
     # With λ = 1 the next value of an open step has no weight, even if it is NaN.
-    held = torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
-    return_ = _scan(torch.add(reward, held, alpha=gamma), gamma * lam, open_)
+    weighted_bootstrap = (
+        torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
+    )
+    return_ = _scan(torch.add(reward, weighted_bootstrap, alpha=gamma), gamma * lam, open_)
     return _filled(return_, _invalid(mask))
 
 
@@ -47,12 +49,12 @@ def n_step_return(
     return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # one-step return
     piece = torch.where(linked, reward, return_)  # reward sum of k steps, to be extended where still linked
     # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
-    k, left = 1, min(n, max(len(reward), 1)) - 1
-    while left:
-        if left & 1:
+    k, remaining = 1, min(n, max(len(reward), 1)) - 1
+    while remaining:
+        if remaining & 1:
             return_ = _continue(piece, gamma**k, return_, linked, k)
-        left >>= 1
-        if left:
+        remaining >>= 1
+        if remaining:
             piece, linked = _continue(piece, gamma**k, piece, linked, k), _link(linked, k)
             k *= 2
     return _filled(return_, _invalid(mask))

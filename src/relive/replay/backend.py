@@ -130,11 +130,11 @@ class Backend:
     ) -> list[torch.Tensor]:
         """Read all leaves, or the leaves `leaves`, at slots; with `padded` a slot may be -1."""
         which, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
-        whole = tuple(i for i in which if i not in stacked)
-        tensors = self._take(self.rows.leaves, whole, slots, padded)
-        if len(whole) == len(which):
+        unstacked = tuple(i for i in which if i not in stacked)
+        tensors = self._take(self.rows.leaves, unstacked, slots, padded)
+        if len(unstacked) == len(which):
             return tensors
-        read = dict(zip(whole, tensors, strict=True))
+        read = dict(zip(unstacked, tensors, strict=True))
         return [read[i] if i in read else self._stack(slots, i) for i in which]
 
     def take_stored_next(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:

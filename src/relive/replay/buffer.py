@@ -516,8 +516,8 @@ class ReplayBuffer(StateDictMixin):
             ids = row_ids(index, self.device)
             slots = self.storage.locate(ids)
             if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
-                gone = int(ids[slots < 0][0])
-                raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
+                stale_id = int(ids[slots < 0][0])
+                raise IndexError(explain("index", "stored rows", f"{stale_id}, which was overwritten", "Sample again."))
             leaves = self._read(slots, None, reader, finish)
             return assemble(leaves, leaves[INDEX].shape)
 

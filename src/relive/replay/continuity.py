@@ -102,7 +102,7 @@ class ContinuityCounter:
 
     is_on: bool
     """Whether writes update the counts. On other devices `check()` counts the stored rows instead, to save launches."""
-    seen: ContinuityStats = field(default_factory=ContinuityStats)
+    stats: ContinuityStats = field(default_factory=ContinuityStats)
     issued: set[str] = field(default_factory=set)
 
     def next_warning(self, stats: ContinuityStats) -> str | None:
@@ -131,11 +131,11 @@ def step_continuity(
     follows = opened & ~(resetting.numpy() & rows.next_step)
     watched = opened if rows.has_stats else opened & ~follows
     restarted = int((watched & ~continues_last).sum())
-    counted = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
+    stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
-        return counted
+        return stats
     is_end, is_over, leads_away = _ends(rows, final)
-    return counted + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
+    return stats + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
@@ -151,12 +151,12 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     own, start = ring.before(final), ring.after(final)
     flags = [flag.view(-1)[own] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
-    counted = ContinuityStats(int(continues.sum()) + cut, cut)
+    stats = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
-        return counted
+        return stats
     is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
-    return counted + _count_ends(
+    return stats + _count_ends(
         is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
     )
 
@@ -177,17 +177,17 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     terminated, truncated = (flag.view(-1).cpu().numpy()[own] for flag in rows.flags())
     is_step = (kind[own] == TRANSITION) | (kind[own] == HISTORY)
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
-    stays = np.ones(len(final), bool)
+    is_equal = np.ones(len(final), bool)
     for i in rows.obs_leaves:
-        stays &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
-    return is_end, terminated, ~stays
+        is_equal &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
+    return is_end, terminated, ~is_equal
 
 
 def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Mask of flat slots whose observations equal `obs` bit by bit."""
     same = np.ones(len(slots), bool)
-    for i, given in zip(rows.obs_leaves, obs, strict=True):
-        same &= (_bytes_at(rows, slots, i) == _as_bytes(given, len(slots))).all(1)
+    for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
+        same &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
     return same
 
 

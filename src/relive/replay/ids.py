@@ -28,9 +28,9 @@ class ResolvedRows(NamedTuple):
     is_padding: torch.Tensor | None = None
     """Mask of padding [K]; None without padding."""
 
-    def without_padding(self, gone: Any) -> Any:
-        """Return `gone`, a number of skipped slots, without the padding; a tensor on devices other than the CPU."""
-        return gone if self.is_padding is None else gone - _count(self.is_padding)
+    def without_padding(self, num_skipped: Any) -> Any:
+        """Subtract the padding from a number of skipped slots; a tensor on devices other than the CPU."""
+        return num_skipped if self.is_padding is None else num_skipped - _count(self.is_padding)
 
     @property
     def stale(self) -> Any:
@@ -105,16 +105,16 @@ def write_back(
 def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     """Flatten fields to leaves by index in the schema; raises if one is not mutable."""
     mutable = mutable_schema(schema)
-    known = ", ".join(mutable.names) or "none is declared"
+    names = ", ".join(mutable.names) or "none is declared"
     if not fields:
         remedy = "Pass the new values by name."
-        raise SchemaError(explain("write", f"at least one Mutable field ({known})", "no field", remedy))
+        raise SchemaError(explain("write", f"at least one Mutable field ({names})", "no field", remedy))
     leaves: dict[int, Any] = {}
     for name, value in fields.items():
         schema.require(name)
         if name not in mutable.names:
             remedy = "Declare it as rl.Mutable(…), if it is not an observation."
-            raise SchemaError(explain(name, f"a Mutable field ({known})", "a field that never changes", remedy))
+            raise SchemaError(explain(name, f"a Mutable field ({names})", "a field that never changes", remedy))
         paths = (mutable.paths[i] for i in mutable.leaf_indices[name])
         leaves |= dict(zip(map(schema.paths.index, paths), mutable.flatten(name, value), strict=True))
     return leaves

@@ -51,10 +51,10 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
 
 def device_faults(rows: RowStorage) -> Iterator[str]:
     """Yield messages about inputs that a device counted instead of raising, which would synchronise."""
-    broken = int(rows.num_invalid_stacks) if rows.has_values else 0
-    if broken:
+    num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
+    if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
-        yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
+        yield explain("obs", "stacks of the stored frames", f"{num_invalid} steps with other stacks", remedy)
     yield from overflows_of(rows.overflowed)
     unknown = int(rows.unknown_envs) if rows.has_values else 0
     if unknown:
@@ -146,9 +146,9 @@ class _Ages:
             return
         slot, env = np.argwhere(~holds)[0].tolist()
         where = f"{what} of row {int(self._newest[env] - self.age[slot, env])}, environment {env}"
-        found = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
+        got_value = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
         remedy = "Call clear(), or load a checkpoint: the memory was changed from outside the buffer."
-        raise InvariantError(explain(where, expected, found, remedy))
+        raise InvariantError(explain(where, expected, got_value, remedy))
 
 
 def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
@@ -184,8 +184,8 @@ def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         ages.require(~(final & (after_final | ages.is_first)), "kind", "a transition before a final row", kind)
     else:
         # Two final rows: a reset, then an observation from which no step was taken.
-        twice = final & after_final
-        ages.require(~(final & ages.after(twice)), "kind", "at most two final rows in a row", kind)
+        is_second_final = final & after_final
+        ages.require(~(final & ages.after(is_second_final)), "kind", "at most two final rows in a row", kind)
     if rows.stores_next_obs:
         ages.require(first | ~ages.is_stored, "first", "a start in every unordered row", first)
     else:
@@ -216,8 +216,8 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
 
 def _check_counts(host: _Host) -> None:
     """Verify that the counts of transitions agree with the kinds."""
-    found = np.count_nonzero(host.kind == TRANSITION, axis=0)
-    require_all(host.count == found, "count", "the number of transitions", host.count)
+    num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
+    require_all(host.count == num_transitions, "count", "the number of transitions", host.count)
 
 
 def check_kernels(backend: Backend) -> None:

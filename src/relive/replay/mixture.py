@@ -96,13 +96,13 @@ class Mixture:
 
     def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
         """Return the number of rows of each buffer, and the new remainders."""
-        whole = sum(self._parts)
-        counts = [part * batch_size // whole for part in self._parts]
-        owed = [rest + part * batch_size % whole for rest, part in zip(self._owed, self._parts, strict=True)]
+        total = sum(self._parts)
+        counts = [part * batch_size // total for part in self._parts]
+        owed = [rest + part * batch_size % total for rest, part in zip(self._owed, self._parts, strict=True)]
         for _ in range(batch_size - sum(counts)):
             last = owed.index(max(owed))  # the buffer that is owed most
             counts[last] += 1
-            owed[last] -= whole
+            owed[last] -= total
         return counts, owed
 
     def _require_rows(self, counts: list[int]) -> None:
@@ -202,15 +202,15 @@ class Mixture:
 
 
 def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
-    given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
-    known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
-    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in given]
-    if not names or len(given) != len(names) or not known or not all(right) or not any(given):
+    shares = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
+    has_all_names = not isinstance(ratios, Mapping) or set(ratios) == set(names)
+    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]
+    if not names or len(shares) != len(names) or not has_all_names or not all(right) or not any(shares):
         remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
-    exact = [Fraction(ratio) for ratio in given]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    exact = [Fraction(ratio) for ratio in shares]  # pyright: ignore[reportArgumentType, reportCallIssue]
     return [int(ratio * math.lcm(*(one.denominator for one in exact))) for ratio in exact]
 
 
@@ -225,9 +225,9 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         fields = {
             path: (caller_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)
         }
-        form = (str(buffer.device), fields)
-        first = first or (name, form)
-        if form != first[1]:
+        signature = (str(buffer.device), fields)
+        first = first or (name, signature)
+        if signature != first[1]:
             odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
             got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
             expected = f"the fields and the device of {first[0]}"

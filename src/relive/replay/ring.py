@@ -213,8 +213,8 @@ class Ring:
             run, is_no_step = self.run(ids, min(after, self.slots))
             steps = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
-        apart = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
-        back, ahead = (min(apart * steps, self.slots - 1) for steps in (before, after - 1))
+        row_spacing = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
+        back, ahead = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
         near = ids.unsqueeze(1) + offsets
         at = near % self.size
@@ -306,11 +306,11 @@ class Ring:
 
     def require_rows_left(self, steps: int) -> int:
         """Return `rows_left`; raises if they do not suffice for `steps` steps."""
-        left = self.rows_left()
-        if left < MAX_ROWS_PER_STEP * steps:
-            got = f"room for {left} rows per environment"
+        remaining = self.rows_left()
+        if remaining < MAX_ROWS_PER_STEP * steps:
+            got = f"room for {remaining} rows per environment"
             raise OverflowError(explain("add", "ids below 2^63", got, "Make a new buffer."))
-        return left
+        return remaining
 
     def clear(self) -> None:
         """Delete every row; ids and pending resets continue."""
@@ -373,7 +373,7 @@ def check_ring(*state: torch.Tensor) -> None:
     """Verify kind, head, count and floor of untrusted state: a wrong one could address memory outside the ring."""
     kind, head, count, floor = map(on_host, state)
     most = (1 << 62) // (2 * len(head))
-    for name, right, found, expected in (
+    for name, right, got, expected in (
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
         ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
         ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
@@ -381,4 +381,4 @@ def check_ring(*state: torch.Tensor) -> None:
     ):
         if not bool(right.all()):
             place = np.argwhere(~right)[0].tolist()
-            raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).error(expected)
+            raise Node(f"state: ring.{name}{place}", got[tuple(place)].item()).error(expected)

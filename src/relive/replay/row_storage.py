@@ -82,9 +82,9 @@ class RowStorage:
         """Number of finite values that became infinite in their dtype, counted on devices; not saved."""
         self.unknown_envs = torch.zeros((), dtype=torch.int64, device=self.device)
         """Number of skipped steps with invalid `env_ids` on the device."""
-        self._given = tuple(map(caller_field, schema.fields))
+        self._caller_fields = tuple(map(caller_field, schema.fields))
         """The fields of leaves as callers pass them."""
-        self._given_shapes = tuple((*self.leading_shape, *field.shape) for field in self._given)
+        self._caller_shapes = tuple((*self.leading_shape, *field.shape) for field in self._caller_fields)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """The addresses of `tensors`, for native kernels."""
         self.memory_ranges = tuple(memory_range(tensor) for tensor in self.tensors if tensor.numel())
@@ -93,9 +93,9 @@ class RowStorage:
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Allocate the journal of rewrites and the checksums [S, N] of mutable leaves; None if not needed."""
         allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
-        kept = bool(self.mutable) and allocator.persistent
-        journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
-        sealed = kept and allocator.durable
+        has_journal = bool(self.mutable) and allocator.persistent
+        journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if has_journal else None
+        sealed = has_journal and allocator.durable
         shape = tuple(self.ring.kind.shape)
         return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if sealed else None
 
@@ -132,13 +132,13 @@ class RowStorage:
         assert isinstance(field, Stacked)
         frames, first = bits_of(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
         at, missing = slots.clamp(min=0), slots < 0
-        found, started = [frames[at]], torch.zeros_like(missing)
+        parts, started = [frames[at]], torch.zeros_like(missing)
         for _ in range(field.k - 1):
             started = started | first[at]
             at = torch.where(started, at, ring.before(at))
             frame = frames[at]
-            found.append(frame if field.pad == "repeat" else frame.masked_fill(wide(started, frame), 0))
-        stack = torch.stack(found[::-1], 1 + field.axis)
+            parts.append(frame if field.pad == "repeat" else frame.masked_fill(wide(started, frame), 0))
+        stack = torch.stack(parts[::-1], 1 + field.axis)
         return stack.masked_fill(wide(missing, stack), 0).view(field.dtype)
 
     # Conversion of a caller's values
@@ -146,7 +146,7 @@ class RowStorage:
     def convert_leaf(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """Convert a value to a tensor `[*lead, …]` of its leaf's shape and dtype; raises a SchemaError."""
         where = prefix + path_name(self.schema.paths[leaf])
-        return convert(where, self._given[leaf], value, lead, self.device, overflowed=self.overflowed)
+        return convert(where, self._caller_fields[leaf], value, lead, self.device, overflowed=self.overflowed)
 
     def leading_shape_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """Leading shape of a step, or of a block of steps, for all environments or for `envs`."""
@@ -155,7 +155,7 @@ class RowStorage:
 
     def fits(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
         """Whether a step of all environments can be stored without conversion."""
-        fields, shapes, device = self._given, self._given_shapes, repeat(self.device)
+        fields, shapes, device = self._caller_fields, self._caller_shapes, repeat(self.device)
         if not all(map(fits, fields, leaves, shapes, device)):
             return False
         for i, following in zip(self.obs_leaves, nexts, strict=True):

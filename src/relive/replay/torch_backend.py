@@ -38,10 +38,10 @@ class TorchBackend(Backend):
         """Counts of continued and cut steps."""
         self.is_empty = True
         """Whether nothing was written since the last clear, known without synchronising."""
-        self._counted = as_numpy_if_cpu(rows.ring.count)
+        self._host_counts = as_numpy_if_cpu(rows.ring.count)
         self._written: list[Written] = []
         self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
-        self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
         """The slots of the last draw, their entries in the index, and the slots' version."""
         self._row_table: torch.Tensor | None = None
         """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
@@ -58,11 +58,11 @@ class TorchBackend(Backend):
         self._use_rows(1 if steps is None else steps)
         leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
         writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
-        complete(partial(self._write, writer, self.counter.seen, then))
-        if writer.refusal is not None:
-            raise writer.refusal
+        complete(partial(self._write, writer, self.counter.stats, then))
+        if writer.write_error is not None:
+            raise writer.write_error
         if self.counter.is_on:
-            self.warning = self.counter.next_warning(self.counter.seen)
+            self.warning = self.counter.next_warning(self.counter.stats)
 
     def _use_rows(self, steps: int) -> None:
         """Subtract the rows of `steps` steps from the remaining ids; raises if they do not suffice."""
@@ -70,13 +70,13 @@ class TorchBackend(Backend):
             self._rows_left = self.ring.require_rows_left(steps)
         self._rows_left -= MAX_ROWS_PER_STEP * steps
 
-    def _write(self, writer: TorchWriter, seen: ContinuityStats, then: Callable[[], None] | None) -> None:
+    def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
         """Perform a write; called again after an interruption, it continues."""
         has_tables, writer.has_tables = writer.has_tables, False
         self._written = writer.write()
-        if writer.refusal is not None:
+        if writer.write_error is not None:
             return
-        self._drawn, self.counter.seen, self.is_empty = None, seen + writer.counted, False
+        self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
         if has_tables:
             self._uniform_index.follow(self._written)
             self._renew_row_table()
@@ -105,11 +105,11 @@ class TorchBackend(Backend):
 
     def continuity(self) -> ContinuityStats:
         """Continuity statistics of the steps written by this object."""
-        return self.counter.seen
+        return self.counter.stats
 
     def changed_slots(self) -> ChangedSlots:
         """Slots that the last write filled, and slots whose rows left the sampling window."""
-        slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
+        slots = [each for step in self._written for each in (step.slots.view(-1), step.retired) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
     def clear(self) -> None:
@@ -130,15 +130,15 @@ class TorchBackend(Backend):
 
     def _forget_tables(self) -> None:
         self._uniform_index.forget()
-        self._row_table = self._drawn = None
+        self._row_table = self._last_draw = None
 
     def _renew_row_table(self) -> None:
         if self._row_table is None:
             return
         ids = self._row_table[2]
         for step in self._written:
-            if step.left is not None:
-                ids.index_fill_(0, step.left, NO_ID)
+            if step.retired is not None:
+                ids.index_fill_(0, step.retired, NO_ID)
             ids.index_fill_(0, step.slots[-1], NO_ID)
             rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, NO_ID)
             ids.index_copy_(0, step.slots[0], rows)
@@ -153,17 +153,17 @@ class TorchBackend(Backend):
     # Drawing
 
     def __len__(self) -> int:
-        return int(self._counted.sum())
+        return int(self._host_counts.sum())
 
     @property
     def maybe_empty(self) -> bool:
         return not len(self) if self._is_host else self.is_empty
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        drawn = self._uniform_index.draw(count, random)
-        slots = drawn[0]
+        entries = self._uniform_index.draw(count, random)
+        slots = entries[0]
         version = self._version(slots)
-        self._drawn = None if version is None else (slots, drawn, version)
+        self._last_draw = None if version is None else (slots, entries, version)
         return slots
 
     def tree(self) -> PriorityTree:
@@ -194,14 +194,14 @@ class TorchBackend(Backend):
     # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        drawn = self._last_entries(slots)
-        return self.ring.id_of(slots) if drawn is None else drawn[-1]
+        entries = self._last_entries(slots)
+        return self.ring.id_of(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """The index entries of these slots if they are the last draw; None otherwise."""
-        if self._drawn is None or self._drawn[0] is not slots or self._version(slots) != self._drawn[2]:
+        if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
             return None  # a sampler may have changed the slots in place
-        return self._drawn[1]
+        return self._last_draw[1]
 
     @staticmethod
     def _version(slots: torch.Tensor) -> int | None:
@@ -230,8 +230,8 @@ class TorchBackend(Backend):
         if self._row_table is not None:
             require_all(self._row_table[2] == ring.ids(), "ids of slots", "the ids of the rows", self._row_table[2])
 
-    def _check_is_empty(self, written: bool) -> None:
-        require(self.is_empty != written, "is_empty", f"{not written}, as the heads show", self.is_empty)
+    def _check_is_empty(self, has_rows: bool) -> None:
+        require(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
 
 
 _LAST = 2**63 - 1
@@ -302,12 +302,12 @@ class UniformIndex:
         """Verify that the index lists the transitions of each environment, oldest first."""
         if self._entries is None:
             return
-        ring, fresh = self._ring, UniformIndex(self._ring, in_order=self._in_order)
-        fresh._entries = fresh._make_entries()
+        ring, rebuilt = self._ring, UniformIndex(self._ring, in_order=self._in_order)
+        rebuilt._entries = rebuilt._make_entries()
         number = torch.arange(ring.slots, device=ring.kind.device).unsqueeze(1)
         first = self._ends - ring.count * ring.num_envs
         places = (first + number * ring.num_envs) % ring.size
-        expected = fresh._entries.view(-1, ring.slots, ring.num_envs)
+        expected = rebuilt._entries.view(-1, ring.slots, ring.num_envs)
         right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
         require_all(right, "uniform index", "the transitions of each environment", self._entries[-1][places])
         drawable = (ring.kind == TRANSITION).sum()
@@ -325,7 +325,7 @@ class Written(NamedTuple):
     """Slots of `ids`; the second row of slots holds no transitions."""
     is_reset: torch.Tensor | None
     """Mask of dummy reset steps, which are not transitions [K]; None without any."""
-    left: torch.Tensor | None
+    retired: torch.Tensor | None
     """Slots of rows that became history [2 K]; None if rows are overwritten directly."""
 
 
@@ -381,7 +381,7 @@ class TorchWriter:
         undone = rows.stacked and blocks and rows.device.type == "cpu"
         undo = (*self._own, ring.kind, ring.first, *rows.leaves) if undone else ()
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
-        self.refusal: SchemaError | None = None
+        self.write_error: SchemaError | None = None
         """The error of a refused write; None without one."""
         self.has_tables = True
         """Whether the tables were not updated for this write yet."""
@@ -389,7 +389,7 @@ class TorchWriter:
     def write(self) -> list[Written]:
         """Write the steps, or the remaining steps after an interruption."""
         ring, steps, next_steps = self._ring, self._steps, self._next_steps
-        while self.refusal is None and len(self._written) < len(steps[0]):
+        while self.write_error is None and len(self._written) < len(steps[0]):
             t = len(self._written)
             try:
                 if self._current is None:
@@ -403,8 +403,8 @@ class TorchWriter:
                     None,
                 )  # one statement without calls: a signal cannot separate the assignments
             except SchemaError as error:
-                self.refusal = error
-        if self.refusal is not None:
+                self.write_error = error
+        if self.write_error is not None:
             for tensor, old in self._undo:
                 tensor.copy_(old)
         elif self._envs is not None:
@@ -421,20 +421,20 @@ class TorchWriter:
     ) -> tuple[Written, Changes, ContinuityStats]:
         """Compute one step: its rows, the assignments that store it, and its continuity."""
         rows, ring, changes = self._rows, self._ring, Changes()
-        counted = ContinuityStats()
+        continuity = ContinuityStats()
         if self._counts:
             obs, env = [leaves[i] for i in rows.obs_leaves], self._first_ids[0]
-            counted = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
+            continuity = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
             rewards = (leaves[i] for i in rows.schema.leaf_indices["reward"])
             infinite = any(x.is_floating_point() and not _is_finite(x) for x in rewards)
-            counted += ContinuityStats(infinite=int(infinite))
+            continuity += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._continuing(leaves, nexts, pending, reset, changes)
         head = self._head + (self._open > continues)  # open > continues: open and not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
-        left, count = self._retire(ids, slots, changes)
+        retired, count = self._retire(ids, slots, changes)
         # The pending row becomes final if it is cut; otherwise the step overwrites its kind below.
         changes.add(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset, changes)
@@ -449,7 +449,7 @@ class TorchWriter:
             self._write_next(nexts, slots[1], head, reset, None if rows.next_step else end, changes)
         if reset is not None:
             changes.add(self._resetting.copy_, end & ~reset)
-        return Written(self._envs, ids, slots, reset, left), changes, counted
+        return Written(self._envs, ids, slots, reset, retired), changes, continuity
 
     def _continuing(
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
@@ -484,10 +484,10 @@ class TorchWriter:
         """Write the row of the step: a transition, or final if it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
-            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
+            flat, bits = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
             if reset is not None and i in rows.obs_leaves:  # a reset keeps the last next observation
-                kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
-            changes.add(flat.index_copy_, 0, slots, kept)
+                bits = torch.where(wide(fresh, bits), bits, flat.index_select(0, slots))
+            changes.add(flat.index_copy_, 0, slots, bits)
         if reset is None:
             changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
@@ -523,7 +523,7 @@ class TorchWriter:
         changes: Changes,
     ) -> None:  # fmt: skip
         rows = self._rows
-        broken = rows.num_invalid_stacks
+        num_invalid = rows.num_invalid_stacks
         reset = torch.zeros_like(same) if reset is None else reset
         for place, i in enumerate(rows.obs_leaves):
             field = rows.schema.fields[i]
@@ -534,13 +534,13 @@ class TorchWriter:
             bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
             bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
             if rows.device.type != "cpu":
-                broken = broken + (bad | bad_next).sum()
+                num_invalid = num_invalid + (bad | bad_next).sum()
             elif bad.any():
                 raise rows.unstackable(i)
             elif bad_next.any():
                 raise rows.unstackable(len(rows.leaves) + place)
-        if broken is not rows.num_invalid_stacks:
-            changes.add(rows.num_invalid_stacks.copy_, broken)
+        if num_invalid is not rows.num_invalid_stacks:
+            changes.add(rows.num_invalid_stacks.copy_, num_invalid)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
         """The part of a leaf that is stored: the newest frame of a stack; a leaf without stacking is stored whole."""

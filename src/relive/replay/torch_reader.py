@@ -165,10 +165,10 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
 def nearest(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of exact matches."""
     steps, of_next, has_next = _constants(plan, extent.ahead.device)
-    wanted = steps if extent.last is None else steps + of_next * extent.last.unsqueeze(1)
+    target_steps = steps if extent.last is None else steps + of_next * extent.last.unsqueeze(1)
     max_steps = extent.ahead.unsqueeze(1) + has_next
-    steps = torch.minimum(torch.maximum(wanted, -extent.preceding.unsqueeze(1)), max_steps)
-    return steps, steps == wanted
+    steps = torch.minimum(torch.maximum(target_steps, -extent.preceding.unsqueeze(1)), max_steps)
+    return steps, steps == target_steps
 
 
 @lru_cache(maxsize=128)  # making a tensor from numbers synchronises

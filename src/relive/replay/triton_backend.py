@@ -151,9 +151,9 @@ class TritonBackend(TorchBackend):
         expected = group_totals(self.ring.count)
         require_all(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
 
-    def _check_is_empty(self, written: bool) -> None:
+    def _check_is_empty(self, has_rows: bool) -> None:
         if not self._may_be_replayed:
-            super()._check_is_empty(written)
+            super()._check_is_empty(has_rows)
 
 
 _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}

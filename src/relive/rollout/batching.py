@@ -173,5 +173,5 @@ def sequence_source(
 def sequences_to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
     """Move a batch to another device, except for "batch_sizes" of packed sequences: torch needs them on the host."""
     sizes = batch.get("batch_sizes", None)
-    moved = to_device(batch, device)
-    return moved if sizes is None else moved.clear_device_().set("batch_sizes", sizes)
+    device_batch = to_device(batch, device)
+    return device_batch if sizes is None else device_batch.clear_device_().set("batch_sizes", sizes)

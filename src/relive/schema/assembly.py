@@ -82,13 +82,13 @@ def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Pat
     """Select leaves by the names or paths `fields`; all leaves if None."""
     if fields is None:
         return leaves
-    wanted = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
+    paths = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
     chosen = {
         path: leaf
         for path, leaf in leaves.items()
-        if path in wanted or any(path[:depth] in wanted for depth in range(1, len(path)))
+        if path in paths or any(path[:depth] in paths for depth in range(1, len(path)))
     }
-    for head in wanted - leaves.keys():
+    for head in paths - leaves.keys():
         if not any(path[: len(head)] == head for path in leaves):
             names = ", ".join(sorted({path[0] for path in leaves}))
             raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(head), "Name only stored fields."))

@@ -29,10 +29,10 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
     """Return the AutoresetMode for a mode, its name or its value; None stays None."""
     if mode is None or isinstance(mode, AutoresetMode):
         return mode
-    for known in AutoresetMode:
-        if isinstance(mode, str) and mode.upper() in (known.name, known.value.upper()):
-            return known
-    expected = ", ".join(f"AutoresetMode.{known.name}" for known in AutoresetMode)
+    for member in AutoresetMode:
+        if isinstance(mode, str) and mode.upper() in (member.name, member.value.upper()):
+            return member
+    expected = ", ".join(f"AutoresetMode.{member.name}" for member in AutoresetMode)
     raise SchemaError(explain("autoreset", f"one of {expected} or None", repr(mode), "Pass the environment's mode."))
 
 
@@ -150,21 +150,21 @@ def true_next_obs(
     if not envs:
         return leaves, reward, terminated, truncated
     refuse_reused_obs(schema, obs, next_obs)
-    known, finals = final_observations(info, envs, schema, lead, device)
-    if len(known) < len(envs):
-        missing = next(env for env in envs if env not in known)
+    final_envs, finals = final_observations(info, envs, schema, lead, device)
+    if len(final_envs) < len(envs):
+        missing = next(env for env in envs if env not in final_envs)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
         raise SchemaError(
             explain(
                 'info["final_obs"]',
                 f"an observation for environment {missing}",
-                f"observations for environments {known}",
+                f"observations for environments {final_envs}",
                 remedy,
             )
         )
     fixed = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
     for leaf, final in zip(fixed, finals, strict=True):
-        as_numpy_if_cpu(bits_of(leaf))[known if lead else ...] = as_numpy_if_cpu(bits_of(final))
+        as_numpy_if_cpu(bits_of(leaf))[final_envs if lead else ...] = as_numpy_if_cpu(bits_of(final))
     return tuple(fixed), reward, terminated, truncated
 
 
@@ -203,19 +203,21 @@ def final_observations(
     if key is None:
         return [], []
     finals = _without_masks(info[key], schema.trees["obs"])
-    known = envs
+    final_envs = envs
     if lead and (mask := info.get(f"_{key}")) is not None:
         there = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
         flags = as_tensor(f"info: _{key}", mask, there).tolist()
-        known = [env for env in envs if env < len(flags) and flags[env]]
+        final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
-        each = {env: _entry(finals, env) for env in known}
-        known = [env for env in known if each[env] is not None]
-        leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in known]
-        return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
-    if not known:
+        each = {env: _entry(finals, env) for env in final_envs}
+        final_envs = [env for env in final_envs if each[env] is not None]
+        leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in final_envs]
+        return final_envs, [torch.stack(group) for group in zip(*leaves, strict=True)]
+    if not final_envs:
         return [], []
-    return known, convert_leaves(schema, "obs", finals, lead, device, known if lead else None, prefix="final_")
+    return final_envs, convert_leaves(
+        schema, "obs", finals, lead, device, final_envs if lead else None, prefix="final_"
+    )
 
 
 def info_numbers(

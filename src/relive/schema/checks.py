@@ -49,27 +49,27 @@ def number(where: str, value: Any) -> float:
 
 def share(where: str, value: Any, remedy: str = "Pass such a number.") -> float:
     """Return a number from 0 to 1."""
-    known = number(where, value)
-    if not 0 <= known <= 1:
+    result = number(where, value)
+    if not 0 <= result <= 1:
         raise SchemaError(explain(where, "a number from 0 to 1", value, remedy))
-    return known
+    return result
 
 
 def above_zero(where: str, value: Any, remedy: str = "Pass math.inf for no bound.") -> float:
     """Return a number above 0, possibly infinite."""
-    known = number(where, value)
-    if not known > 0:
+    result = number(where, value)
+    if not result > 0:
         raise SchemaError(explain(where, "a number above 0", value, remedy))
-    return known
+    return result
 
 
 def finite(where: str, value: Any, *, may_be_zero: bool = True) -> float:
     """Return a finite number of at least 0, or above 0."""
-    known = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
-    if not 0 <= known < math.inf or (known == 0 and not may_be_zero):
+    result = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
+    if not 0 <= result < math.inf or (result == 0 and not may_be_zero):
         expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
         raise SchemaError(explain(where, expected, repr(value), f"Pass {expected}."))
-    return known
+    return result
 
 
 def as_float(value: Any) -> float:

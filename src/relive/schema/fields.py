@@ -237,16 +237,16 @@ def _shape(where: str, shape: object) -> tuple[int, ...]:
 
 def _dtype(where: str, dtype: object) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
-        found = dtype if dtype in DTYPES else None
+        torch_dtype = dtype if dtype in DTYPES else None
     else:
         try:
-            found = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
+            torch_dtype = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
         except TypeError:
-            found = None
-    if found is None:
-        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise SchemaError(explain(where, f"one of the dtypes {known}", dtype, "Pass a torch dtype."))
-    return found
+            torch_dtype = None
+    if torch_dtype is None:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise SchemaError(explain(where, f"one of the dtypes {names}", dtype, "Pass a torch dtype."))
+    return torch_dtype
 
 
 FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)

@@ -172,8 +172,8 @@ def field_remedy(name: str, declared: Iterable[str]) -> str:
     """The remedy for an undeclared field: our name for it, or how to declare it."""
     if name in _DONES:
         return f"Pass {_DONE}."
-    known = _ours(name, tuple(declared))
-    return f"Pass it as {known}." if known else f"Declare it: extra={{{name!r}: shape}}."
+    our_name = _ours(name, tuple(declared))
+    return f"Pass it as {our_name}." if our_name else f"Declare it: extra={{{name!r}: shape}}."
 
 
 def _answer(where: str, name: str, value: object, ours: Collection[str]) -> str:
@@ -181,14 +181,14 @@ def _answer(where: str, name: str, value: object, ours: Collection[str]) -> str:
     got = f"{name}={_short(value)}"
     if remedy is not None:
         return explain(where, f"keywords among {', '.join(ours)}", got, remedy)
-    known = _ours(name, tuple(ours))
-    if known is None:
+    our_name = _ours(name, tuple(ours))
+    if our_name is None:
         return explain(where, f"keywords among {', '.join(ours)}", got, "Leave it out.")
-    return explain(where, f"the keyword {known}", got, f"Write {known}={_short(value)}.")
+    return explain(where, f"the keyword {our_name}", got, f"Write {our_name}={_short(value)}.")
 
 
 def _ours(name: str, ours: Collection[str]) -> str | None:
-    meant = (known for known, words in _KEYWORDS.items() if name in words and known in ours)
+    meant = (our_name for our_name, words in _KEYWORDS.items() if name in words and our_name in ours)
     close = iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75))
     return next(meant, next(close, None))
 

@@ -243,8 +243,8 @@ class EpisodeStats(counting.Accumulator):
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
         step, length, flags = finished[:, 0], finished[:, 2], finished[:, 1 + len(self._sums) :]
-        whole = (length >= 1) & (length == length.floor()) & (length <= step)
-        require_all(whole, "stats: length", "a whole number of the counted steps", length)
+        is_whole = (length >= 1) & (length == length.floor()) & (length <= step)
+        require_all(is_whole, "stats: length", "a whole number of the counted steps", length)
         require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
         require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
         require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)

@@ -86,15 +86,15 @@ class RunningNorm(Accumulator):
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, lead = self._convert(x)
-        counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
+        is_counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         if self._counters is not None:
             rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
-            resetting = None if counted is None else kernels.buffer_of(~counted.reshape(-1))
+            resetting = None if is_counted is None else kernels.buffer_of(~is_counted.reshape(-1))
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
             return
         with lock:
-            self._plan(rows, counted)()
+            self._plan(rows, is_counted)()
 
     def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts rows with torch ops.

@@ -145,9 +145,9 @@ class Observers:
             return steps, mask
 
         def widen(values: torch.Tensor) -> torch.Tensor:
-            whole = values.new_zeros((len(values), self._num_envs or 1))
-            whole[:, envs] = values
-            return whole
+            all_envs = values.new_zeros((len(values), self._num_envs or 1))
+            all_envs[:, envs] = values
+            return all_envs
 
         mask = torch.ones_like(steps["terminated"]) if mask is None else mask
         return {name: widen(values) for name, values in steps.items()}, widen(mask)

@@ -229,10 +229,10 @@ class Node:
             raise self.error(f"text like {pattern.pattern}")
         return self.value
 
-    def one_of(self, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-        """Return a string that is one of `known`."""
-        if not isinstance(self.value, str) or self.value not in known:
-            raise self.error(f"one of {', '.join(known)}")
+    def one_of(self, names: Mapping[str, Any] | tuple[str, ...]) -> str:
+        """Return a string that is one of `names`."""
+        if not isinstance(self.value, str) or self.value not in names:
+            raise self.error(f"one of {', '.join(names)}")
         return self.value
 
     def optional(self) -> Node | None:
@@ -359,9 +359,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         raise CheckpointError(
             explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
         )
-    whole = tensor.detach().cpu().contiguous()
+    host_tensor = tensor.detach().cpu().contiguous()
     # An axis of length one may have any stride, and a view of bytes would be refused: declare the memory contiguous.
-    flat = whole.as_strided((whole.numel(),), (1,))
+    flat = host_tensor.as_strided((host_tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 

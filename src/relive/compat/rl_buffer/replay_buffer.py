@@ -71,8 +71,8 @@ class Transitions:
         """Convert one step for the core. `truncated` and `next_obs` may be exchanged."""
         if self._are_exchanged(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
-        given = (obs, action, reward, flags(done), flags(truncated), next_obs)
-        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, given, strict=True))
+        values = (obs, action, reward, flags(done), flags(truncated), next_obs)
+        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, values, strict=True))
         _refuse_shared(step[0], step[5])
         return step
 

@@ -126,8 +126,8 @@ class RolloutBuffer(BaseBuffer):
         """Store one step of every environment; `done` is True where this step ended its episode."""
         rows = self._rows
         refuse_full(rows.is_full, self.reset_strategy)
-        given = (obs, action, reward, flags(done), value, log_prob)
-        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, given, strict=True)]
+        values = (obs, action, reward, flags(done), value, log_prob)
+        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, values, strict=True)]
         track(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()

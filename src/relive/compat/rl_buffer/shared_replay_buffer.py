@@ -89,14 +89,14 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        given = shared_memory_components
-        _check_components(is_main_process, given, shared_states)
+        components = shared_memory_components
+        _check_components(is_main_process, components, shared_states)
         if store_device is not None and torch.device(store_device) != CPU:
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
         make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
-        handle = None if given is None else given.handle
+        handle = None if components is None else components.handle
         self._shared, self._process = SharedTransitions(make, obs_shape, handle, make.keywords["seed"]), os.getpid()
 
     @property
@@ -151,12 +151,14 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return SharedMemoryComponents(self.core.handle()), SharedStates()
 
 
-def _check_components(is_main_process: bool, given: Any, states: Any) -> None:
-    if is_main_process and (given is not None or states is not None):
+def _check_components(is_main_process: bool, memory_components: Any, states: Any) -> None:
+    if is_main_process and (memory_components is not None or states is not None):
         remedy = "Leave them out: the main process makes them."
         where, expected = "SharedReplayBuffer", "no shared components in the main process"
-        raise ValueError(explain(where, expected, type(states if given is None else given).__name__, remedy))
-    if not is_main_process and given is None:
+        raise ValueError(
+            explain(where, expected, type(states if memory_components is None else memory_components).__name__, remedy)
+        )
+    if not is_main_process and memory_components is None:
         remedy = "Pass shared_memory_components= of the main process's buffer."
         where, expected = "SharedReplayBuffer", "the main process's shared components in a worker"
         raise ValueError(explain(where, expected, None, remedy))

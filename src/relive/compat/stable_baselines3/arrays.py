@@ -179,9 +179,9 @@ class Gathered(np.ndarray):
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
         """Write to `inner` of the part `key`."""
-        whole = np.array(self.copied[key])
-        whole[inner] = value
-        self.write(key, whole)
+        part = np.array(self.copied[key])
+        part[inner] = value
+        self.write(key, part)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""

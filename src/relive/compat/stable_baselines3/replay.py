@@ -160,8 +160,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
     @property
     def _core_is_current(self) -> bool:
         """Whether the core has every step: none was written by setting the arrays and `pos`."""
-        written = self._rows.written
-        return self.pos == written % self.buffer_size and self.full == (written >= self.buffer_size)
+        num_written = self._rows.written
+        return self.pos == num_written % self.buffer_size and self.full == (num_written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:

@@ -94,13 +94,13 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:
-        memory, given = self._arrays[name], value
+        memory, new_value = self._arrays[name], value
         if isinstance(memory, dict):
             value = ExchangedArrays(memory)
             value.clear()
-            value.update(given)
+            value.update(new_value)
         elif np.shape(value) == memory.shape:
-            overwrite(memory, given)
+            overwrite(memory, new_value)
             value = memory
         vars(self)[name] = value  # other shapes are users' own arrays
 

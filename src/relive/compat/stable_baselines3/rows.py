@@ -182,9 +182,9 @@ class SharedRows(_Rows):
         """Read the rows at these positions of these environments."""
         index, stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
         if not stored.all():
-            gone = int(positions[int((~stored).nonzero()[0])])
+            lost_position = int(positions[int((~stored).nonzero()[0])])
             remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
-            raise IndexError(explain("batch_inds", "stored positions", gone, remedy))
+            raise IndexError(explain("batch_inds", "stored positions", lost_position, remedy))
         batch = self.core.read(index, view)
         return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
@@ -209,7 +209,7 @@ class SharedRows(_Rows):
         place = count.cumsum(0)[envs] - 1 - age
         return index[place[stored]] if len(index) else index, stored
 
-    def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The core's ids of all stored steps by position, and a mask of stored positions [size · n_envs]."""
         every = torch.arange(self.size * self.n_envs, device="cpu")
         return self._index_at(every // self.n_envs, every % self.n_envs)
@@ -218,7 +218,7 @@ class SharedRows(_Rows):
 
     def array(self, name: str) -> Any:
         """Copy a field at all positions; a dict of copies for Dict observations."""
-        index, stored = self._all()
+        index, stored = self._all_ids()
         rows = self.core.read(index)
         if name == "dones":
             field: Any = rows["terminated"] | rows["truncated"]
@@ -236,9 +236,9 @@ class SharedRows(_Rows):
 
     def _show(self, name: str, leaf: torch.Tensor, stored: torch.Tensor) -> Gathered:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
-        everything = leaf.new_zeros((len(stored), *leaf.shape[1:]))
-        everything[stored] = leaf
-        array = everything.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
+        all_rows = leaf.new_zeros((len(stored), *leaf.shape[1:]))
+        all_rows[stored] = leaf
+        array = all_rows.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
         return Gathered.of(array, lambda key, value: self._write(name, array, key, value))
 
     def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
@@ -259,7 +259,7 @@ class SharedRows(_Rows):
             )
 
     def _overwrite(self, name: str, new: np.ndarray, changed: np.ndarray) -> None:
-        index, stored = self._all()
+        index, stored = self._all_ids()
         lost = torch.from_numpy(changed.reshape(-1)) & ~stored
         if lost.any():
             position = int(lost.nonzero()[0]) // self.n_envs

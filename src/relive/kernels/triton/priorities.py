@@ -143,16 +143,16 @@ def get_mass(priority, alpha, eps):
 @triton.jit
 def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
     """Flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
-    known = inside & (ids >= 0)
-    positive = tl.where(known, ids, 0)
+    is_id = inside & (ids >= 0)
+    positive = tl.where(is_id, ids, 0)
     env, row = positive % num_envs, positive // num_envs
-    next_row = tl.load(head + env, known, other=0)
-    newest = next_row - 1 + tl.load(is_open + env, known, other=0).to(tl.int64)
+    next_row = tl.load(head + env, is_id, other=0)
+    newest = next_row - 1 + tl.load(is_open + env, is_id, other=0).to(tl.int64)
     slot = row % slots * num_envs + env
-    held = tl.load(kind + slot, known, other=0)
-    is_kept = known & (row > newest - alive)
-    never = inside & ((ids < -1) | (known & (row >= next_row)) | (is_kept & (held == FINAL)))
-    return tl.where(is_kept & (held == TRANSITION) & ~never, slot, -1), never
+    row_kind = tl.load(kind + slot, is_id, other=0)
+    is_kept = is_id & (row > newest - alive)
+    never = inside & ((ids < -1) | (is_id & (row >= next_row)) | (is_kept & (row_kind == FINAL)))
+    return tl.where(is_kept & (row_kind == TRANSITION) & ~never, slot, -1), never
 
 
 @triton.jit
@@ -221,9 +221,9 @@ def mark_kernel(
     inside = place < count
     where = tl.load(changed + place, inside, other=0) != 0
     slot = tl.load(touched + place, where, other=0)
-    held = tl.load(kind + slot, where, other=0)
+    row_kind = tl.load(kind + slot, where, other=0)
     # A repeated slot is set to the same number twice.
-    tl.store(leaves + slot, tl.where(held == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), where)
+    tl.store(leaves + slot, tl.where(row_kind == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), where)
     tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), where)
 
 

@@ -58,10 +58,10 @@ def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: t
         at = pending
         started = pending < 0
         for back in range(FORM[2]):
-            kept = tl.load(stored + at[:, None] * FORM[0] + column[None, :], inside, other=0)
+            stored_words = tl.load(stored + at[:, None] * FORM[0] + column[None, :], inside, other=0)
             if FORM[4]:
-                kept = tl.where(started[:, None], 0, kept)
-            differs |= (kept != given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)).to(tl.int32)
+                stored_words = tl.where(started[:, None], 0, stored_words)
+            differs |= (stored_words != given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)).to(tl.int32)
             if FORM[2] > 1:
                 started |= tl.load(first + at, valid, other=0) != 0
                 at = tl.where(started, at, earlier(at, 1, num_envs, size))
@@ -81,11 +81,11 @@ def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr)
         if FORM[4]:
             padding = newest * 0
         for back in range(1, FORM[2]):
-            shown = given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)
-            unpadded |= (shown != padding).to(tl.int32)
+            words = given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)
+            unpadded |= (words != padding).to(tl.int32)
             follows = given_words(following, item, column, FORM[2] - 1 - back, valid, FORM)
             unfollowed |= (follows != younger).to(tl.int32)
-            younger = shown
+            younger = words
     bad = valid & ~resets & ((~same & (tl.max(unpadded, axis=1) > 0)) | (tl.max(unfollowed, axis=1) > 0))
     return tl.sum(bad.to(tl.int64), axis=0)
 
@@ -105,8 +105,8 @@ def _store(stored, slot, given, item, where, FORM: tl.constexpr):
 def _leaves_window(kind, row, slot, where, slots, num_envs, size, alive):
     """Slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
     leaving = later(slot, slots - alive, num_envs, size)
-    held = tl.load(kind + leaving, where, other=0)
-    return leaving, where & (row >= alive) & (held == TRANSITION)
+    row_kind = tl.load(kind + leaving, where, other=0)
+    return leaving, where & (row >= alive) & (row_kind == TRANSITION)
 
 
 @triton.jit

@@ -152,14 +152,14 @@ class Prioritized(Sampler):
 
     def _draw(self, count: int, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         beta = self._beta()
-        drawn = self.tree.draw_weighted(count, self.rng, beta, self.normalize == "global", weight)
-        if drawn is None:
+        batch = self.tree.draw_weighted(count, self.rng, beta, self.normalize == "global", weight)
+        if batch is None:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
         self._num_drawn += count
         if self._calls is not None:
             self._calls[0] += 1
-        return drawn
+        return batch
 
     def _beta(self) -> float:
         if callable(self.beta) and is_capturing(self.storage.device):
@@ -208,15 +208,15 @@ class Prioritized(Sampler):
         self._check_numbers()
         ring, leaves = self._ring, self.tree.leaves_view()
         slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
-        known = (slots > 0) | (self.eps == 0)
-        slots.copy_(torch.where(drawable, torch.where(known, slots, self.mass(self._largest)), 0.0))
+        has_mass = (slots > 0) | (self.eps == 0)
+        slots.copy_(torch.where(drawable, torch.where(has_mass, slots, self.mass(self._largest)), 0.0))
         leaves[-1] = 0.0
         self.tree.rebuild()
 
     def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
-        drawn = torch.tensor(self._num_drawn, device="cpu")
-        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+        num_drawn = torch.tensor(self._num_drawn, device="cpu")
+        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": num_drawn}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -320,9 +320,12 @@ class Prioritized(Sampler):
         check_priorities(priority, count)
         values = priority.to(torch.float64)
         mass = self.mass(values)
-        given, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
+        host_values, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
         # numpy: several torch ops would take longer.
-        if isinstance(given, np.ndarray) and not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
+        if (
+            isinstance(host_values, np.ndarray)
+            and not ((host_values >= 0) & np.isfinite(host_values) & np.isfinite(masses)).all()
+        ):
             refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 

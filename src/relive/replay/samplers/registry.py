@@ -38,10 +38,10 @@ def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     return settings
 
 
-def sampler_of(node: Node, given: Sampler | None = None) -> Sampler:
-    """Make the saved sampler, or return the caller's sampler `given` if it is not None."""
-    if given is not None:
-        return given
+def sampler_of(node: Node, override: Sampler | None = None) -> Sampler:
+    """Make the saved sampler, or return the caller's sampler `override` if it is not None."""
+    if override is not None:
+        return override
     if node.optional() is None:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(

@@ -123,8 +123,8 @@ class WithoutReplacement(Sampler):
         require_all(~is_cleared, "epoch", "rows since the last clear", rest)
         is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=rest.device)
         is_next[slots[slots >= 0]] = True
-        twice = int((slots >= 0).sum() - is_next.sum())
-        require(not twice, "epoch", "every row once", f"{twice} rows twice")
+        num_repeated = int((slots >= 0).sum() - is_next.sum())
+        require(not num_repeated, "epoch", "every row once", f"{num_repeated} rows twice")
 
     def on_recover(self) -> None:
         rest = self._ids[self._at :]
@@ -199,8 +199,8 @@ class NewFirst(Sampler):
         )
         is_new, env = queue < width * ring.num_envs, queue % ring.num_envs
         at = torch.where(is_new, queue, 0)
-        shown = begin[env] + at // ring.num_envs + steps.view(-1)[at]
-        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(is_new, shown, 0), "amax"))
+        next_rows = begin[env] + at // ring.num_envs + steps.view(-1)[at]
+        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(is_new, next_rows, 0), "amax"))
         return torch.where(is_new, slots.view(-1)[at], -1)
 
     def _ready(
@@ -225,13 +225,13 @@ class NewFirst(Sampler):
         return {"shown": self._shown}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        shown = saved["shown"]
+        next_rows = saved["shown"]
         head = self._ring.head.cpu()
-        if shown.shape != head.shape or bool(((shown < 0) | (shown.cpu() > head)).any()):
+        if next_rows.shape != head.shape or bool(((next_rows < 0) | (next_rows.cpu() > head)).any()):
             raise ValueError(
-                f"rows that were shown: expected {len(head)} rows from 0 to the head, got {shown.tolist()}"
+                f"rows that were shown: expected {len(head)} rows from 0 to the head, got {next_rows.tolist()}"
             )
-        self._shown.copy_(shown)
+        self._shown.copy_(next_rows)
 
     def check(self) -> None:
         """Verify that no row was returned as new before it was written."""
@@ -308,12 +308,12 @@ class Counted(Sampler):
         return {"drawn": self._counts, **self._inner.state()}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        drawn = saved["drawn"]
-        if drawn.shape != self._counts.shape or bool((drawn < 0).any()):
-            got = f"shape {tuple(drawn.shape)} with minimum {drawn.min() if drawn.numel() else None}"
+        draw_counts = saved["drawn"]
+        if draw_counts.shape != self._counts.shape or bool((draw_counts < 0).any()):
+            got = f"shape {tuple(draw_counts.shape)} with minimum {draw_counts.min() if draw_counts.numel() else None}"
             raise ValueError(f"counts of draws: expected {len(self._counts)} numbers of at least 0, got {got}")
         self._inner.load_state({name: tensor for name, tensor in saved.items() if name != "drawn"})
-        self._counts.copy_(drawn)
+        self._counts.copy_(draw_counts)
 
     def check(self) -> None:
         """Verify that only transitions have a count above 0."""

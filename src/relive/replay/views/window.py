@@ -98,8 +98,8 @@ class Window:
             node = tree
             for name in path[:-1]:
                 node = node.setdefault(name, {})
-            whole = range(steps[0], steps[0] + len(steps))
-            node[path[-1]] = whole if len(steps) > 2 and steps == tuple(whole) else steps
+            full_range = range(steps[0], steps[0] + len(steps))
+            node[path[-1]] = full_range if len(steps) > 2 and steps == tuple(full_range) else steps
         more: dict[str, Any] = {} if self.view == _TRANSITION else {"view": self.view}
         more |= {} if self.pad == "repeat" else {"pad": self.pad}
         return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | more).items())})"

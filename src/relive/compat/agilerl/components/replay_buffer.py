@@ -257,10 +257,10 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
 
     def _check_alike(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the number of environments of the previous step."""
-        known = self.n_step_buffer[-1] if self.n_step_buffer else data
+        previous = self.n_step_buffer[-1] if self.n_step_buffer else data
         expected, got = (
             (list(step.batch_size), map_tree(lambda leaf: (tuple(leaf.shape), leaf.dtype), step))
-            for step in (known, data)
+            for step in (previous, data)
         )
         if got != expected:
             remedy = "Add the same fields for all environments in every call."

@@ -32,7 +32,7 @@ _NAMES = {
 
 _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 """The core's name of each sequence type."""
-_KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
+_SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
 _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
 
@@ -364,8 +364,8 @@ def _mode_of(sequence_type: Any) -> Any:
     """The core's name of a sequence type, which may be given by its value."""
     mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
-        known = ", ".join(kind.name for kind in BPTTSequenceType)
-        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {known}.")
+        names = ", ".join(kind.name for kind in BPTTSequenceType)
+        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {names}.")
     return mode
 
 
@@ -418,7 +418,7 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
         return Field(1)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return Field(space.shape)
-    raise NotImplementedError(explain("observation_space", _KNOWN, space, "Wrap the environment."))
+    raise NotImplementedError(explain("observation_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
 
 
 def _num_actions(space: spaces.Space[Any]) -> int:
@@ -427,7 +427,7 @@ def _num_actions(space: spaces.Space[Any]) -> int:
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return torch.Size(space.shape).numel()
-    raise NotImplementedError(explain("action_space", _KNOWN, space, "Wrap the environment."))
+    raise NotImplementedError(explain("action_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
 
 
 def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:

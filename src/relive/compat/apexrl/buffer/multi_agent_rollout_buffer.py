@@ -105,9 +105,9 @@ class MultiAgentRolloutBuffer(Stepped):
         if self.state_spec is None:
             none_without("state", state, "state_spec")
         ends = {agent: zeros_and_ones("dones", flags, self.device) for agent, flags in dones.items()}
-        given = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
-        given |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
-        rows.write([leaf for name, value in given.items() for leaf in leaves_of(name, rows.tensors[name], value)])
+        fields = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
+        fields |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
+        rows.write([leaf for name, value in fields.items() for leaf in leaves_of(name, rows.tensors[name], value)])
 
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float

@@ -159,10 +159,10 @@ class ReplayBuffer:
             core = self._new_core(dtype)
         extra = self._extra(critic_observations, next_critic_observations)
         obs, next_obs = to_place(observations, self.device), to_place(next_observations, self.device)
-        next_obs = self._apart(obs, next_obs)
+        next_obs = self._copy_if_shared(obs, next_obs)
         rewards, flags = to_place(rewards, self.device), zeros_and_ones("dones", dones, self.device)
         if count == 1:
-            rewards, flags = _alone(rewards), _alone(flags)
+            rewards, flags = _as_batch(rewards), _as_batch(flags)
         extra["dones"] = flags
         row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
         if count is None:
@@ -182,14 +182,14 @@ class ReplayBuffer:
         return self._never[count]
 
     def _extra(self, critic: Any, next_critic: Any) -> dict[str, Any]:
-        given = dict(zip(_CRITIC, (critic, next_critic), strict=True))
+        critics = dict(zip(_CRITIC, (critic, next_critic), strict=True))
         if self.critic_obs_shape is not None:
-            return {name: to_place(value, self.device) for name, value in given.items()}
-        for name, value in given.items():
+            return {name: to_place(value, self.device) for name, value in critics.items()}
+        for name, value in critics.items():
             none_without(name, value, "critic_obs_shape")
         return {}
 
-    def _apart(self, obs: Any, next_obs: Any) -> Any:
+    def _copy_if_shared(self, obs: Any, next_obs: Any) -> Any:
         """Copy next observations that share memory with the observations; warn if they have overwritten them."""
         pairs = [(obs, next_obs)]
         if isinstance(self.obs_shape, Mapping):
@@ -276,7 +276,7 @@ class ReplayBuffer:
         self._use(core)
 
 
-def _alone(value: Any) -> Any:
+def _as_batch(value: Any) -> Any:
     """Reshape the number of a single transition to `[1]`."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 

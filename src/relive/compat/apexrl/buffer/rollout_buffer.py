@@ -27,7 +27,7 @@ TRAINING = {
     "advantages": "advantage", "returns": "return", "values": "value",
 }  # fmt: skip
 """The core's name of each field that ApexRL trains on, in ApexRL's order."""
-_GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
+_STEP_FIELDS = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
 _Self = TypeVar("_Self", bound="SteppedRollout")
 
@@ -67,9 +67,11 @@ class SteppedRollout(Stepped):
         )
         return StepRows(make, ["obs", *between, "action", "reward", "dones", "value", "log_prob", *extra])
 
-    def _write(self, rows: StepRows, seen: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any) -> None:
-        """Store one step; `seen` are the policy's observations and the privileged ones."""
-        before = observation_leaves(rows, *seen)
+    def _write(
+        self, rows: StepRows, both_observations: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any
+    ) -> None:
+        """Store one step; `both_observations` are the policy's observations and the privileged ones."""
+        before = observation_leaves(rows, *both_observations)
         dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
         if self._reused.is_news(before[0], rows.before()):  # a rollout has no next observations to compare
             remedy = (
@@ -208,9 +210,9 @@ class RolloutBuffer(SteppedRollout):
         count = nonempty("get_all_data", self._rows.step) * self.num_envs
         data = _training_data(self._rows)
         if not self._rows.is_full:
-            whole = self.num_steps * self.num_envs
+            num_rows = self.num_steps * self.num_envs
             remedy = "Add the missing steps, or take the first len(buffer) rows."
-            warnings.warn(explain("get_all_data", f"{whole} stored rows", count, remedy), DataWarning, stacklevel=2)
+            warnings.warn(explain("get_all_data", f"{num_rows} stored rows", count, remedy), DataWarning, stacklevel=2)
             data = {name: _without_rows_after(count, rows) for name, rows in data.items()}
         return data
 
@@ -223,7 +225,7 @@ class RolloutBuffer(SteppedRollout):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
-        fields = {name: getattr(self, name) for name in (*_GIVEN, *_SCORES)}
+        fields = {name: getattr(self, name) for name in (*_STEP_FIELDS, *_SCORES)}
         rows = {name: rows if rows is None else plain(rows[: self.step].clone()) for name, rows in fields.items()}
         return {"step": self.step, **self._layout(), **rows}
 
@@ -237,10 +239,10 @@ class RolloutBuffer(SteppedRollout):
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
         )  # fmt: skip
         rows = TensorDict(
-            {name: state_dict[name] for name in _GIVEN if state_dict[name] is not None}, state_dict["step"]
+            {name: state_dict[name] for name in _STEP_FIELDS if state_dict[name] is not None}, state_dict["step"]
         )
         for row in rows:
-            twin.add(**{name: row.get(name, None) for name in _GIVEN})
+            twin.add(**{name: row.get(name, None) for name in _STEP_FIELDS})
         for name in _SCORES:
             getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
         self._rows, self._action_is_known = twin._rows, twin._action_is_known

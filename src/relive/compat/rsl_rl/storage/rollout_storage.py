@@ -131,13 +131,13 @@ class RolloutStorage(Stepped):
         """Return a function that makes a core with these late fields, and the names of the fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
-            further, given = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
+            further, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
         else:
-            further, given = {"privileged_actions": action}, ["privileged_actions"]
+            further, step_fields = {"privileged_actions": action}, ["privileged_actions"]
         sizes = self.num_transitions_per_env, self.num_envs
         settings: dict[str, Any] = {"reward": (1,), "value": (1,), "device": self.device, "seed": self._seed}
         make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**further, **late}, **settings)
-        return make, ["obs", "action", "reward", "terminated", *given, *late]
+        return make, ["obs", "action", "reward", "terminated", *step_fields, *late]
 
     @torch.inference_mode(False)  # inference tensors could not be written later
     def _show_memory(self) -> None:

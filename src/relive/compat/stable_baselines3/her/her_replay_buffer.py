@@ -168,9 +168,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
             numbers.fill(0)
 
 
-def _strategy(given: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
-    strategy = KEY_TO_GOAL_STRATEGY.get(given.lower()) if isinstance(given, str) else given
+def _strategy(choice: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
+    strategy = KEY_TO_GOAL_STRATEGY.get(choice.lower()) if isinstance(choice, str) else choice
     if not isinstance(strategy, GoalSelectionStrategy):
-        known = ", ".join(KEY_TO_GOAL_STRATEGY)
-        raise SchemaError(explain("goal_selection_strategy", f"one of {known}", repr(given), "Pass one of them."))
+        names = ", ".join(KEY_TO_GOAL_STRATEGY)
+        raise SchemaError(explain("goal_selection_strategy", f"one of {names}", repr(choice), "Pass one of them."))
     return strategy

@@ -21,7 +21,7 @@ __all__ = ["RolloutBuffer"]
 _ARGUMENTS = (
     "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
 )  # fmt: skip
-_MADE = ("_make", "_core", "_shared", "_padding", "_rollout")
+_DERIVED_ATTRIBUTES = ("_make", "_core", "_shared", "_padding", "_rollout")
 """Attributes that the constructor derives from its arguments; not pickled."""
 _THEIRS = {"log_prob": "sample_log_prob"}
 """EmbodiChain's names of fields, if they differ from the core's."""
@@ -135,18 +135,18 @@ class RolloutBuffer:
                 explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
             )
         replaced = {name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared}
-        for name, given in replaced.items():
-            self._check(name, given)
-        for name, given in replaced.items():
-            self._shared[name].copy_(given)
+        for name, tensor in replaced.items():
+            self._check(name, tensor)
+        for name, tensor in replaced.items():
+            self._shared[name].copy_(tensor)
             rollout[name] = self._shared[name]
         self._is_full = True
 
-    def _check(self, name: str, given: torch.Tensor) -> None:
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
         shared = self._shared[name]
         for kind, expected, got in (
-            ("shape", tuple(shared.shape), tuple(given.shape)),
-            ("dtype", shared.dtype, given.dtype),
+            ("shape", tuple(shared.shape), tuple(tensor.shape)),
+            ("dtype", shared.dtype, tensor.dtype),
         ):
             if got != expected:
                 raise ValueError(f"Rollout field '{name}' {kind} mismatch: expected {expected}, got {got}.")
@@ -174,7 +174,7 @@ class RolloutBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the rollout, without the memory."""
-        attributes = {name: value for name, value in vars(self).items() if name not in _MADE}
+        attributes = {name: value for name, value in vars(self).items() if name not in _DERIVED_ATTRIBUTES}
         return {**attributes, "rollout": dict(self._rollout.items())}
 
     @restores
