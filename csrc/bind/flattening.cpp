@@ -11,7 +11,7 @@ namespace {
 
 // A declared field: a leaf, or a group of nested fields.
 struct Field {
-    nb::object key;  // name in the enclosing dict
+    nb::object key;  // key of this field in the enclosing dict
     std::vector<Field> parts;
     bool numbered = true;  // parts are named "0", "1", …: a tuple is accepted too
     Py_ssize_t leaves = 1;

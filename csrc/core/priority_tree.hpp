@@ -20,7 +20,7 @@
 namespace relive {
 
 constexpr int kFan = 8;          // float64 entries in a cache line
-constexpr int kMaxLevels = 22;  // 8^21 leaves
+constexpr int kMaxLevels = 22;  // enough for 8^21 leaves
 constexpr double kNoLeaf = std::numeric_limits<double>::infinity();  // returned as the smallest positive leaf if no leaf is positive
 
 // The factor of leaves in sums. The normal factor leaves room for 2^64 leaves of any size; the tiny factor is for trees

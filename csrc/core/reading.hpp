@@ -62,7 +62,7 @@ struct ReadPlan {
     double gamma;
     std::vector<ReadGroup> groups;
     std::vector<LeafRead> reads;  // leaves in the order of the batch
-    std::vector<double> powers;   // γ^0 to γ^n
+    std::vector<double> powers;   // the powers γ^0 to γ^n
     bool needs_extents;           // some slot depends on the extent of the episode
 
     bool is_packed() const { return layout == Layout::kPacked; }
@@ -404,10 +404,10 @@ private:
     const ReadPlan* plan_;
     int64_t count_;
     std::vector<int64_t> rows_;
-    std::vector<Extent> extents_;     // one per row
+    std::vector<Extent> extents_;     // extents of the episodes, one per row
     std::vector<int64_t> steps_;      // slots of packed sequences [B, before + 1 + after]
-    std::vector<GroupSlots> group_slots_;  // one per group
-    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // indices of these tensors
+    std::vector<GroupSlots> group_slots_;  // slots to read, one entry per group
+    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // indices of the tensors of the batch
 };
 
 #ifdef __linux__
@@ -460,7 +460,7 @@ private:
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
         const int64_t next = ring.keeps_next ? flat : ring.after(flat);
-        const bool adjacent = next == flat + 1;  // one request covers both rows
+        const bool adjacent = next == flat + 1;  // one request covers a row and the row after it
         for (const Leaf& leaf : memory_.leaves) {
             for (int64_t frame = leaf.frames.k, at = flat; frame > 1; --frame) {
                 at = ring.before(at);

@@ -401,7 +401,7 @@ struct RingMemory {
     std::vector<Leaf> leaves;
     std::vector<int> observed;          // leaf indices of observations, ascending
     std::vector<char*> next_columns;    // columns of next observations; empty unless `ring.keeps_next`
-    int reward, terminated, truncated;  // indices of these leaves
+    int reward, terminated, truncated;  // leaf indices of the fields with these names
     Rewritable rewritable;
     bool same_step;  // autoreset mode: environments reset in the step that ends an episode
 

@@ -76,7 +76,7 @@ struct ColumnWrite {
 struct SequenceSpec {
     int64_t length;  // steps of a full sequence; 0: as long as possible
     int64_t stride;  // steps between the starts of full sequences
-    bool split;      // split at episode ends
+    bool split;      // whether sequences end at episode ends
     bool keep_tail;  // add a shorter sequence of the remaining steps
 };
 

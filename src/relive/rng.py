@@ -60,7 +60,7 @@ class Randomness:
         """Restore a saved position; if the buffer moved to another device, the device's stream starts anew."""
         node, arrays = saved.values, saved.tensors(_MAX_BYTES)
         bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-        bits |= {name: node.entry(name).integer(0, most) for name, most in _MAX.items()}
+        bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX.items()}
         names = node.entry("devices")
         listed = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
         try:

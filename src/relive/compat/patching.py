@@ -111,10 +111,10 @@ def patch(name: str) -> Patch:
     original = _original("patch", name)
     is_new = name not in _patched
     companions = [original.companion] if original.companion and _exists(original.companion) else []
-    new = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
-    for root, pairs in new.items():
+    new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
+    for root, pairs in new_replacements.items():
         _check_version(root, ORIGINALS[root], pairs)  # before binding: a warning may be an error
-    for root, pairs in new.items():  # after all imports, which must see the original classes
+    for root, pairs in new_replacements.items():  # after all imports, which must see the original classes
         _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
     return Patch(name, is_new)
@@ -169,7 +169,7 @@ def replacements(root: str) -> Iterator[tuple[str, Any, Any]]:
     original = ORIGINALS[root]
     paths = [path for path in original.modules if _exists(f"{root}.{path}")]
     if not paths:
-        importlib.import_module(root)  # raises if it is not installed
+        importlib.import_module(root)  # raises if the original is not installed
         expected = f"one of its modules {', '.join(original.modules)}"
         raise ImportError(explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested[-1]}."))
     # Our modules first: they may inherit from the original classes.
@@ -220,8 +220,8 @@ def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
 
 def _other_arguments(theirs: Any, ours: Any) -> str | None:
     """The original's arguments in brackets, if ours does not accept them in the same order; else None."""
-    expected, own = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
-    if any(each.kind is each.VAR_POSITIONAL for each in own):
+    expected, our_parameters = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
+    if any(each.kind is each.VAR_POSITIONAL for each in our_parameters):
         return None
-    names, mine = ([p.name for p in each if p.name != "self"] for each in (expected, own))
+    names, mine = ([p.name for p in each if p.name != "self"] for each in (expected, our_parameters))
     return None if mine[: len(names)] == names else f"({', '.join(names)})"

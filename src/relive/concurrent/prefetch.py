@@ -91,7 +91,7 @@ class _BatchQueue:
         self._permits.put(None)
         batch = None if self.is_closed else self._ready.get()
         if batch is None:
-            self._ready.put(None)  # wakes the next waiting thread
+            self._ready.put(None)  # wakes the next thread that waits in `get`
             raise StopIteration
         if isinstance(batch, BaseException):
             raise batch

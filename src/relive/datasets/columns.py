@@ -191,11 +191,15 @@ class ColumnPlan:
 
     def _require_memory(self) -> None:
         nbytes = self._source.nbytes
-        free, most = available_bytes() or 1 << 62, decode_budget(nbytes)
+        free_bytes, max_bytes = available_bytes() or 1 << 62, decode_budget(nbytes)
         largest = max(self.paths, key=self._row_bytes)
         needed = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
-        if needed > min(free, most):
-            limit = f"{most:,} bytes for a file of {nbytes:,}" if most < free else f"{free:,} bytes, the free memory"
+        if needed > min(free_bytes, max_bytes):
+            limit = (
+                f"{max_bytes:,} bytes for a file of {nbytes:,}"
+                if max_bytes < free_bytes
+                else f"{free_bytes:,} bytes, the free memory"
+            )
             where = f"{self._source.name}: {largest}"
             raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed:,} bytes")
 
@@ -262,8 +266,8 @@ class ColumnPlan:
         separator = self._source.separator
         for name, field in user_columns.items():
             if column == name or column.startswith(f"{name}{separator}"):
-                rest = column[len(name) + 1 :].split(separator) if column != name else []
-                return None if field is None else (*field.split("."), *rest)
+                parts = column[len(name) + 1 :].split(separator) if column != name else []
+                return None if field is None else (*field.split("."), *parts)
         path = (column,) if column in declared else self._source.default_path(column)
         return (column,) if path is None and column in self._encode else path
 

@@ -146,16 +146,16 @@ class _Hdf5Source(RowSource):
         self._parts, self._ends, self._fields, self._hidden_columns = parts, ends, fields, hidden
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
-        first, *others = self._parts
+        first, *other_parts = self._parts
         specs = {column: _spec(array) for column, array in first.arrays.items()}
         left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
         forms = _column_forms(first, left_out)
-        for part in others:
-            own = _column_forms(part, left_out)
-            for column in (*forms, *own):
-                if own.get(column) != forms.get(column):
+        for part in other_parts:
+            part_forms = _column_forms(part, left_out)
+            for column in (*forms, *part_forms):
+                if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
-                    got = own.get(column, "no array")
+                    got = part_forms.get(column, "no array")
                     raise SchemaError(explain(f"{_where(part.group)}/{column}", expected, got, "Repair the file."))
         specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
         has_obs = any(self.default_path(column)[0] == "obs" for column in specs)
@@ -174,10 +174,10 @@ class _Hdf5Source(RowSource):
     def next_columns(self, obs: list[str]) -> dict[str, str]:
         group, arrays, _ = self._parts[0]
         nexts = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
-        missing = [column for column in obs if column not in nexts]
-        if nexts and missing:
-            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing[0]!r}: None}}."
-            raise SchemaError(explain(_where(group), f"the array 'next_{missing[0]}'", got, remedy))
+        missing_columns = [column for column in obs if column not in nexts]
+        if nexts and missing_columns:
+            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
+            raise SchemaError(explain(_where(group), f"the array 'next_{missing_columns[0]}'", got, remedy))
         return nexts
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
@@ -372,7 +372,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
     import h5py  # noqa: PLC0415 (an extra)
 
     with wrap_errors(str(path), "an HDF5 file that can be read"), h5py.File(path, "r", rdcc_nbytes=0) as file:
-        nbytes, stored, arrays = path.stat().st_size, 0, 0
+        nbytes, stored_bytes, arrays = path.stat().st_size, 0, 0
         group_bytes: Counter[str] = Counter()
         for name, item in _objects(h5py, file, path):
             where = f"{path.name}: {name}"
@@ -385,9 +385,9 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
                 group_bytes[name.split("/")[1]] += math.prod(item.shape or ()) * item.dtype.itemsize
                 if is_read_in_groups and group_bytes[name.split("/")[1]] > decode_budget(nbytes):
                     raise damage(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
-                stored += item.id.get_storage_size()
-                if stored > nbytes:
-                    raise damage(where, f"bytes of its own, in a file of {nbytes:,}", f"{stored:,} in all arrays")
+                stored_bytes += item.id.get_storage_size()
+                if stored_bytes > nbytes:
+                    raise damage(where, f"bytes of its own, in a file of {nbytes:,}", f"{stored_bytes:,} in all arrays")
     return arrays
 
 

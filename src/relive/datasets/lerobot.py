@@ -56,9 +56,9 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
     with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
         file = parquet.ParquetFile(body)
         column_names = file.schema_arrow.names
-        missing = [name for name in names if name not in column_names]
-        if missing:
-            raise damage(where, f"the column {missing[0]!r}", ", ".join(column_names))
+        missing_columns = [name for name in names if name not in column_names]
+        if missing_columns:
+            raise damage(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
@@ -79,12 +79,12 @@ def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: i
             raise damage(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
         longest = max(longest, _BYTES_PER_NUMBER.get(about.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
-        for needed, most in (
+        for needed, limit in (
             (largest, decode_budget(nbytes) // 2),
             (longest * values if about.max_repetition_level else 0, memory_budget(nbytes)),
         ):
-            if needed > most:
-                raise damage(f"{where}: {about.path}", f"pages and lists of at most {most:,} bytes", f"{needed:,}")
+            if needed > limit:
+                raise damage(f"{where}: {about.path}", f"pages and lists of at most {limit:,} bytes", f"{needed:,}")
     return longest
 
 
@@ -318,10 +318,10 @@ class _DatasetSource(RowSource):
             remedy = "Download the whole dataset."
             raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
         videos = {name for name in columns if name != "task" and self._features[name].kind == "video"}
-        stored = {*columns, "episode_index"} - videos - {"task"}
-        stored |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
+        stored_columns = {*columns, "episode_index"} - videos - {"task"}
+        stored_columns |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
         for file in files:
-            for rows in self._table_rows(file, sorted(stored), count):
+            for rows in self._table_rows(file, sorted(stored_columns), count):
                 if "task" in columns:
                     rows["task"] = self._task_texts(rows["task_index"])
                 for name in videos:
@@ -362,12 +362,12 @@ class _DatasetSource(RowSource):
 
     def _entries(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a small parquet file; raises if they exceed the memory budget of the dataset."""
-        where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        where, max_bytes, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
         for batch in read_batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
             total += batch.nbytes + _ROW_BYTES * batch.num_rows
-            if total > most:
-                raise damage(where, f"rows of at most {most:,} bytes", "more")
+            if total > max_bytes:
+                raise damage(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
     def _task_texts(self, indices: np.ndarray) -> list[str]:
@@ -428,7 +428,8 @@ class _DatasetSource(RowSource):
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
-    count, flat = len(values), getattr(values, "storage", values)  # the storage of an extension type
+    # An Arrow extension type wraps its values in `storage`.
+    count, flat = len(values), getattr(values, "storage", values)
     while True:
         if flat.null_count:
             raise damage(where, "a value in every row", "rows without a value")
@@ -713,8 +714,8 @@ class _ParquetWriter:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
-        most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
-        self._writer.write_table(table, max(1, _MAX_GROUP_VALUES // most))
+        max_values = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
+        self._writer.write_table(table, max(1, _MAX_GROUP_VALUES // max_values))
         self.nbytes += table.nbytes
 
     def close(self) -> None:

@@ -335,9 +335,9 @@ class ShardTotals(NamedTuple):
     mass: tuple[float, int]
     """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
     smallest: float
-    """The smallest priority."""
+    """The smallest priority in the shard."""
     drawn: int
-    """The number of rows drawn so far."""
+    """The number of rows drawn from the shard so far."""
 
 
 class Draw(NamedTuple):

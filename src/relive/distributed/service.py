@@ -356,8 +356,8 @@ class ReplayService:
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
         deadline = self._calls.deadline()
         answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts, deadline)
-        most = max(largest for _, largest in answers.values())
-        lower = {shard: (most,) for shard, (_, largest) in answers.items() if largest < most}
+        max_priority = max(largest for _, largest in answers.values())
+        lower = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
         self._reader.ask("raise_largest_priority", lower, deadline)
         return sum(stale for stale, _ in answers.values())
 

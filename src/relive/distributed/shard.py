@@ -153,14 +153,14 @@ class Shard(ShardReader):
         # A restart must find the number of this life, because ids were issued in it.
         self.save()
 
-    def _restore(self, buffer: Any, read: SnapshotReader) -> None:
+    def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
         """Continue from a checkpoint; raises unless its note was written by this shard."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
-        if "note" not in read.values.value:
+        if "note" not in snapshot.values.value:
             remedy = "Load it with relive.load, or pass another folder."
             raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
-        note = read.values.entry("note")
+        note = snapshot.values.entry("note")
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
@@ -171,33 +171,35 @@ class Shard(ShardReader):
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
         self._require_own(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
-        positions = read.shaped("note.positions", (len(clients),), torch.int64)
+        positions = snapshot.shaped("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
-            raise read.at("note.positions", got).error("a number of rows for each client, and each client once")
+            raise snapshot.at("note.positions", got).error("a number of rows for each client, and each client once")
         rows = buffer.rows()
-        before = self._saved_ids(note, read, rows.stop)
+        before = self._saved_ids(note, snapshot, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._replay = buffer
         self._ids = before.after_restart(rows.stop.numpy(), rows.first.numpy())
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
-        own = self._replay.config()
-        saved = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
-        free = ("device", "sampler", "listeners")
-        differs = [name for name in own if name not in free and saved.get(name) != own[name]]
+        own_config = self._replay.config()
+        saved_config = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
+        ignored_keys = ("device", "sampler", "listeners")
+        differs = [
+            name for name in own_config if name not in ignored_keys and saved_config.get(name) != own_config[name]
+        ]
         if differs:
-            raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
+            raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own_config[differs[0]]}")
 
-    def _saved_ids(self, note: Node, read: SnapshotReader, head: torch.Tensor) -> ShardIds:
+    def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
+        starts = snapshot.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
         # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
-            raise read.at("note.starts", starts.tolist()).error(expected)
+            raise snapshot.at("note.starts", starts.tolist()).error(expected)
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
     def _describe(self) -> dict[str, Any]:
@@ -261,13 +263,13 @@ class Shard(ShardReader):
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
         """Continue the stream of a client without blocks before `position`: missing rows are lost, episodes are cut."""
-        lost = position - self._applied.get(client, 0)
-        if lost <= 0:
+        num_lost = position - self._applied.get(client, 0)
+        if num_lost <= 0:
             return self._ack(client)
         self._buffer.cut(envs)
-        self._counts["lost"] += lost
+        self._counts["lost"] += num_lost
         self._advance(client, position)
-        return self._ack(client)._replace(lost=lost)
+        return self._ack(client)._replace(lost=num_lost)
 
     def _advance(self, client: str, position: int) -> None:
         self._applied.pop(client, None)

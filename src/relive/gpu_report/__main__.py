@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     interpreted = options.device == "interpreter"
     if interpreted:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is imported
     import torch  # noqa: PLC0415
 
     from relive.gpu_report.place import SMALL, Place, Sizes  # noqa: PLC0415

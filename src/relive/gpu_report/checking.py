@@ -37,27 +37,27 @@ def _twins(
     """Fill a host buffer and a device buffer with the same steps; call `after(host, device)` after each step."""
     host = place.replay(envs, rows, device="cpu", **options)
     with place.kernels():
-        there = place.replay(envs, rows, **options)
+        device_buffer = place.replay(envs, rows, **options)
     for step in episodes(envs, place.sizes.steps, seed=envs):
         host.add(**step)
         with place.kernels():
-            there.add(**{name: value.to(place.device) for name, value in step.items()})
+            device_buffer.add(**{name: value.to(place.device) for name, value in step.items()})
         if after is not None:
-            after(host, there)
-    return host, there
+            after(host, device_buffer)
+    return host, device_buffer
 
 
 def correctness(place: Place) -> Iterator[Row]:
     """The same steps in a device buffer and in a host buffer."""
     for envs in place.sizes.envs:
-        host, there = _twins(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
+        host, device_buffer = _twins(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
         with place.kernels():
-            there.check()
-            require(len(host) == len(there), f"expected {len(host)} rows, got {len(there)}")
+            device_buffer.check()
+            require(len(host) == len(device_buffer), f"expected {len(host)} rows, got {len(device_buffer)}")
             ids = host.ids()
-            require(torch.equal(ids, there.ids().cpu()), "the ids of the stored rows differ")
+            require(torch.equal(ids, device_buffer.ids().cpu()), "the ids of the stored rows differ")
             ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:20_000]]
-            read = {name: there.read(ids.to(place.device), view) for name, view in VIEWS.items()}
+            read = {name: device_buffer.read(ids.to(place.device), view) for name, view in VIEWS.items()}
         differing_fields = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
         require(not any(differing_fields.values()), f"batches differ: {differing_fields}")
         yield {"environments": envs, "rows": len(host), "compared": ", ".join(VIEWS), "result": "equal"}
@@ -66,12 +66,12 @@ def correctness(place: Place) -> Iterator[Row]:
 def priorities(place: Place) -> Iterator[Row]:
     """The same priorities on the device and on the host, and draws in proportion to them."""
 
-    def update(host: rl.ReplayBuffer, there: rl.ReplayBuffer) -> None:
+    def update(host: rl.ReplayBuffer, device_buffer: rl.ReplayBuffer) -> None:
         ids = host.ids()[::3]
         errors = torch.rand(len(ids), generator=torch.Generator().manual_seed(len(ids)))
         expected = host.update_priority(ids, errors)
         with place.kernels():
-            stale = int(there.update_priority(ids.to(place.device), errors.to(place.device)))
+            stale = int(device_buffer.update_priority(ids.to(place.device), errors.to(place.device)))
         require(stale == expected, f"expected {expected} stale ids, got {stale}")
 
     for envs in place.sizes.envs[:3]:
@@ -154,10 +154,10 @@ class _Learner:
         return [tensor.cpu().clone() for tensor in tensors]
 
 
-def _require_same(one: _Learner, other: _Learner, when: str) -> None:
-    same = all(torch.equal(a, b) for a, b in zip(one.state(), other.state(), strict=True))
-    require(same, f"the buffers differ {when}")
-    one.replay.check()
+def _require_same(first: _Learner, second: _Learner, when: str) -> None:
+    is_equal = all(torch.equal(a, b) for a, b in zip(first.state(), second.state(), strict=True))
+    require(is_equal, f"the buffers differ {when}")
+    first.replay.check()
 
 
 def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
@@ -196,14 +196,14 @@ def graphs(place: Place) -> Iterator[Row]:
 def streams(place: Place) -> Iterator[Row]:
     """The same rounds on the current stream and on another one."""
     place.require_gpu()
-    one, other = _Learner(place), _Learner(place)
+    first, second = _Learner(place), _Learner(place)
     beside = torch.cuda.Stream(place.device)
     for step in episodes(8, 20, seed=2):
-        for learner in (one, other):
+        for learner in (first, second):
             learner.set_step(step)
-        one.round()
-        _on_stream(beside, place.device, other.round)
-    _require_same(one, other, "on another stream")
+        first.round()
+        _on_stream(beside, place.device, second.round)
+    _require_same(first, second, "on another stream")
     yield {"what": "20 rounds on two streams", "result": "equal"}
 
 
@@ -212,12 +212,12 @@ def devices(place: Place) -> Iterator[Row]:
     place.require_gpu()
     if torch.cuda.device_count() < 2:
         raise NotHere("needs two GPUs")
-    one, other = _Learner(place, torch.device("cuda:0")), _Learner(place, torch.device("cuda:1"))
+    on_first, on_second = _Learner(place, torch.device("cuda:0")), _Learner(place, torch.device("cuda:1"))
     for step in episodes(8, 12, seed=3):
-        for learner in (one, other):
+        for learner in (on_first, on_second):
             learner.set_step(step)
             learner.round()
-    _require_same(one, other, "on the second device")
+    _require_same(on_first, on_second, "on the second device")
     yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
 
 

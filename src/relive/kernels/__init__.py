@@ -27,7 +27,7 @@ from relive.kernels import torch_ops
 
 try:
     from relive.kernels import _native
-except ImportError:  # installed without a compiler
+except ImportError:  # relive was installed without a compiler
     _native = None
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Backend:
 
     def __init__(self, rows: RowStorage) -> None:
         self.rows = rows
-        """The tensors of the rows."""
+        """The stored rows: a tensor per leaf."""
         self.ring = rows.ring
         """The kind of row in each slot, and the arithmetic of slots and ids."""
         self.allocator, self.schema, self.device = rows.allocator, rows.schema, rows.device

@@ -137,12 +137,12 @@ class SortedRows(NamedTuple):
 
     ids: torch.Tensor
     slots: torch.Tensor
-    """Flat slots."""
+    """Flat slots of the transitions."""
     starts: torch.Tensor
     """Mask of the first stored transition of each episode."""
 
     def episodes(self) -> list[torch.Tensor]:
-        """The ids of each episode."""
+        """Split the ids into one tensor per episode."""
         edges = [*self.starts.nonzero().squeeze(1).tolist(), len(self.starts)]
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
 

@@ -137,7 +137,8 @@ class ReadPlan:
         before, after = 0, last
         for group in self.groups:
             if group.offsets is not None and self.layout is Layout.PACKED:
-                before, after = -group.offsets[0], group.offsets[-1]  # a range, which may be long
+                # The ends of a range, which may be too long to iterate over.
+                before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT
                 before = max(before, -min(group.offsets) - is_next)

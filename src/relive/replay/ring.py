@@ -141,7 +141,7 @@ class Ring:
 
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Ids of the newest rows at flat slots."""
-        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # one past the newest row
+        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
         top = beyond[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 

@@ -117,7 +117,8 @@ class RowStorage:
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
-        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # empty if they are shared
+        # `next_leaves` is empty if next observations are shared.
+        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))
         return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:

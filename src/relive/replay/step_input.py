@@ -59,8 +59,8 @@ class StepInput:
         """Flatten a step: the values of its first five fields, and the other fields by name."""
         if not self.staged:
             return self._flatten(values, extra)
-        others = self._flatten.by_field(values, extra, self.staged)
-        return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or others[name])
+        extra_leaves = self._flatten.by_field(values, extra, self.staged)
+        return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or extra_leaves[name])
 
     def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
         """Flatten a next observation."""

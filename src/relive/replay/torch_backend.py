@@ -318,7 +318,7 @@ class Written(NamedTuple):
     """One written step: its rows and, if next observations are shared, the rows after them."""
 
     envs: torch.Tensor | None
-    """Environments that stepped; None: all."""
+    """Environments of the step; None if all environments stepped."""
     ids: torch.Tensor
     """Ids [2, K] of the rows and the rows after them; [1, K] if next observations are stored."""
     slots: torch.Tensor
@@ -368,18 +368,18 @@ class TorchWriter:
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
-        self._own = (ring.head, ring.open, ring.resetting, ring.count)
+        self._env_state = (ring.head, ring.open, ring.resetting, ring.count)
         """The ring state of these environments: the ring's tensors, or copies that are written back at the end."""
         if envs is not None:
-            self._own = tuple(each[envs] for each in self._own)
-        self._head, self._open, self._resetting, self._count = self._own
+            self._env_state = tuple(each[envs] for each in self._env_state)
+        self._head, self._open, self._resetting, self._count = self._env_state
         self._written: list[Written] = []
         """Steps written so far."""
         self._current: tuple[Written, Changes, ContinuityStats] | None = None
         """The current step: its rows, assignments and continuity; None between steps."""
         # Only a block of frame stacks can be refused after its first steps were written.
         undone = rows.stacked and blocks and rows.device.type == "cpu"
-        undo = (*self._own, ring.kind, ring.first, *rows.leaves) if undone else ()
+        undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if undone else ()
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
         self.write_error: SchemaError | None = None
         """The error of a refused write; None without one."""
@@ -405,11 +405,13 @@ class TorchWriter:
             except SchemaError as error:
                 self.write_error = error
         if self.write_error is not None:
-            for tensor, old in self._undo:
-                tensor.copy_(old)
+            for tensor, old_values in self._undo:
+                tensor.copy_(old_values)
         elif self._envs is not None:
-            for tensor, own in zip((ring.head, ring.open, ring.resetting, ring.count), self._own, strict=True):
-                tensor[self._envs] = own
+            for tensor, new_values in zip(
+                (ring.head, ring.open, ring.resetting, ring.count), self._env_state, strict=True
+            ):
+                tensor[self._envs] = new_values
         return self._written
 
     def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
@@ -457,12 +459,12 @@ class TorchWriter:
     ) -> torch.Tensor:  # fmt: skip
         """Mask of steps that continue from the pending observations, or reset there; others skip the pending row."""
         rows = self._rows
-        same = self._open
+        continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
-            same = same & _equal_bits(rows.bits_at(i, pending), leaves[i])
+            continues = continues & _equal_bits(rows.bits_at(i, pending), leaves[i])
         if rows.stacked:
-            self._check_stacks(leaves, nexts, same, reset, changes)
-        return same if reset is None else same | (self._open & reset)
+            self._check_stacks(leaves, nexts, continues, reset, changes)
+        return continues if reset is None else continues | (self._open & reset)
 
     def _retire(
         self, ids: torch.Tensor, slots: torch.Tensor, changes: Changes
@@ -491,7 +493,7 @@ class TorchWriter:
         if reset is None:
             changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            # FINAL = TRANSITION + 1.
+            # The kind is FINAL = TRANSITION + 1 for resets.
             changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
             fresh |= self._first.index_select(0, slots)  # a continued reset starts an episode
         changes.add(self._first.index_copy_, 0, slots, fresh)
@@ -514,7 +516,8 @@ class TorchWriter:
             changes.add(torch.add, head, 1, out=self._head)
             changes.add(self._open.fill_, True)
         else:
-            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))  # FINAL = PENDING - 1
+            # The kind is FINAL = PENDING - 1 at ends.
+            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))
             changes.add(torch.add, head + 1, closes, out=self._head)
             changes.add(torch.logical_not, closes, out=self._open)
 
@@ -557,9 +560,9 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     dtype = _BITS[a.element_size()]
     # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
-    same = a == b
+    is_equal = a == b
     # As bytes: amin is several times faster than all(1) on the CPU.
-    return same.view(torch.uint8).amin(1).view(torch.bool) if same.numel() else same.all(1)
+    return is_equal.view(torch.uint8).amin(1).view(torch.bool) if is_equal.numel() else is_equal.all(1)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

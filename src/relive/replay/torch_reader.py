@@ -60,8 +60,8 @@ class TorchReader(PlanReader):
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
         self._items = {group.anchor: _leaf_paths(plan, group) for group in items}
         rows, nexts = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
-        both = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in nexts]
-        self._both = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in both}
+        shared_leaves = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in nexts]
+        self._shared_leaves = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in shared_leaves}
         """Leaves of a row and of its next observation, which one call reads."""
 
     def read(self, slots: torch.Tensor) -> Leaves:
@@ -81,12 +81,12 @@ class TorchReader(PlanReader):
         else:
             at, batch[INDEX] = backend.next_and_ids(slots)
             places = _PLACES | {Anchor.LAST: 0}
-        if self._both:
-            read = backend.take(at[:2].view(-1), tuple(self._both))
-            for (path, led_to), leaf in zip(self._both.values(), read, strict=True):
-                both = leaf.view(2, len(slots), *leaf.shape[1:])
+        if self._shared_leaves:
+            read = backend.take(at[:2].view(-1), tuple(self._shared_leaves))
+            for (path, led_to), leaf in zip(self._shared_leaves.values(), read, strict=True):
+                row_and_next = leaf.view(2, len(slots), *leaf.shape[1:])
                 # A copy: in-place changes of one leaf would invalidate a gradient that needs the other.
-                batch[path], batch[led_to] = both[0], both[1].clone()
+                batch[path], batch[led_to] = row_and_next[0], row_and_next[1].clone()
         for anchor, leaves in self._items.items():
             if anchor is Anchor.NEXT and backend.stores_next_obs:
                 batch |= zip(leaves.values(), backend.take_stored_next(slots, tuple(leaves)), strict=True)
@@ -144,7 +144,7 @@ class TorchReader(PlanReader):
                 read = backend.take(ring.after(flat), tuple(leaves))
                 is_none = flat < 0
                 for leaf in read:
-                    bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch cannot fill uint16
+                    bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # as bits: torch cannot fill uint16
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
@@ -224,13 +224,13 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
     for group, step, mask in zip(groups, steps_taken.split(sizes, 1), inside.split(sizes, 1), strict=True):
         at = torch.minimum(step, ahead) + extent.preceding.unsqueeze(1)
         for path in _leaf_paths(plan, group).values():
-            own = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
-            leaf = bits_of(steps[own])[rows, at]
+            obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
+            leaf = bits_of(steps[obs_path])[rows, at]
             if group.of_observations:
-                leaf = torch.where(_wide(step > ahead, leaf), bits_of(steps[next_path(own)])[rows, at], leaf)
+                leaf = torch.where(_wide(step > ahead, leaf), bits_of(steps[next_path(obs_path)])[rows, at], leaf)
             if plan.layout is Layout.ZEROS:
                 leaf = leaf.masked_fill(_wide(~mask, leaf), 0)
-            batch[path] = leaf.view(steps[own].dtype)
+            batch[path] = leaf.view(steps[obs_path].dtype)
         if group.mask is not None:
             batch[group.mask] = mask.contiguous()
     return batch

@@ -59,15 +59,15 @@ class TritonBackend(TorchBackend):
         self._may_be_replayed = False
         """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
         leaves, nexts = leaves_of(rows)
-        others = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
-        self._groups = rows.obs_leaves, others
+        other_leaves = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
+        self._groups = rows.obs_leaves, other_leaves
         """Indices of the observation's leaves, and of all other leaves."""
-        obs, rest = ([leaves[i] for i in which] for which in self._groups)
+        obs, other_leaf_tensors = ([leaves[i] for i in which] for which in self._groups)
         terminated, truncated = (
-            others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
+            other_leaves.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
         )
         self._writer = StepWriter(
-            rings, obs, nexts, rest, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
+            rings, obs, nexts, other_leaf_tensors, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
             flags=(terminated, truncated), next_step=rows.next_step,
         )  # fmt: skip
         self._tracks_changes = False

@@ -297,8 +297,8 @@ class FinalObservations:
             return
         terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))
         truncated_steps = set(map(tuple, (truncated & ~terminated).nonzero().tolist()))
-        others = [position for position in positions if position not in truncated_steps]
-        require(not others, "final_obs", "(step, environment) of truncated steps", others)
+        unexpected = [position for position in positions if position not in truncated_steps]
+        require(not unexpected, "final_obs", "(step, environment) of truncated steps", unexpected)
 
 
 class LastStep:
@@ -355,8 +355,8 @@ class LastStep:
             return
         for name, leaves in self.leaves.items():
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
-                stored = storage.tensors[i][storage.num_stored]
-                require(same_bits(leaf, stored), f"last_{path_name(schema.paths[i])}", leaf.tolist(), stored.tolist())
+                row = storage.tensors[i][storage.num_stored]
+                require(same_bits(leaf, row), f"last_{path_name(schema.paths[i])}", leaf.tolist(), row.tolist())
 
 
 def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:

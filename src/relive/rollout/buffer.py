@@ -234,7 +234,7 @@ class RolloutBuffer(StateDictMixin):
             storage = self._storage
             storage.clean_bools()
             self._advantages.last.set({})  # the collector may have overwritten the last row
-            stored = storage.num_stored
+            num_stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
@@ -243,7 +243,7 @@ class RolloutBuffer(StateDictMixin):
                 self._flags.take_back()
                 self._advantages.last.set(last)
 
-            self._flags.count(stored, count - stored, frozenset(), _NOTHING, change)
+            self._flags.count(num_stored, count - num_stored, frozenset(), _NOTHING, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.

@@ -283,8 +283,8 @@ class Storage:
                 declared[path][:steps] = tensor.clone()  # the tensor may share this memory
                 self.attached[path] = declared[path]
                 continue
-            rest = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
-            self.attached[path] = torch.cat([tensor, rest])
+            padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
+            self.attached[path] = torch.cat([tensor, padding])
 
     # State
 
@@ -294,12 +294,14 @@ class Storage:
 
     def state(self) -> State:
         """Return every row, and the names of staged and attached fields."""
-        stored, own = self.num_stored, set(self.schema.paths)
-        attached = {f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in own}
-        present = [name for name in self._optional_names if stored and name not in self.missing]
+        num_steps, declared_paths = self.num_stored, set(self.schema.paths)
+        attached = {
+            f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
+        }
+        present = [name for name in self._optional_names if num_steps and name not in self.missing]
         values = {
-            "num_stored": stored,
-            "valued": stored if "value" in present else 0,
+            "num_stored": num_steps,
+            "valued": num_steps if "value" in present else 0,
             "given": present,
             "staged": sorted(self.staged),
             "attached": [list(path) for path in self.attached],
@@ -308,12 +310,12 @@ class Storage:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
-        node, own = saved.values, self.declared_leaves()
-        stored = node.entry("num_stored").integer(0, self._num_rows - 1)
+        node, declared_leaves = saved.values, self.declared_leaves()
+        num_steps = node.entry("num_stored").integer(0, self._num_rows - 1)
         saved.copy_into(self.rows())
         self.clear()
-        self.num_stored = stored
-        present = self._saved_optional_fields(saved, stored)
+        self.num_stored = num_steps
+        present = self._saved_optional_fields(saved, num_steps)
         self._set_present(tuple(name in present for name in self._optional_names))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
@@ -323,18 +325,18 @@ class Storage:
             path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
                 raise entry.error("a name of its own")
-            if path not in own:  # an optional field is its declared leaf
+            if path not in declared_leaves:  # an optional field is its declared leaf
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
-                own[path] = saved.tensor(f"attached{i}").to(self.device)
-            self.attached[path] = own[path]
+                declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
+            self.attached[path] = declared_leaves[path]
 
-    def _saved_optional_fields(self, saved: SnapshotReader, stored: int) -> set[str]:
+    def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
         node, names = saved.values, self._optional_names
         if "given" in node.entries():
             return {name.one_of(names) for name in node.entry("given").items(len(names))}
         # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
-        has_value = node.entry("valued").integer(0, stored) == stored
-        leaves = (self.tensors[i][:stored] for i in self.schema.leaf_indices["log_prob"])
+        has_value = node.entry("valued").integer(0, num_stored) == num_stored
+        leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
         return set(itertools.compress(("value", "log_prob"), (has_value, has_log_prob)))
 
@@ -513,13 +515,13 @@ class EpisodeFlags:
     def check(self) -> None:
         """Verify every flag, and that the next reset rows follow from the stored flags."""
         storage, steps = self._storage, self._storage.num_stored
-        own = {"resetting": self.resetting, "starting": self.starting}
-        for name, flags in own.items():
+        own_masks = {"resetting": self.resetting, "starting": self.starting}
+        for name, flags in own_masks.items():
             require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
         ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
         if not storage.has_values:
             return
-        for name, flags in {**ends, **own}.items():
+        for name, flags in {**ends, **own_masks}.items():
             require_flags(name, flags)
         is_allowed = ~self.resetting | self.has_reset_rows
         require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)

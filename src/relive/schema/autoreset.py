@@ -152,12 +152,12 @@ def true_next_obs(
     refuse_reused_obs(schema, obs, next_obs)
     final_envs, finals = final_observations(info, envs, schema, lead, device)
     if len(final_envs) < len(envs):
-        missing = next(env for env in envs if env not in final_envs)
+        missing_env = next(env for env in envs if env not in final_envs)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
         raise SchemaError(
             explain(
                 'info["final_obs"]',
-                f"an observation for environment {missing}",
+                f"an observation for environment {missing_env}",
                 f"observations for environments {final_envs}",
                 remedy,
             )
@@ -177,8 +177,8 @@ def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.de
         elif not lead and (flag is True or flag is False):  # single environments
             arrays.append(np.array([flag]))
         else:
-            there = device if isinstance(flag, torch.Tensor) else _HOST
-            arrays.append(convert(name, FLAG, flag, lead, there).view(-1).cpu().numpy())
+            flag_device = device if isinstance(flag, torch.Tensor) else _HOST
+            arrays.append(convert(name, FLAG, flag, lead, flag_device).view(-1).cpu().numpy())
     return arrays
 
 
@@ -205,8 +205,8 @@ def final_observations(
     finals = _without_masks(info[key], schema.trees["obs"])
     final_envs = envs
     if lead and (mask := info.get(f"_{key}")) is not None:
-        there = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
-        flags = as_tensor(f"info: _{key}", mask, there).tolist()
+        mask_device = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
+        flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
         final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
         each = {env: _entry(finals, env) for env in final_envs}
@@ -233,7 +233,10 @@ def info_numbers(
     if finals is None:
         return numbers
     if not isinstance(finals, Mapping):
-        finals, ended = {name: [(of or {}).get(name) for of in finals]}, [of is not None for of in finals]
+        finals, ended = (
+            {name: [(env_info or {}).get(name) for env_info in finals]},
+            [env_info is not None for env_info in finals],
+        )
     else:
         ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
     last = _numbers(finals, name, lead, device)

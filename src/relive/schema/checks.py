@@ -139,8 +139,10 @@ def kind(value: object) -> str:
     """The type of a value, with its module unless it is built in."""
     if value is None:
         return "None"
-    of = type(value)
-    return of.__name__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__name__}"
+    value_type = type(value)
+    return (
+        value_type.__name__ if value_type.__module__ == "builtins" else f"{value_type.__module__}.{value_type.__name__}"
+    )
 
 
 def _short(value: int) -> str:

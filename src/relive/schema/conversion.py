@@ -170,8 +170,8 @@ def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> tor
     """
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
-    there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
-    env_tensor = as_tensor("env_ids", env_ids, there)
+    source_device = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
+    env_tensor = as_tensor("env_ids", env_ids, source_device)
     if not env_tensor.is_cpu:
         if (
             env_tensor.ndim != 1
@@ -254,8 +254,8 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
         remedy = "Pass one environment's value, or declare num_envs."
     else:
         remedy = "Pass the declared shape."
-    of = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
-    raise SchemaError(explain(where, f"shape {expected}{of}", got, remedy))
+    suffix = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
+    raise SchemaError(explain(where, f"shape {expected}{suffix}", got, remedy))
 
 
 def _kind(dtype: torch.dtype) -> int:

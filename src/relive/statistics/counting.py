@@ -51,8 +51,8 @@ class Accumulator:
             kernels.complete(lambda: [tensor.copy_(tensors[name]) for name, tensor in self._tensors.items()])
 
     def __getstate__(self) -> dict[str, Any]:
-        others = {name: value for name, value in vars(self).items() if name not in self._not_pickled}
-        return others | {"_device": str(self.device), "_packed": pack(self.snapshot())}
+        attributes = {name: value for name, value in vars(self).items() if name not in self._not_pickled}
+        return attributes | {"_device": str(self.device), "_packed": pack(self.snapshot())}
 
     @torch.inference_mode(False)
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ class EpisodeStats(counting.Accumulator):
         The caller holds `counting.lock` until it has called the function, which is idempotent.
         """
         device, envs = self.device, self.num_envs or 1
-        none = torch.zeros(envs, dtype=torch.bool, device=device)
+        all_false = torch.zeros(envs, dtype=torch.bool, device=device)
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
@@ -135,11 +135,13 @@ class EpisodeStats(counting.Accumulator):
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             step = {name: column[t] for name, column in values.items()}
-            played = ~none if mask is None else mask[t]
-            for i, increment in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
+            played = ~all_false if mask is None else mask[t]
+            for i, increment in enumerate(
+                [step["reward"], played, *(step.get(name, all_false) for name in self.metrics)]
+            ):
                 running[i] += torch.where(played, increment, 0.0)
             counts[1] += played.sum()
-            flags = [step["terminated"], *(step.get(name, none) for name in self.reasons)]
+            flags = [step["terminated"], *(step.get(name, all_false) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & played
             # Rows of running episodes go to the extra row: selecting the others would synchronise.
             rank = ended.cumsum(0)
@@ -163,9 +165,9 @@ class EpisodeStats(counting.Accumulator):
             return reasons or {}
         names = np.asarray(reasons, dtype=object)
         if names.shape != self._lead:
-            of = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
+            suffix = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
             remedy = "Pass names or None in this shape."
-            raise SchemaError(explain("reasons", f"a name or None{of}", repr(reasons), remedy))
+            raise SchemaError(explain("reasons", f"a name or None{suffix}", repr(reasons), remedy))
         distinct = {name for name in names.reshape(-1).tolist() if name is not None}
         return {name: np.asarray(names == name, dtype=np.bool_) for name in distinct}
 
@@ -214,7 +216,9 @@ class EpisodeStats(counting.Accumulator):
         measured = {name: columns[name] for name in self._sums}
         measured["step_reward"] = columns["return"] / columns["length"]
         measured |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
-        moments = {f"{name}_{kind}": float(of(x)) for name, x in measured.items() for kind, of in _MOMENTS.items()}
+        moments = {
+            f"{name}_{kind}": float(compute(x)) for name, x in measured.items() for kind, compute in _MOMENTS.items()
+        }
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
         return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
@@ -250,8 +254,8 @@ class EpisodeStats(counting.Accumulator):
         require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
         played = float(running.sum() + length.sum())
         require(played <= steps, "stats: steps", f"at least the {played:.0f} of the episodes", steps)
-        rest = self._tensors["ring"][episodes : self.window]
-        require_all(rest == 0, "stats: window", "0 after the last episode", rest)
+        unused_rows = self._tensors["ring"][episodes : self.window]
+        require_all(unused_rows == 0, "stats: window", "0 after the last episode", unused_rows)
 
     def config(self) -> dict[str, Any]:
         """Return the arguments of equal statistics, except `num_envs`, as JSON."""

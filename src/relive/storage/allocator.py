@@ -181,13 +181,13 @@ class Memory:
         the argument that determines the size.
         """
         if self.free_bytes is not None:
-            free = self.free_bytes()
+            free_bytes = self.free_bytes()
         elif self.device.type != "cpu":
-            free = 1 << 62  # larger than any memory
-        elif (free := available_bytes()) is not None:
-            free = max(free - unwritten_bytes(), 0)
-        if free is not None and nbytes > free:
-            expected = f"at most {in_gibibytes(free)}, {self.free_of}"
+            free_bytes = 1 << 62  # larger than any memory
+        elif (free_bytes := available_bytes()) is not None:
+            free_bytes = max(free_bytes - unwritten_bytes(), 0)
+        if free_bytes is not None and nbytes > free_bytes:
+            expected = f"at most {in_gibibytes(free_bytes)}, {self.free_of}"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
             raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
 
@@ -264,15 +264,15 @@ def available_bytes() -> int | None:
     """Free bytes of host memory; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
     try:
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):  # no limit, or no such file
-        return free
-    return min(free, limit)
+        return free_bytes
+    return min(free_bytes, limit)
 
 
 def resident_bytes() -> int:
@@ -285,9 +285,9 @@ def resident_bytes() -> int:
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
     """Raise a MemoryError if the host has fewer free bytes; the system would grant them and kill the process later."""
-    free = available_bytes() if nbytes > _MUCH else None
-    if free is not None and nbytes > free:
-        expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
+    free_bytes = available_bytes() if nbytes > _MUCH else None
+    if free_bytes is not None and nbytes > free_bytes:
+        expected = f"at most {in_gibibytes(free_bytes)}, the free memory of this machine"
         raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
 
 

@@ -37,7 +37,7 @@ MOST_ARRAYS = 1 << 14
 ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
 """Pattern of array names, such as `ring.head`."""
 
-_MOST = 1 << 62
+_MAX_INTEGER = 1 << 62
 _LONGEST_LINE = 64
 
 ITEM_BYTES = {
@@ -205,7 +205,7 @@ class Node:
             raise self.error(f"a list of {count} items")
         return items
 
-    def integer(self, least: int = 0, most: int = _MOST) -> int:
+    def integer(self, least: int = 0, most: int = _MAX_INTEGER) -> int:
         """Return an integer within bounds."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
             raise self.error(f"an integer from {least} to {most}")
@@ -239,7 +239,7 @@ class Node:
         """Return None for null, else this node."""
         return None if self.value is None else self
 
-    def integers(self, count: int = 1 << 20, most: int = _MOST) -> tuple[int, ...]:
+    def integers(self, count: int = 1 << 20, most: int = _MAX_INTEGER) -> tuple[int, ...]:
         """Return a list of at most `count` integers from 0 to `most`."""
         value = self.value
         if isinstance(value, list) and len(value) <= count and all(type(x) is int and 0 <= x <= most for x in value):
@@ -264,8 +264,8 @@ def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
     array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes and must not overflow, even if another axis is empty.
-    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MOST:
-        raise shape.error(f"sizes whose product is at most {_MOST} bytes")
+    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
+        raise shape.error(f"sizes whose product is at most {_MAX_INTEGER} bytes")
     return array
 
 
@@ -332,10 +332,10 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
     for array in arrays:
         forms[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
         nbytes += array.nbytes
-    free = available_bytes() if nbytes > _MUCH else None
-    if free is not None and nbytes > free:
+    free_bytes = available_bytes() if nbytes > _MUCH else None
+    if free_bytes is not None and nbytes > free_bytes:
         remedy = "Load it where there is more memory."
-        raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", nbytes, remedy))
+        raise IncompatibleCheckpoint(explain(where, f"at most {free_bytes:,} bytes, the free memory", nbytes, remedy))
 
     @cache
     def read(name: str) -> torch.Tensor:

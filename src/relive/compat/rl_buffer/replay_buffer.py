@@ -166,11 +166,11 @@ class TransitionBuffer(Sized):
         `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
         """
         core, tracker = self.core, self._stats_tracker
-        with core._lock:  # another process or thread may add, too: the check and the write are one change
+        with core._lock:  # other processes and threads may add too: check and write must be atomic
             is_full = self._is_full
             refuse_full(is_full, self.reset_strategy)
             step = self._transitions.convert(obs, action, reward, done, next_obs, truncated)
-            if tracker is not None:  # first, since it may refuse the metrics
+            if tracker is not None:  # before the write, since the tracker may refuse the metrics
                 ended = on_host(step[3])
                 if getattr(tracker, "truncated_ends", False) is True:
                     ended = ended | on_host(step[4])

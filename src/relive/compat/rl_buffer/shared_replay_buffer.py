@@ -101,7 +101,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     @property
     def _transitions(self) -> SharedTransitions:
-        if self._process != os.getpid():  # a forked child
+        if self._process != os.getpid():  # this process is a forked child
             self._shared, self._process = self._shared.rejoin(), os.getpid()
         return self._shared
 
@@ -114,9 +114,9 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def pos(self) -> int:
         """The position of the next time step: from 0 after `reset` to `buffer_size - 1`, then 0 again."""
-        stored = len(self.core) // self.num_envs
-        if stored < self._buffer_size:
-            return stored
+        num_steps = len(self.core) // self.num_envs
+        if num_steps < self._buffer_size:
+            return num_steps
         return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
 
     def set_pos(self, value: int) -> None:

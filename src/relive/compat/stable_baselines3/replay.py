@@ -121,7 +121,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _start(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
-        """Further fields of the next step."""
+        """Additional fields that are stored with the next step, by name."""
         self._fits = not self.n_stack
         """Whether all observations so far could be stored without reshaping."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
@@ -181,8 +181,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._random.bit_generator.state = draws
         load_packed_state(self._core, state["_core"])
         self._rows.load(state["_rows"])
-        for name, saved in arrays.items():
-            self._assign(name, saved)
+        for name, saved_array in arrays.items():
+            self._assign(name, saved_array)
 
     # Writing
 

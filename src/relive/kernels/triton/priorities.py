@@ -33,9 +33,9 @@ TINY_TOTAL = tl.constexpr(2.0**-400)
 LEAST_WEIGHT = tl.constexpr(2.0**-126)
 """The smallest normal float32: a weight of zero would drop the row."""
 LOWER = 3
-"""Levels per subtree."""
+"""Number of tree levels in a subtree."""
 SUBTREE = tl.constexpr(16**LOWER)
-"""Leaves per subtree."""
+"""Number of leaves in a subtree."""
 BLOCK = 256
 DRAW_BLOCK = 2 * CELL.value
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -83,7 +83,7 @@ def renew_kernel(
     """Recompute dirty subtrees, one per program. `size` is the number of sums per scale."""
     subtree = tl.program_id(0).to(tl.int64)
     is_dirty = tl.load(dirty + subtree) != 0
-    tl.debug_barrier()  # all warps must have read it
+    tl.debug_barrier()  # all warps must have read the flag before it is cleared
     if is_dirty:
         tl.store(dirty + subtree, (subtree * 0).to(tl.uint8))
         group = subtree * 256 + tl.arange(0, 256)
@@ -245,7 +245,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
-    first = (root + 1) // 16  # one past the last node
+    first = (root + 1) // 16  # index after the last node
     for i in range(levels):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
@@ -284,7 +284,8 @@ def prioritized_draw_kernel(
     inside = place < rows
     call = load_calls(stream, place, inside)
     bits, _ = random_pair(tl.load(stream), call, place, 0)
-    share = (start + place).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16  # 53 bits: in [0, 1)
+    # The second term has 53 random bits: a number in [0, 1).
+    share = (start + place).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
     is_tiny = tl.load(sums + root) < TINY_TOTAL
     own = sums + tl.where(is_tiny, size, 0)
     total = tl.load(own + root)

@@ -242,11 +242,11 @@ def write_kernel(
 
 
 Given = tuple[torch.Tensor, ...]
-"""Contiguous leaves of steps."""
+"""Leaves of the caller's steps, as contiguous tensors."""
 
 
 def _environments(*forms: Sequence[Form]) -> int:
-    """Environments per program."""
+    """Number of environments per program."""
     return 1 if any(form[0] * form[2] > NARROW for group in forms for form in group) else 8
 
 
@@ -257,7 +257,7 @@ def _options(environments: int) -> dict[str, Any]:
 def _set_tiles(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
     """Forms with the widest tiles that this number of environments allows."""
     most = words.MOST_COLUMNS if INTERPRETED else min(1024 // environments, 512)
-    interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # stacks along the last axis
+    interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # whether frames are stacked along the last axis
     limits = [most // 2 if each else most for each in interleaved]
     columns = [min(triton.next_power_of_2(max(form[0], 1)), limit) for form, limit in zip(forms, limits, strict=True)]
     return tuple((form[0], wide, *form[2:]) for form, wide in zip(forms, columns, strict=True))

@@ -227,8 +227,8 @@ class Prioritized(Sampler):
             raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
         self.tree.leaves_view()[: self._slots].copy_(mass)
         self.tree.rebuild()
-        there = saved["largest"].to(self.storage.device)
-        self._largest = there if as_numpy_if_cpu(there) is there else largest
+        device_largest = saved["largest"].to(self.storage.device)
+        self._largest = device_largest if as_numpy_if_cpu(device_largest) is device_largest else largest
         self._num_drawn = int(saved["draws"])
         if self._calls is not None:
             self._calls[0] = int(saved["calls"])
@@ -308,7 +308,7 @@ class Prioritized(Sampler):
         if isinstance(base, float):
             return max(base**self.alpha, 5e-324) if base else 0.0
         mass = base.pow(self.alpha)
-        if self.eps**self.alpha > 0 and self.eps:  # no base is smaller than eps
+        if self.eps**self.alpha > 0 and self.eps:  # every base is at least eps: nothing underflows
             return mass
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 

@@ -59,7 +59,7 @@ class Recent(Sampler):
     def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots of the rows `back` rows before the newest rows, and the running number of transitions in the window."""
         ring = self._ring
-        rows = ring.newest() - back  # [rows, N], the newest first
+        rows = ring.newest() - back  # shape [rows, N], the newest row first
         slots = ring.at(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
         drawable &= drawable.cumsum(0) <= self.window
@@ -90,10 +90,10 @@ class WithoutReplacement(Sampler):
         self._at = 0
 
     def require_rows(self, count: int) -> None:
-        stored = len(self.storage)
-        if count > stored:
+        num_stored = len(self.storage)
+        if count > num_stored:
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
-            raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
+            raise NotReadyError(explain("sample", f"at least {count} stored transitions", num_stored, remedy))
 
     def sample(self, count: int) -> Chosen:
         self.require_rows(count)
@@ -106,29 +106,29 @@ class WithoutReplacement(Sampler):
 
     def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
         """Return the next `count` stored rows of an epoch (fewer at its end), and the position after them."""
-        stored = ids[:0]
-        while len(stored) < count and at < len(ids):
-            stop = at + count - len(stored)
+        stored_slots = ids[:0]
+        while len(stored_slots) < count and at < len(ids):
+            stop = at + count - len(stored_slots)
             slots, _ = self._ring.locate(ids[at:stop])
-            stored, at = torch.cat([stored, slots[slots >= 0]]), stop
-        return stored, at
+            stored_slots, at = torch.cat([stored_slots, slots[slots >= 0]]), stop
+        return stored_slots, at
 
     def check(self) -> None:
         """Verify that the rest of the epoch consists of distinct rows issued since the last clear."""
         require(self._at >= 0, "epoch", "a place of at least 0", self._at)
-        ring, rest = self._ring, self._ids[self._at :]
-        slots, never = ring.locate(rest)
-        require_all(~never, "epoch", "ids of transitions", rest)
-        is_cleared = rest // ring.num_envs < ring.floor[rest % ring.num_envs]
-        require_all(~is_cleared, "epoch", "rows since the last clear", rest)
-        is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=rest.device)
+        ring, remaining_ids = self._ring, self._ids[self._at :]
+        slots, never = ring.locate(remaining_ids)
+        require_all(~never, "epoch", "ids of transitions", remaining_ids)
+        is_cleared = remaining_ids // ring.num_envs < ring.floor[remaining_ids % ring.num_envs]
+        require_all(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
+        is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
         is_next[slots[slots >= 0]] = True
         num_repeated = int((slots >= 0).sum() - is_next.sum())
         require(not num_repeated, "epoch", "every row once", f"{num_repeated} rows twice")
 
     def on_recover(self) -> None:
-        rest = self._ids[self._at :]
-        self._ids, self._at = rest[self._ring.locate(rest)[0] >= 0], 0
+        remaining_ids = self._ids[self._at :]
+        self._ids, self._at = remaining_ids[self._ring.locate(remaining_ids)[0] >= 0], 0
 
     def on_clear(self) -> None:
         self._ids, self._at = self._ids[:0], 0
@@ -178,8 +178,8 @@ class NewFirst(Sampler):
 
     def sample(self, count: int) -> Chosen:
         slots = self.storage.draw(count, self.rng)
-        new = self._next(math.ceil(self.share * count))
-        slots[: len(new)] = torch.where(new >= 0, new, slots[: len(new)])
+        new_slots = self._next(math.ceil(self.share * count))
+        slots[: len(new_slots)] = torch.where(new_slots >= 0, new_slots, slots[: len(new_slots)])
         return slots, None
 
     def _next(self, max_rows: int) -> torch.Tensor:
@@ -190,7 +190,7 @@ class NewFirst(Sampler):
         # A sequence is followed by at most two rows without a transition.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
-        slots = ring.at(begin + place, self._envs)  # [width, N]
+        slots = ring.at(begin + place, self._envs)  # shape [width, N]
         is_written = begin + place <= ring.newest()
         ready, steps = self._ready(slots, is_written, place)
         places = torch.where(ready, place, width).view(-1)

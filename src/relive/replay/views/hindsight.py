@@ -119,8 +119,8 @@ class Hindsight:
                 if leaf is steps[path]:  # returned unchanged
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
-                new = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
-                steps[path] = torch.where(wide(changed, new), new, steps[path])
+                converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
+                steps[path] = torch.where(wide(changed, converted), converted, steps[path])
 
 
 def _leaf(schema: Schema, name: str | Path) -> Path:

@@ -190,8 +190,8 @@ def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
     """Return the batch paths of the leaves that `path` selects; raises if there is no such field."""
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.require(name)
-    stored = (name, *path[1:])
-    leaves = [leaf for leaf, _ in leaves_of((name,), schema.trees[name]) if leaf[: len(stored)] == stored]
+    stored_path = (name, *path[1:])
+    leaves = [leaf for leaf, _ in leaves_of((name,), schema.trees[name]) if leaf[: len(stored_path)] == stored_path]
     if not leaves:
         tree = schema.trees[name]
         inside = ", ".join(".".join(each[1:]) for each, _ in leaves_of((name,), tree)) or "no names inside"

@@ -244,8 +244,8 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def add(self, data: TensorDict) -> TensorDict | None:
         """Add one step of every environment; return the oldest step of the window if it is full, else None."""
         done_key = self.done_key or self._find_keys(data)
-        there = torch.device(self.device)
-        data = data.clone() if data.device in (None, there) else data.to(there).clone()
+        target_device = torch.device(self.device)
+        data = data.clone() if data.device in (None, target_device) else data.to(target_device).clone()
         self._check_alike(data)
         window = [*self.n_step_buffer, data][-self.n_step :]
         is_full = len(window) == self.n_step
@@ -360,7 +360,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(floored), remedy))
         if len(index):
-            if self._before:  # negative: removed by clear()
+            if self._before:  # ids from before the last clear() become negative
                 index, floored = index[index >= 0], floored[index >= 0]
             self._require_rows().update_priority(index, floored)
 

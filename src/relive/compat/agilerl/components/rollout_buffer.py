@@ -324,8 +324,8 @@ class RolloutBuffer(_Rollout):
         if positive("batch_size", batch_size) > total:
             message = f"batch_size {batch_size} is larger than the number of sequences; all {total} are one batch."
             warnings.warn(message, stacklevel=2)
-        for which in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
-            yield self._prepared.minibatch(which, self.unpadded_data)
+        for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
+            yield self._prepared.minibatch(sequence_ids, self.unpadded_data)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -338,26 +338,28 @@ class RolloutBuffer(_Rollout):
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)
-        stored = state.get("buffer")
-        if not isinstance(stored, TensorDict):
+        saved_buffer = state.get("buffer")
+        if not isinstance(saved_buffer, TensorDict):
             message = "Unpickling: the state has no TensorDict of steps. The buffer starts empty."
             warnings.warn(message, stacklevel=2)
             if "observation_space" not in state or "action_space" not in state:
                 message = "The observation or action space is missing, too: this buffer cannot store steps."
                 warnings.warn(message, stacklevel=2)
                 return
-            stored = None
-        elif stored.batch_size != (self.capacity, self.num_envs):
+            saved_buffer = None
+        elif saved_buffer.batch_size != (self.capacity, self.num_envs):
             expected = torch.Size([self.capacity, self.num_envs])
-            message = f"Unpickling: expected batch_size {expected}, got {stored.batch_size}. The buffer starts empty."
+            message = (
+                f"Unpickling: expected batch_size {expected}, got {saved_buffer.batch_size}. The buffer starts empty."
+            )
             warnings.warn(message, stacklevel=2)
-            stored = None
-        self._is_masked = stored is not None and "action_masks" in stored.keys()
+            saved_buffer = None
+        self._is_masked = saved_buffer is not None and "action_masks" in saved_buffer.keys()
         self._allocate()
-        if stored is None:
+        if saved_buffer is None:
             self.reset()
         else:
-            self.buffer.update_(stored)
+            self.buffer.update_(saved_buffer)
 
 
 def _mode_of(sequence_type: Any) -> Any:

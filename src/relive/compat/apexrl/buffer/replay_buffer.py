@@ -233,8 +233,8 @@ class ReplayBuffer:
         if state_dict["capacity"] != self.capacity:
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
-        for name, own in self._specs().items():
-            if plain_spec(state_dict.get(name)) != own:
+        for name, own_spec in self._specs().items():
+            if plain_spec(state_dict.get(name)) != own_spec:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         size = int(state_dict.get("size", 0))
         pos = int(state_dict.get("pos", size % self.capacity))

@@ -231,9 +231,9 @@ class RolloutBuffer(SteppedRollout):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
-        for name, own in self._layout().items():
-            if state_dict[name] != own:
-                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
+        for name, own_layout in self._layout().items():
+            if state_dict[name] != own_layout:
+                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own_layout}")
         twin = RolloutBuffer(
             self.num_envs, self.num_steps, self.obs_shape, *self._action_arguments, self.device,
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,

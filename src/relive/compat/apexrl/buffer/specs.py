@@ -82,7 +82,7 @@ def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor
         tensor = as_tensor(where, tensor, device).to(device)
     if tensor.dtype == torch.bool or not tensor.is_cpu:
         return tensor
-    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # faster than three numpy calls
+    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # a set of Python numbers is faster for few items
         is_right = _ENDS.issuperset(tensor.tolist())
     else:
         numbers = tensor.numpy()

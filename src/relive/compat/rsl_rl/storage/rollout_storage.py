@@ -80,7 +80,7 @@ _PARAMS = "distribution_params_"
 """Prefix of the core's names of distribution parameters; a number follows."""
 _STATES = ("hidden_state_a_", "hidden_state_c_")
 """Prefixes of the core's names of the actor's and the critic's hidden states; a number follows."""
-_READ = ("obs", "action", "value", "log_prob", "advantages", "returns")
+_BATCH_FIELDS = ("obs", "action", "value", "log_prob", "advantages", "returns")
 """The fields of minibatches."""
 
 
@@ -205,7 +205,7 @@ class RolloutStorage(Stepped):
         """Yield shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` per epoch."""
         self._require("rl", "mini_batch_generator")
         size = _share("stored transitions", len(self.core), num_mini_batches)
-        fields = [*_READ, *(name for name in self._late if name.startswith(_PARAMS))]
+        fields = [*_BATCH_FIELDS, *(name for name in self._late if name.startswith(_PARAMS))]
         for _ in range(num_epochs):
             batches = self.core.minibatches(size, drop_last=True, fields=fields)
             for rows in itertools.islice(batches, num_mini_batches):
@@ -286,16 +286,16 @@ def replace_storage(storage: Any) -> Any:
     return RolloutStorage(storage.training_type, *sizes, obs, storage.actions_shape, storage.device)
 
 
-def _in_old_tensors(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _in_old_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) -> dict[str, Any]:
     """Point existing tensor objects at the new memory, so that references to them stay valid."""
-    for name, memory in old.items():
+    for name, memory in old_tensors.items():
         if isinstance(memory, torch.Tensor):
-            new[name] = memory.set_(new[name])
+            new_tensors[name] = memory.set_(new_tensors[name])
         elif isinstance(memory, TensorDictBase):
-            for key, leaf in new[name].items():
+            for key, leaf in new_tensors[name].items():
                 memory.get(key).set_(leaf)
-            new[name] = memory
-    return new
+            new_tensors[name] = memory
+    return new_tensors
 
 
 def _parts(rows: Any, prefix: str) -> list[torch.Tensor]:
