@@ -59,7 +59,10 @@ class Randomness:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved position; if the buffer moved to another device, the device's stream starts anew."""
         node, arrays = saved.values, saved.tensors(_MAX_BYTES)
-        bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
+        bits: Any = {
+            "bit_generator": "PCG64DXSM",
+            "state": {name: _read_big_integer(node.entry(name)) for name in ("state", "inc")},
+        }
         bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX.items()}
         names = node.entry("devices")
         listed = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
@@ -133,7 +136,7 @@ class Randomness:
         return self._devices[device]
 
 
-def _big(node: Node) -> int:
+def _read_big_integer(node: Node) -> int:
     """Read an integer of at most 128 bits in decimal digits."""
     digits = node.value
     is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39

@@ -124,8 +124,8 @@ def unpatch(name: str) -> None:
     """Bind the names of an original's buffers to its own classes again; without an active patch, do nothing."""
     _original("unpatch", name)
     _patched.discard(name)
-    needed = {each for still in _patched for each in (still, ORIGINALS[still].companion)}
-    for each in _rebindings.keys() - needed:
+    active_roots = {each for still in _patched for each in (still, ORIGINALS[still].companion)}
+    for each in _rebindings.keys() - active_roots:
         _undo(each, _rebindings.pop(each))
 
 
@@ -223,5 +223,5 @@ def _other_arguments(theirs: Any, ours: Any) -> str | None:
     expected, our_parameters = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
     if any(each.kind is each.VAR_POSITIONAL for each in our_parameters):
         return None
-    names, mine = ([p.name for p in each if p.name != "self"] for each in (expected, our_parameters))
-    return None if mine[: len(names)] == names else f"({', '.join(names)})"
+    names, our_names = ([p.name for p in each if p.name != "self"] for each in (expected, our_parameters))
+    return None if our_names[: len(names)] == names else f"({', '.join(names)})"

@@ -193,15 +193,15 @@ class ColumnPlan:
         nbytes = self._source.nbytes
         free_bytes, max_bytes = available_bytes() or 1 << 62, decode_budget(nbytes)
         largest = max(self.paths, key=self._row_bytes)
-        needed = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
-        if needed > min(free_bytes, max_bytes):
+        needed_bytes = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
+        if needed_bytes > min(free_bytes, max_bytes):
             limit = (
                 f"{max_bytes:,} bytes for a file of {nbytes:,}"
                 if max_bytes < free_bytes
                 else f"{free_bytes:,} bytes, the free memory"
             )
             where = f"{self._source.name}: {largest}"
-            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed:,} bytes")
+            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed_bytes:,} bytes")
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values [K, …] by column to nested dicts of fields."""

@@ -85,7 +85,7 @@ def from_hdf5(
     if time_limit is not None:
         positive("time_limit", time_limit)
     arrays = require_self_contained(Path(path))
-    # HDF5 has a cache of decoded chunks per open array, so that the arrays share the budget.
+    # HDF5 caches decoded chunks per open array: all arrays share the memory budget.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
             source = _d4rl_source(file, time_limit)
@@ -156,7 +156,7 @@ class _Hdf5Source(RowSource):
                 if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = part_forms.get(column, "no array")
-                    raise SchemaError(explain(f"{_where(part.group)}/{column}", expected, got, "Repair the file."))
+                    raise SchemaError(explain(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file."))
         specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
         has_obs = any(self.default_path(column)[0] == "obs" for column in specs)
         if not has_obs and not any((field or "").startswith("obs") for field in user_columns.values()):
@@ -177,7 +177,7 @@ class _Hdf5Source(RowSource):
         missing_columns = [column for column in obs if column not in nexts]
         if nexts and missing_columns:
             got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
-            raise SchemaError(explain(_where(group), f"the array 'next_{missing_columns[0]}'", got, remedy))
+            raise SchemaError(explain(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy))
         return nexts
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
@@ -201,10 +201,10 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
         actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise SchemaError(explain(_where(group[name]), "the array 'actions'", got, remedy))
+            raise SchemaError(explain(_item_name(group[name]), "the array 'actions'", got, remedy))
         parts.append(_ArrayGroup(group[name], arrays, _num_rows(actions)))
     if not parts:
-        raise SchemaError(explain(_where(group), "at least 1 demonstration", 0, "Pass a file with steps."))
+        raise SchemaError(explain(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps."))
     return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC, ("next_obs",))
 
 
@@ -247,7 +247,7 @@ def _arrays_in(group: Any) -> dict[str, Any]:
     return arrays
 
 
-def _where(item: Any) -> str:
+def _item_name(item: Any) -> str:
     """Return the file name and the path of a group or array, for error messages."""
     name = Path(item.file.filename).name
     return f"{name}: {item.name[1:]}" if item.name != "/" else name
@@ -256,10 +256,12 @@ def _where(item: Any) -> str:
 def _num_rows(array: Any) -> int:
     """Return the length of an array; raises if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
-        raise SchemaError(explain(_where(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps."))
+        raise SchemaError(
+            explain(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
+        )
     nbytes = Path(array.file.filename).stat().st_size
     if array.shape[0] > decode_budget(nbytes) // 16:
-        raise damage(_where(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
+        raise damage(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
 
 
@@ -282,7 +284,7 @@ def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
 def _require_rows(array: Any, rows: int) -> None:
     if array.shape[:1] != (rows,):
         remedy = "Leave it out with columns=, or repair the file."
-        raise SchemaError(explain(_where(array), f"{rows} rows", f"shape {array.shape}", remedy))
+        raise SchemaError(explain(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy))
 
 
 def _flags(array: Any, rows: int) -> np.ndarray:
@@ -291,10 +293,10 @@ def _flags(array: Any, rows: int) -> np.ndarray:
     flags = np.zeros(rows, bool)
     for start in range(0, rows, _FLAG_ROWS_PER_READ):
         stop = min(start + _FLAG_ROWS_PER_READ, rows)
-        part = np.asarray(_read(_where(array), array, start, stop)).reshape(stop - start, -1)
+        part = np.asarray(_read(_item_name(array), array, start, stop)).reshape(stop - start, -1)
         if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
             got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
-            raise SchemaError(explain(_where(array), "a 0 or 1 per step", got, remedy))
+            raise SchemaError(explain(_item_name(array), "a 0 or 1 per step", got, remedy))
         flags[start:stop] = part[:, 0]
     return flags
 

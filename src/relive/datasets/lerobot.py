@@ -69,22 +69,24 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
 
 def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
     """Return the maximum bytes of one value of a column; raises if the pages or lists of the column are too long."""
-    about, longest = file.schema.column(column), 1
+    column_info, longest = file.schema.column(column), 1
     for number in range(file.metadata.num_row_groups):
         chunk = file.metadata.row_group(number).column(column)
         pages = list(_pages(body, chunk))
         largest = max((page.nbytes for page in pages), default=0)
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise damage(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
-        longest = max(longest, _BYTES_PER_NUMBER.get(about.physical_type, largest))
+            raise damage(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+        longest = max(longest, _BYTES_PER_NUMBER.get(column_info.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
-        for needed, limit in (
+        for needed_bytes, limit in (
             (largest, decode_budget(nbytes) // 2),
-            (longest * values if about.max_repetition_level else 0, memory_budget(nbytes)),
+            (longest * values if column_info.max_repetition_level else 0, memory_budget(nbytes)),
         ):
-            if needed > limit:
-                raise damage(f"{where}: {about.path}", f"pages and lists of at most {limit:,} bytes", f"{needed:,}")
+            if needed_bytes > limit:
+                raise damage(
+                    f"{where}: {column_info.path}", f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}"
+                )
     return longest
 
 
@@ -137,7 +139,7 @@ class _Thrift:
         if kind in (4, 5, 6):
             return self._number()
         if kind in (7, 8):  # a float64, or bytes after their length: skipped
-            length = 8 if kind == 7 else self._unsigned()
+            length = 8 if kind == 7 else self._read_varint()
             self._at += length
             return None
         if kind == 12:
@@ -148,7 +150,7 @@ class _Thrift:
         self._at += 1
         return self._body[self._at - 1]
 
-    def _unsigned(self) -> int:
+    def _read_varint(self) -> int:
         number = shift = 0
         while True:
             byte = self._byte()
@@ -158,7 +160,7 @@ class _Thrift:
                 return number
 
     def _number(self) -> int:
-        number = self._unsigned()
+        number = self._read_varint()
         return number >> 1 ^ -(number & 1)
 
 
@@ -249,10 +251,14 @@ def file_inside(root: Path, name: str) -> Path:
     return path
 
 
-def _feature(where: str, about: Any) -> Feature:
-    if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
-        raise damage(where, "a feature with a dtype", reprlib.repr(about))
-    kind, shape, names = about["dtype"], parse_sizes(f"{where}: shape", about.get("shape"), 1), about.get("names")
+def _feature(where: str, description: Any) -> Feature:
+    if not isinstance(description, dict) or not isinstance(description.get("dtype"), str):
+        raise damage(where, "a feature with a dtype", reprlib.repr(description))
+    kind, shape, names = (
+        description["dtype"],
+        parse_sizes(f"{where}: shape", description.get("shape"), 1),
+        description.get("names"),
+    )
     if kind in ("image", "video"):
         if len(shape) != 3:
             raise damage(f"{where}: shape", "height, width and channels", shape)
@@ -278,8 +284,8 @@ class _DatasetSource(RowSource):
             file_inside(root, "meta/info.json").open("rb") as file,
         ):
             body = file.read(MAX_JSON_BYTES + 1)
-        about = parse_json(where, body)
-        version, features, fps = (about.get(key) for key in ("codebase_version", "features", "fps"))
+        metadata = parse_json(where, body)
+        version, features, fps = (metadata.get(key) for key in ("codebase_version", "features", "fps"))
         if not isinstance(version, str) or not version.startswith("v3."):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
             raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))

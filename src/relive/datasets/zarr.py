@@ -285,11 +285,13 @@ class ZarrArray:
         self._nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
         if math.prod(self._grid) > _MAX_CHUNKS + 64 * len(store.sizes):
             raise damage(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
-        needed = self._nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
+        needed_bytes = self._nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
         max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
-        if needed > max_bytes:
+        if needed_bytes > max_bytes:
             raise damage(
-                self.where, f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}"
+                self.where,
+                f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}",
+                f"{needed_bytes:,}",
             )
 
     @property

@@ -70,11 +70,11 @@ def find_actor(service: str, shard: int) -> Any:
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise unless a service has this version of relive and the arguments that its client expects."""
     own_settings = {"relive": relive.__version__, **to_plain(expected)}
-    differs = difference(own_settings, {key: description.get(key) for key in own_settings})
-    if differs:
+    difference_text = difference(own_settings, {key: description.get(key) for key in own_settings})
+    if difference_text:
         settings = "the settings of the client (client against service)"
         remedy = "Connect with the settings of the service, and with its version of relive."
-        raise IncompatibleService(explain(f"service {service!r}", settings, differs, remedy))
+        raise IncompatibleService(explain(f"service {service!r}", settings, difference_text, remedy))
 
 
 _PAUSE = 0.1

@@ -282,7 +282,7 @@ def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any
             after.reshape(-1, *after.shape[2:])[block.breaks] = finals
         arrays[i] = arrays[i][:-1]
         nexts.append(after)
-    return tuple(map(_readable, arrays)), tuple(map(_readable, nexts))
+    return tuple(map(_with_known_dtype, arrays)), tuple(map(_with_known_dtype, nexts))
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -309,7 +309,7 @@ def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tenso
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _readable(array: np.ndarray) -> torch.Tensor | np.ndarray:
+def _with_known_dtype(array: np.ndarray) -> torch.Tensor | np.ndarray:
     return to_tensor([array]) if array.dtype == _BFLOAT16 else array
 
 

@@ -169,7 +169,7 @@ class Shard(ShardReader):
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
-        self._require_own(buffer, plan)
+        self._require_described_buffer(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
         positions = snapshot.shaped("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
@@ -181,7 +181,7 @@ class Shard(ShardReader):
         self._replay = buffer
         self._ids = before.after_restart(rows.stop.numpy(), rows.first.numpy())
 
-    def _require_own(self, buffer: Any, plan: Node) -> None:
+    def _require_described_buffer(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
         own_config = self._replay.config()
         saved_config = buffer.config() if isinstance(buffer, ReplayBuffer) else {}

@@ -31,7 +31,7 @@ def require(condition: object, what: str) -> None:
         raise AssertionError(what)
 
 
-def _twins(
+def _fill_both(
     place: Place, envs: int, rows: int, after: Callable[[Any, Any], None] | None = None, **options: Any
 ) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
     """Fill a host buffer and a device buffer with the same steps; call `after(host, device)` after each step."""
@@ -50,7 +50,7 @@ def _twins(
 def correctness(place: Place) -> Iterator[Row]:
     """The same steps in a device buffer and in a host buffer."""
     for envs in place.sizes.envs:
-        host, device_buffer = _twins(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
+        host, device_buffer = _fill_both(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
         with place.kernels():
             device_buffer.check()
             require(len(host) == len(device_buffer), f"expected {len(host)} rows, got {len(device_buffer)}")
@@ -75,7 +75,7 @@ def priorities(place: Place) -> Iterator[Row]:
         require(stale == expected, f"expected {expected} stale ids, got {stale}")
 
     for envs in place.sizes.envs[:3]:
-        host, there = _twins(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
+        host, there = _fill_both(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
         masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, there)]
         worst = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
         require(worst < 1e-12, f"masses differ by up to {worst:.1e} of them")

@@ -150,11 +150,11 @@ def _episode(
         "length": stop - start,
         "first": first - start,
         "series": [base64.b64encode(x.tobytes()).decode() for x in numbers],
-        "frames": [_strip(source, path, frame_rows, first) for path in pictures],
+        "frames": [_draw_frames(source, path, frame_rows, first) for path in pictures],
     }
 
 
-def _strip(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
+def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
     """Draw the frames of some rows side by side."""
     pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()

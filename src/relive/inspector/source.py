@@ -104,7 +104,7 @@ def _columns_of(buffer: Any) -> Columns:
     return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
 
-def _edges(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _episode_bounds(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first row of each episode and the row after its last, from a mask of first rows."""
     begin = starts.nonzero().squeeze(1)
     return begin, torch.cat([begin, begin.new_tensor([len(starts)])])[1:] if len(begin) else begin
@@ -127,7 +127,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
 
     def episodes() -> Episodes:
-        begin, stop = _edges(starts)
+        begin, stop = _episode_bounds(starts)
         last, env = stop - 1, ids[begin] % envs
         # Environments are stepped together. Reset rows take a step of time, final observations do not.
         age = ages[last]
@@ -183,7 +183,7 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
 
     def episodes() -> Episodes:
         env, began = flat % envs, rollout._flags.starts(steps).flatten()[flat]
-        begin, stop = _edges(began | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
+        begin, stop = _episode_bounds(began | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
         is_open = torch.ones_like(begin, dtype=torch.bool)
         return _episodes(begin, stop, env[begin], began[begin], is_open, flat[stop - 1] // envs)
 

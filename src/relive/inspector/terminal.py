@@ -87,7 +87,7 @@ def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
 
 
-def _spread(moments: dict[str, Any]) -> Text:
+def _spread_row(moments: dict[str, Any]) -> Text:
     return Text.assemble(f"{spread_text(moments)}  ", (bars(moments["histogram"]), "cyan"))
 
 
@@ -101,13 +101,13 @@ def _statistics(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     yield "finished", Text(f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {stats['window']:,} below")
     for name in ("returns", "lengths"):
         if stats[name] is not None:
-            yield name, _spread(stats[name])
+            yield name, _spread_row(stats[name])
     yield "ends", Text(ends_text({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
     for name, count in stats["reasons"].items():
         yield f"reason: {name}", Text(share_text(count, stats["window"]))
     for name, moments in stats["metrics"].items():
         if moments is not None:
-            yield f"metric: {name}", _spread(moments)
+            yield f"metric: {name}", _spread_row(moments)
 
 
 def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:

@@ -152,10 +152,10 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _chains(ContinuityStats(**report["chains"]))
+    yield from _continuity_warnings(ContinuityStats(**report["chains"]))
     yield from _constants(fields, report["read"])
     if "count" in (report["episodes"] or {}):
-        yield from _endings(report["episodes"])
+        yield from _end_warnings(report["episodes"])
     if reward is not None and reward["rows"] > 1:
         if reward["constant"] is not None:
             yield f"The reward is {number(reward['constant'])} in every row."
@@ -204,7 +204,7 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
             yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
-def _chains(chains: ContinuityStats) -> Iterator[str]:
+def _continuity_warnings(chains: ContinuityStats) -> Iterator[str]:
     messages = dict(chains.warnings())
     if "cuts" in messages:
         yield (
@@ -218,7 +218,7 @@ def _chains(chains: ContinuityStats) -> Iterator[str]:
         )
 
 
-def _endings(episodes: dict[str, Any]) -> Iterator[str]:
+def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
     ends, stopped = episodes["ends"], episodes["stopped"]
     if stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * stopped:
         yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."

@@ -118,11 +118,11 @@ def runs_triton(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether Triton kernels handle all these tensors."""
     if _forced is not None or not tensors or not tensors[0].is_cuda:
         return _forced == "triton" and all(tensor.is_cpu for tensor in tensors)
-    return _serves(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
+    return _triton_works_on(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
 
 
 @cache
-def _serves(device: torch.device) -> bool:
+def _triton_works_on(device: torch.device) -> bool:
     """Whether Triton works on a GPU: AMD, or NVIDIA from Turing on, if a small kernel compiles and launches.
 
     Evaluated once per device. Warns about the fallback to torch ops if Triton is installed but fails.

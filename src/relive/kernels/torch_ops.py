@@ -23,8 +23,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     open_ = _open(terminated, truncated, mask)
     advantage = _scan(_td_error(reward, value, next_value, terminated, gamma), gamma * lam, open_)
-    invalid = _invalid(mask)
-    return _filled(advantage, invalid), _filled(advantage + value, invalid)
+    invalid = _invert_mask(mask)
+    return _zero_invalid(advantage, invalid), _zero_invalid(advantage + value, invalid)
 
 
 def lambda_return(
@@ -38,7 +38,7 @@ def lambda_return(
         torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
     )
     return_ = _scan(torch.add(reward, weighted_bootstrap, alpha=gamma), gamma * lam, open_)
-    return _filled(return_, _invalid(mask))
+    return _zero_invalid(return_, _invert_mask(mask))
 
 
 def n_step_return(
@@ -57,7 +57,7 @@ def n_step_return(
         if remaining:
             piece, linked = _continue(piece, gamma**k, piece, linked, k), _link(linked, k)
             k *= 2
-    return _filled(return_, _invalid(mask))
+    return _zero_invalid(return_, _invert_mask(mask))
 
 
 def vtrace(
@@ -69,8 +69,8 @@ def vtrace(
     delta = _td_error(reward, value, next_value, terminated, gamma)
     excess = _scan(rho * delta, decay, open_)
     advantage = rho * _continue(delta, gamma * lam, excess, open_, 1)
-    invalid = _invalid(mask)
-    return _filled(advantage, invalid), _filled(excess + value, invalid)
+    invalid = _invert_mask(mask)
+    return _zero_invalid(advantage, invalid), _zero_invalid(excess + value, invalid)
 
 
 def wide(flags: Tensor, like: Tensor) -> Tensor:
@@ -140,9 +140,9 @@ def _link(linked: Tensor, k: int) -> Tensor:
     return torch.logical_and(linked, linked.roll(-k, 0))
 
 
-def _invalid(mask: Tensor | None) -> Tensor | None:
+def _invert_mask(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.logical_not()
 
 
-def _filled(output: Tensor, invalid: Tensor | None) -> Tensor:
+def _zero_invalid(output: Tensor, invalid: Tensor | None) -> Tensor:
     return output if invalid is None else output.masked_fill(invalid, 0)

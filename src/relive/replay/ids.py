@@ -63,7 +63,7 @@ def resolve_padded_ids(backend: Backend, flat: torch.Tensor, lead: tuple[int, ..
     return ResolvedRows(slots, lead, is_padding)
 
 
-def _unresolved(backend: Backend, index: Any) -> ResolvedRows:
+def _unresolved_rows(backend: Backend, index: Any) -> ResolvedRows:
     """Return the ids unresolved, as `slots`, for a sampler that resolves ids itself."""
     flat, lead = flat_ids(index, backend.device)
     return ResolvedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
@@ -122,7 +122,7 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
 
 def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of rows; returns how many rows were stale and skipped."""
-    rows = _unresolved(backend, index) if sampler.updates_by_id else resolve_ids(backend, index)
+    rows = _unresolved_rows(backend, index) if sampler.updates_by_id else resolve_ids(backend, index)
     if rows.is_padding is None:
         return sampler.update(rows.slots, priority)
     if tuple(priority.shape) != rows.leading_shape:

@@ -44,11 +44,11 @@ only the newest observation, from which the next step starts. HISTORY: too old t
 stacks."""
 
 
-def _of_slots(dtype: torch.dtype) -> dict[str, Any]:
+def _per_slot(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": dtype, "of_slots": True}
 
 
-def _of_envs(dtype: torch.dtype) -> dict[str, Any]:
+def _per_env(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": dtype, "of_slots": False}
 
 
@@ -62,19 +62,19 @@ class Ring:
     num_sampleable: int
     slots: int
     num_envs: int
-    kind: torch.Tensor = field(metadata=_of_slots(torch.uint8))
+    kind: torch.Tensor = field(metadata=_per_slot(torch.uint8))
     """The kind of every slot [S, N]."""
-    first: torch.Tensor = field(metadata=_of_slots(torch.bool))
+    first: torch.Tensor = field(metadata=_per_slot(torch.bool))
     """Whether the observation of a slot starts an episode [S, N]."""
-    head: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    head: torch.Tensor = field(metadata=_per_env(torch.int64))
     """Number of the next row [N]."""
-    open: torch.Tensor = field(metadata=_of_envs(torch.bool))
+    open: torch.Tensor = field(metadata=_per_env(torch.bool))
     """Whether the head row already holds an observation, the `next_obs` of the last step [N]."""
-    resetting: torch.Tensor = field(metadata=_of_envs(torch.bool))
+    resetting: torch.Tensor = field(metadata=_per_env(torch.bool))
     """Whether the next step only resets (NEXT_STEP) [N]."""
-    count: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    count: torch.Tensor = field(metadata=_per_env(torch.int64))
     """Number of transitions [N]."""
-    floor: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    floor: torch.Tensor = field(metadata=_per_env(torch.int64))
     """First valid row [N]: rows before it were cleared or dropped."""
     journal: torch.Tensor | None = None
     """1 + 2 · head + open at the start of an unfinished write, else 0 [N]; see `recover`. Not saved."""
@@ -176,13 +176,13 @@ class Ring:
         """Number of transitions of the same episode after each slot."""
         # Repeated twice: episodes continue across the end of the ring.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
-        return self._since(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
+        return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Number of transitions of the same episode before each slot."""
         # A run starts with its episode, or after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
-        return self._since(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
+        return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `preceding` up to `before` and `ahead` up to `after`; both limits are below the number of slots."""
@@ -193,7 +193,7 @@ class Ring:
         is_step = self.kind_at(at) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
-    def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Distance from each place back to the nearest earlier stop in its column."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values

@@ -48,10 +48,10 @@ class StepInput:
             self._schema.require(name)
             if name in self.staged:
                 raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
-            staged[name] = self._copied(name, self._schema.flatten(name, value))
+            staged[name] = self._copy_leaves(name, self._schema.flatten(name, value))
         self.staged |= staged
 
-    def _copied(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
+    def _copy_leaves(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
         pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
         return tuple(self._rows.convert_leaf(i, leaf, self._rows.leading_shape).clone() for i, leaf in pairs)
 

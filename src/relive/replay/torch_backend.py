@@ -432,7 +432,7 @@ class TorchWriter:
             continuity += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        continues = self._continuing(leaves, nexts, pending, reset, changes)
+        continues = self._find_continuing(leaves, nexts, pending, reset, changes)
         head = self._head + (self._open > continues)  # open > continues: open and not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
@@ -453,7 +453,7 @@ class TorchWriter:
             changes.add(self._resetting.copy_, end & ~reset)
         return Written(self._envs, ids, slots, reset, retired), changes, continuity
 
-    def _continuing(
+    def _find_continuing(
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
         changes: Changes,
     ) -> torch.Tensor:  # fmt: skip

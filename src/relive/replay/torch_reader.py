@@ -227,15 +227,15 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
             obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
             leaf = bits_of(steps[obs_path])[rows, at]
             if group.of_observations:
-                leaf = torch.where(_wide(step > ahead, leaf), bits_of(steps[next_path(obs_path)])[rows, at], leaf)
+                leaf = torch.where(_add_axes(step > ahead, leaf), bits_of(steps[next_path(obs_path)])[rows, at], leaf)
             if plan.layout is Layout.ZEROS:
-                leaf = leaf.masked_fill(_wide(~mask, leaf), 0)
+                leaf = leaf.masked_fill(_add_axes(~mask, leaf), 0)
             batch[path] = leaf.view(steps[obs_path].dtype)
         if group.mask is not None:
             batch[group.mask] = mask.contiguous()
     return batch
 
 
-def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _add_axes(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Add trailing axes to flags [B, L] until they broadcast with `like` [B, L, …]."""
     return flags.view(flags.shape + (1,) * (like.ndim - 2))

@@ -151,7 +151,7 @@ class RewardWarnings:
         self._storage, self._flags = storage, flags
         self._may_be_infinite = storage.device.type == "cpu"
         self._may_reset_later = self._may_be_infinite and not flags.has_reset_rows
-        self._num_ends = self._num_others = self._num_other_rewards = 0
+        self._num_ends = self._num_other_steps = self._num_other_rewards = 0
         """Three counts: steps after an end, other steps, and other steps with a reward other than 0."""
 
     def check_rewards(self, steps: int) -> None:
@@ -183,9 +183,9 @@ class RewardWarnings:
             return False
         num_ends = np.count_nonzero(after_end)
         self._num_ends += num_ends
-        self._num_others += after_end.size - num_ends
+        self._num_other_steps += after_end.size - num_ends
         self._num_other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
-        return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_others
+        return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_other_steps
 
 
 class StepFinals(NamedTuple):

@@ -160,7 +160,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
     # Sorted by address: if any two ranges overlap, two neighbours do.
     ranges = sorted(
         [(*memory_range(leaf), path) for path, leaf in targets.items()] + [(start, stop, None) for start, stop in own],
-        key=_start,
+        key=_start_address,
     )
     for (_, stop, path), (start, _, after) in pairwise(ranges):
         if stop <= start or path is after is None:
@@ -179,7 +179,7 @@ def memory_range(tensor: torch.Tensor) -> MemoryRange:
     return (start, start + tensor.nbytes) if start else (0, 0)
 
 
-def _start(memory: tuple[int, int, Path | None]) -> int:
+def _start_address(memory: tuple[int, int, Path | None]) -> int:
     return memory[0]
 
 

@@ -132,7 +132,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # contiguous, aligned, writeable
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
-        raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _of_dict(where)))
+        raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _dict_remedy(where)))
     try:
         array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
     except Exception as error:
@@ -154,7 +154,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _of_dict(where: str) -> str:
+def _dict_remedy(where: str) -> str:
     if where in ("terminated", "truncated"):
         return (
             f"{where} is the environment's: pass one flag, and keep which agents are alive in the observation or an "

@@ -465,15 +465,15 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
 @lru_cache(maxsize=64)  # cached: called at every write
 def mutable_schema(schema: Schema) -> Schema:
     """The schema of the mutable leaves only."""
-    pruned = {name: _pruned(tree) for name, tree in schema.trees.items()}
+    pruned = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
     return Schema({name: tree for name, tree in pruned.items() if tree is not None})
 
 
-def _pruned(tree: Tree) -> Tree | None:
+def _mutable_part(tree: Tree) -> Tree | None:
     """The mutable leaves of a declaration; None if it has none."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
-    pruned = {name: _pruned(child) for name, child in tree.items()}
+    pruned = {name: _mutable_part(child) for name, child in tree.items()}
     return {name: child for name, child in pruned.items() if child is not None} or None
 
 

@@ -62,7 +62,7 @@ class EpisodeStats(counting.Accumulator):
         # float64: returns of long episodes stay precise, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
-            # The extra row receives rows to discard: selecting the others would synchronise.
+            # Discarded rows are written to the extra row: selecting the kept rows would synchronise.
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
@@ -143,7 +143,7 @@ class EpisodeStats(counting.Accumulator):
             counts[1] += played.sum()
             flags = [step["terminated"], *(step.get(name, all_false) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & played
-            # Rows of running episodes go to the extra row: selecting the others would synchronise.
+            # Rows of running episodes are written to the extra row: selecting finished ones would synchronise.
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
             slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)

@@ -80,7 +80,7 @@ def format_of(where: str, first: bytes) -> int:
     """Return the format in the first line of a file. Called before anything else is read."""
     header = re.match(rb"recollect ([0-9]{1,9}) ", first)
     if header is None:
-        raise _no_first_line(where, first)
+        raise _first_line_error(where, first)
     return int(header[1])
 
 
@@ -102,7 +102,7 @@ def without_checksum(where: str, data: bytes) -> bytes:
     return body
 
 
-def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
+def _first_line_error(where: str, first: bytes) -> CorruptCheckpoint:
     place = f"{where}, bytes 0 to {min(len(first), _LONGEST_LINE)}"
     return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_LONGEST_LINE]), _REMEDY))
 
@@ -111,7 +111,7 @@ def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> 
     """Raise unless the first line of a file of `nbytes` has this checksum of the rest."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
-        raise _no_first_line(where, first)
+        raise _first_line_error(where, first)
     if checksum != int(header[2], 16):
         place = f"{where}, bytes {len(first) + 1} to {nbytes}"
         expected = f"the checksum {int(header[2], 16):08x}"

@@ -185,7 +185,7 @@ class Gathered(np.ndarray):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""
-        computed = getattr(ufunc, method)(*map(_plain, inputs), **options)
+        computed = getattr(ufunc, method)(*map(_as_plain_array, inputs), **options)
         if not out:
             return computed
         (target,) = out
@@ -193,5 +193,5 @@ class Gathered(np.ndarray):
         return target
 
 
-def _plain(value: Any) -> Any:
+def _as_plain_array(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, Gathered) else value

@@ -204,8 +204,8 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
         self._learn(gradient_steps, batch_size)
 
     def _optimizers(self) -> list[Any]:
-        every = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
-        return [optimizer for optimizer in every if optimizer is not None]
+        optimizers = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         if self.use_sde:

@@ -106,7 +106,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             raise ValueError(explain("optimize_memory_usage", "no timeouts to handle", "both", remedy))
 
     def _storage_of(self, next_obs: str | None) -> str:
-        """How next observations are stored: as the argument says, or by the size of observations."""
+        """Return "stored" or "shared": the argument `next_obs`, or a default by the size of observations."""
         one_of("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
             expected = '"shared" with n_stack or optimize_memory_usage'

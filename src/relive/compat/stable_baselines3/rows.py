@@ -76,8 +76,8 @@ class StoredRows(_Rows):
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
     ) -> None:
         """Store one step of every environment at the next position."""
-        never, pos = self._never, self.written % self.size
-        self.core.add(obs, action, reward, never, never, next_obs, **beside)
+        no_flags, pos = self._never, self.written % self.size
+        self.core.add(obs, action, reward, no_flags, no_flags, next_obs, **beside)
         self._dones[pos] = done
         self._timeouts[pos] = self._in_time if timeout is None else timeout
         self.written += 1
@@ -211,8 +211,8 @@ class SharedRows(_Rows):
 
     def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The core's ids of all stored steps by position, and a mask of stored positions [size · n_envs]."""
-        every = torch.arange(self.size * self.n_envs, device="cpu")
-        return self._index_at(every // self.n_envs, every % self.n_envs)
+        flat_positions = torch.arange(self.size * self.n_envs, device="cpu")
+        return self._index_at(flat_positions // self.n_envs, flat_positions % self.n_envs)
 
     # The arrays
 
@@ -224,8 +224,8 @@ class SharedRows(_Rows):
             field: Any = rows["terminated"] | rows["truncated"]
         else:
             field = rows["truncated" if name == "timeouts" else _MEMORY[name]]
-        placed = map_tree(lambda leaf: self._show(name, leaf, is_stored), field)
-        return Arrays(placed) if isinstance(placed, dict) else placed
+        arrays = map_tree(lambda leaf: self._show(name, leaf, is_stored), field)
+        return Arrays(arrays) if isinstance(arrays, dict) else arrays
 
     def put_newest(self, observations: Gathered) -> None:
         """Copy the newest next observations to the next position, where `optimize_memory_usage` reads them."""
@@ -245,36 +245,36 @@ class SharedRows(_Rows):
         """Store the values that are written to an array, or raise."""
         new_array = array.copy()
         new_array[key] = value
-        changed = (new_array != array).reshape(self.size, self.n_envs, -1).any(2)
-        if not changed.any():
+        is_changed = (new_array != array).reshape(self.size, self.n_envs, -1).any(2)
+        if not is_changed.any():
             return
         if name in ("dones", "timeouts"):
-            self._mark(name, key, changed, new_array)
+            self._mark(name, key, is_changed, new_array)
         elif name in _WRITABLE:
-            self._overwrite(name, new_array, changed)
+            self._overwrite(name, new_array, is_changed)
         else:
             remedy = 'Add steps with other observations, or pass replay_buffer_kwargs={"next_obs": "stored"}.'
             raise SchemaError(
                 explain(name, "no writing, since neighbouring steps share observations", repr(key), remedy)
             )
 
-    def _overwrite(self, name: str, new_array: np.ndarray, changed: np.ndarray) -> None:
+    def _overwrite(self, name: str, new_array: np.ndarray, is_changed: np.ndarray) -> None:
         index, is_stored = self._all_ids()
-        is_lost = torch.from_numpy(changed.reshape(-1)) & ~is_stored
+        is_lost = torch.from_numpy(is_changed.reshape(-1)) & ~is_stored
         if is_lost.any():
             position = int(is_lost.nonzero()[0]) // self.n_envs
             raise IndexError(explain(name, "stored positions", position, "Write to steps that are still stored."))
         rows = torch.from_numpy(new_array.reshape(len(is_stored), *new_array.shape[2:]))[is_stored]
-        self._put(_MEMORY[name], index, rows)
+        self._write_field(_MEMORY[name], index, rows)
 
-    def _put(self, field: str, index: torch.Tensor, values: Any) -> None:
+    def _write_field(self, field: str, index: torch.Tensor, values: Any) -> None:
         """Write a field of the rows with these ids."""
         memory: Any = self.core.columns[field]
         memory[index // self.n_envs % len(memory), index % self.n_envs] = values
 
-    def _mark(self, name: str, key: Any, changed: np.ndarray, new_array: np.ndarray) -> None:
-        envs = changed[self.newest].nonzero()[0]
-        if changed.sum() > len(envs) or not new_array[self.newest, envs].all():
+    def _mark(self, name: str, key: Any, is_changed: np.ndarray, new_array: np.ndarray) -> None:
+        envs = is_changed[self.newest].nonzero()[0]
+        if is_changed.sum() > len(envs) or not new_array[self.newest, envs].all():
             remedy = "Mark only the newest step: older steps have been sampled already."
             raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
         self.cut(envs)
@@ -283,5 +283,5 @@ class SharedRows(_Rows):
         """Truncate the episodes of these environments at their newest steps."""
         newest = np.full(len(envs), self.newest)
         index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
-        self._put("truncated", index, True)
+        self._write_field("truncated", index, True)
         self.core.cut(envs)

@@ -231,7 +231,7 @@ def mark_kernel(
 
 
 @triton.jit
-def _just_below(x):
+def _next_smaller(x):
     """The next smaller float64 of a positive x; 0 for 0."""
     bits = x.to(tl.int64, bitcast=True)
     return tl.where(x > 0, bits - 1, 0).to(tl.float64, bitcast=True)
@@ -253,7 +253,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
         node = tl.minimum(node, nodes - 1)  # has an effect only if sums are wrong or all zero
         at = (first + node) * 16
         ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
-        inside = tl.minimum(point, _just_below(tl.max(ends, axis=1)))
+        inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))
         passed = ends <= inside[:, None]
         point = inside - tl.max(tl.where(passed, ends, 0.0), axis=1)
         node = node * 16 + tl.minimum(tl.sum(passed.to(tl.int64), axis=1), 15)

@@ -176,13 +176,13 @@ class Prioritized(Sampler):
         is_gone = slots < 0
         largest = self._largest
         if len(values):
-            largest = self._larger(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
+            largest = self._max_priority_with(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
         leaves, masses = slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0)
         kernels.complete(partial(self._set, leaves, masses, largest))
         stale = as_numpy_if_cpu(is_gone).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
-    def _larger(self, largest: Any) -> Any:
+    def _max_priority_with(self, largest: Any) -> Any:
         if isinstance(largest, torch.Tensor):
             return largest.clamp_(min=self._largest)
         return max(self._largest, float(largest))

@@ -179,9 +179,9 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
         if not len(offsets):
             raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
         if plan.layout is Layout.PACKED and not _is_range_around_0(offsets):
-            raise SchemaError(explain(where, "consecutive offsets around 0", _brief(offsets), remedy))
+            raise SchemaError(explain(where, "consecutive offsets around 0", _offsets_text(offsets), remedy))
         if plan.layout is Layout.PACKED and (offsets[0], offsets[-1]) != (windows[0][0], windows[0][-1]):
-            got = f"{_brief(windows[0])} and {_brief(offsets)}"
+            got = f"{_offsets_text(windows[0])} and {_offsets_text(offsets)}"
             expected = "consecutive offsets around 0, the same for all leaves"
             raise SchemaError(explain(where, expected, got, remedy))
 
@@ -192,7 +192,7 @@ def _is_range_around_0(offsets: Offsets[int]) -> bool:
     return isinstance(offsets, range) or all(b - a == 1 for a, b in pairwise(offsets))
 
 
-def _brief(offsets: Offsets[int]) -> str:
+def _offsets_text(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 

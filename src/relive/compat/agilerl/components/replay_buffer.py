@@ -156,9 +156,9 @@ class ReplayBuffer(_Plain):
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._new_core(fields)
         nothing = torch.zeros(2, count, device=core.device)
-        never = torch.zeros(count, dtype=torch.bool, device=core.device)
-        unused = {"obs": nothing[0], "reward": nothing[0], "next_obs": nothing[1], "terminated": never}
-        core.extend({**unused, "truncated": never, "action": rows})
+        no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
+        unused = {"obs": nothing[0], "reward": nothing[0], "next_obs": nothing[1], "terminated": no_flags}
+        core.extend({**unused, "truncated": no_flags, "action": rows})
         self.core, self._fields = core, fields
         self._written += count
         self.counter += count
@@ -174,9 +174,9 @@ class ReplayBuffer(_Plain):
                 size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
             )
         batch = core.read((slots + (self._written - size)).to(core.device))
-        return to_batch(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
+        return to_batch(batch["action"], **({"idxs": self._to_global_ids(batch["index"])} if return_idx else {}))
 
-    def _identities(self, index: torch.Tensor) -> torch.Tensor:
+    def _to_global_ids(self, index: torch.Tensor) -> torch.Tensor:
         """Convert the core's ids, which start at the last `clear`, to ids that start at the first `add`."""
         return index + self._before if self._before else index
 
@@ -290,8 +290,8 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
             if ended.any():
-                total = total.masked_fill(_along(ended, total), 0)
-                at_end = {key: _where(ended, step[key], later) for key, later in at_end.items()}
+                total = total.masked_fill(_broadcast_flags(ended, total), 0)
+                at_end = {key: _select_rows(ended, step[key], later) for key, later in at_end.items()}
             total = reward + self.gamma * total
         return columns({**dict(steps[0].items()), self.reward_key: total, **at_end}, total.device)
 
@@ -349,7 +349,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         """Draw `batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
         core, self._beta = self._require_rows(), beta
         batch = core.sample(operator.index(batch_size))
-        weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
+        weights, idxs = batch["weight"].unsqueeze(1), self._to_global_ids(batch["index"]).unsqueeze(1)
         return to_batch(batch["action"], weights=weights, idxs=idxs)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
@@ -415,11 +415,11 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
-def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def _broadcast_flags(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Reshape flags [B] to broadcast against a leaf [B, …]."""
     return rows.view(-1, *(1,) * (leaf.ndim - 1))
 
 
-def _where(rows: torch.Tensor, one: Any, other: Any) -> Any:
+def _select_rows(rows: torch.Tensor, one: Any, other: Any) -> Any:
     """Select per leaf: `one` in flagged rows, `other` in the rest."""
-    return map_tree(lambda this, that: torch.where(_along(rows, this), this, that), one, other)
+    return map_tree(lambda this, that: torch.where(_broadcast_flags(rows, this), this, that), one, other)

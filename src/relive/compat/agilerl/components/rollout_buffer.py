@@ -124,8 +124,8 @@ class RolloutBuffer(_Rollout):
         """The memory as `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
-        further = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
-        return _NAMES | {name: name for name in further}
+        optional_names = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
+        return _NAMES | {name: name for name in optional_names}
 
     def size(self) -> int:
         """Number of stored transitions: steps times environments."""
@@ -180,7 +180,7 @@ class RolloutBuffer(_Rollout):
         if next_obs is not None:
             extra["next_observations"] = self._observation("next_obs", next_obs)
         if self.recurrent and hidden_state is not None:
-            extra["hidden_states"] = {key: self._hidden(key, state) for key, state in hidden_state.items()}
+            extra["hidden_states"] = {key: self._convert_hidden(key, state) for key, state in hidden_state.items()}
         if episode_start is not None:
             extra["episode_starts"] = self._by_env("episode_start", episode_start) != 0
         if action_mask is not None:
@@ -210,7 +210,7 @@ class RolloutBuffer(_Rollout):
     def _observation(self, where: str, value: Any) -> Any:
         return _observation(where, self.observation_space, value, self.num_envs, self.core.device)
 
-    def _hidden(self, key: str, state: Any) -> torch.Tensor:
+    def _convert_hidden(self, key: str, state: Any) -> torch.Tensor:
         state = _tensor_on(f"hidden_state.{key}", state, self.core.device)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
@@ -233,8 +233,8 @@ class RolloutBuffer(_Rollout):
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
             advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
         else:
-            never = torch.zeros_like(ended)
-            return_ = rl.discounted_return(reward, ended, never, gamma=self.gamma, last_value=last)
+            no_flags = torch.zeros_like(ended)
+            return_ = rl.discounted_return(reward, ended, no_flags, gamma=self.gamma, last_value=last)
             advantage = return_ - value
         self.buffer["advantages"][:steps] = advantage.roll(self._oldest, 0)
         self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
@@ -272,7 +272,7 @@ class RolloutBuffer(_Rollout):
         """Apply `read` to every leaf `[capacity · num_envs, …]`."""
         return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
 
-    def _in_time(self) -> rl.RolloutBuffer:
+    def _in_time_order(self) -> rl.RolloutBuffer:
         """A rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
         oldest = self._oldest
         if not oldest:
@@ -296,7 +296,7 @@ class RolloutBuffer(_Rollout):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time()
+        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time_order()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")

@@ -29,7 +29,7 @@ from relive.errors import DataWarning, explain
 from relive.schema.checks import count, none_without
 from relive.schema.fields import Field
 
-_OURS = {
+_CORE_NAMES = {
     "observations": "obs", "actions": "action", "rewards": "reward", "next_observations": "next_obs", "dones": "dones",
 }  # fmt: skip
 """The core's name of each of ApexRL's fields, in ApexRL's order."""
@@ -57,7 +57,7 @@ class ReplayBuffer:
             [0.7000]])
     """
 
-    observations, actions, rewards, next_observations, dones = memory_views(*_OURS.values())
+    observations, actions, rewards, next_observations, dones = memory_views(*_CORE_NAMES.values())
     critic_observations, next_critic_observations = memory_views(*_CRITIC)
 
     def __init__(
@@ -80,7 +80,7 @@ class ReplayBuffer:
         """The dtype of actions; None until the first `add` if it was not declared."""
         self._written = 0
         """Number of transitions written since the last `clear`."""
-        self._names = _OURS if critic_obs_shape is None else _OURS | _CRITIC
+        self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
         self._seed = experiment_seed(seed)
         self._overwritten = Overwritten()
         self._never: dict[int | None, torch.Tensor] = {}
@@ -164,7 +164,7 @@ class ReplayBuffer:
         if count == 1:
             rewards, flags = _as_batch(rewards), _as_batch(flags)
         extra["dones"] = flags
-        row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
+        row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._no_truncations(count))
         if count is None:
             core.add(*row, next_obs, **extra)
         else:
@@ -175,7 +175,7 @@ class ReplayBuffer:
         self.action_dtype = dtype
         self._written += count or 1
 
-    def _not_cut_off(self, count: int | None) -> torch.Tensor:
+    def _no_truncations(self, count: int | None) -> torch.Tensor:
         if count not in self._never:
             shape = () if count is None else (count,)
             self._never = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
@@ -223,7 +223,7 @@ class ReplayBuffer:
         becomes (shape, dtype).
         """
         numbers = {name: getattr(self, name) for name in ("obs_dtype", "action_dtype", "pos", "full", "size")}
-        rows = dict.fromkeys((*_OURS, *_CRITIC))
+        rows = dict.fromkeys((*_CORE_NAMES, *_CRITIC))
         if self._written:
             rows |= {name: plain(self._memory_of(ours)[: self.size].clone()) for name, ours in self._names.items()}
         return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
@@ -241,7 +241,7 @@ class ReplayBuffer:
         if not size:
             self.clear()
             return
-        rows = {name: state_dict[name] for name in (*_OURS, *_CRITIC) if state_dict.get(name) is not None}
+        rows = {name: state_dict[name] for name in (*_CORE_NAMES, *_CRITIC) if state_dict.get(name) is not None}
         dtype = self.action_dtype or action_field(rows["actions"], 0, self.action_shape, None).dtype
         self._use(self._fill(self._new_core(dtype), rows, pos))
         self.action_dtype = dtype
@@ -249,7 +249,9 @@ class ReplayBuffer:
 
     def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
         """Fill a core with these rows in memory order; the oldest is at `pos`."""
-        block = TensorDict({_OURS.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
+        block = TensorDict(
+            {_CORE_NAMES.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])]
+        )
         block = block.to(self.device)
         block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
         block["terminated"] = block["dones"].bool()

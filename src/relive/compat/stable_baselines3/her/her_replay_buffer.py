@@ -132,9 +132,11 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def _view(self) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
-        return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
+        return Hindsight("desired_goal", "achieved_goal", self._compute_rewards, self.her_ratio, strategy)
 
-    def _judge(self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_rewards(
+        self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rewards of steps for relabelled goals, and their unchanged `terminated`."""
         if self.env is None:
             raise NotReadyError(explain("sample", "an environment to compute rewards", None, "Call set_env(env)."))

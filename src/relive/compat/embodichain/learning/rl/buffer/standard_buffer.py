@@ -23,7 +23,7 @@ _ARGUMENTS = (
 )  # fmt: skip
 _DERIVED_ATTRIBUTES = ("_make", "_core", "_shared", "_padding", "_rollout")
 """Attributes that the constructor derives from its arguments; not pickled."""
-_THEIRS = {"log_prob": "sample_log_prob"}
+_ORIGINAL_NAMES = {"log_prob": "sample_log_prob"}
 """EmbodiChain's names of fields, if they differ from the core's."""
 _LAST = ("obs", "critic_obs", "value")
 """Fields whose last slot is the state after the rollout."""
@@ -60,7 +60,7 @@ class RolloutBuffer:
         self._core: _Rollout | None = None
         layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
         self._shared: dict[str, torch.Tensor] = {
-            _THEIRS.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
+            _ORIGINAL_NAMES.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
             for name, field in layout.items()
         }
         self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _LAST]
@@ -84,7 +84,7 @@ class RolloutBuffer:
             self._core = self._make(device=self.device)
         memory: dict[str, Any] = dict(self._core.lend().items())
         for name, field in memory.items():
-            field.copy_(self._shared[_THEIRS.get(name, name)])
+            field.copy_(self._shared[_ORIGINAL_NAMES.get(name, name)])
         if self._is_full:
             self._core.take_back()
         else:
