@@ -106,7 +106,7 @@ private:
                 out.add(inner);
                 continue;
             }
-            const nb::object held = nb::borrow(inner);  // a key with a custom __eq__ may remove it from its dict
+            const nb::object held = nb::borrow(inner);  // a reference: a key with a custom __eq__ may remove the value from its dict
             if (!take_parts(inner, part, out)) return false;
         }
         return true;

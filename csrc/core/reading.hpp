@@ -21,11 +21,11 @@ namespace relive {
 // Leaves that are read at the same slots.
 struct ReadGroup {
     enum class Anchor {
-        kRow,    // the sampled row
-        kLast,   // the last of up to n steps from the row on
-        kNext,   // the next observation of the last step
-        kFirst,  // the first step of a packed sequence
-        kSum,    // the discounted sum of the n steps
+        kRow,    // offsets count from the sampled row
+        kLast,   // offsets count from the last of up to n steps, starting with the row
+        kNext,   // offsets count from the next observation of the last step
+        kFirst,  // the leaf is read at the first step of a packed sequence
+        kSum,    // the leaf is the discounted sum over the n steps
     };
     static constexpr int kAnchors = 5;
 
@@ -272,7 +272,7 @@ private:
     // The stored part of an episode around a row, up to the offsets of the plan.
     struct Extent {
         int64_t preceding, following;  // number of steps before and after the row
-        int64_t last, last_slot;       // the last of its n steps: steps after the row, and slot
+        int64_t last, last_slot;       // the last of the n steps: its distance from the row, and its slot
     };
 
     // The slots of a group.

@@ -265,7 +265,7 @@ private:
 
 class RingWriter {
 public:
-    StepBlock block;  // the steps to write: fill it, check it, then write it
+    StepBlock block;  // the steps to write: the caller fills the block, checks it, then calls `write`
     Continuity continuity;
     Touched touched;
     bool keeps_touched = false;

@@ -24,7 +24,7 @@ from relive.inspector import inspect
 from relive.inspector.saved import verify
 from relive.kernels import backend
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """The exit code that shells expect after Ctrl-C: 128 + SIGINT."""
 BROKEN_PIPE = 141
 """The exit code that shells expect if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it ends
         return BROKEN_PIPE

@@ -266,7 +266,7 @@ class DistillationBuffer(StateDictMixin):
         return {"capacity": self.capacity, "fields": self._schema.config(), "device": str(self.device)}
 
     def state(self) -> State:
-        """Return everything that changes, except the rows."""
+        """Return the state to save, without the rows."""
         ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
         parts = {"ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}), "random": self._random.state()}
         return State.of_parts(parts)

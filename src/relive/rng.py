@@ -65,9 +65,9 @@ class Randomness:
         }
         bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX.items()}
         names = node.entry("devices")
-        listed = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
+        device_names = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
         try:
-            states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(listed)}
+            states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(device_names)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
             self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)

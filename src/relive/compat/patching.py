@@ -113,8 +113,9 @@ def patch(name: str) -> Patch:
     companions = [original.companion] if original.companion and _exists(original.companion) else []
     new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
     for root, pairs in new_replacements.items():
-        _check_version(root, ORIGINALS[root], pairs)  # before binding: a warning may be an error
-    for root, pairs in new_replacements.items():  # after all imports, which must see the original classes
+        _check_version(root, ORIGINALS[root], pairs)  # first: its warning may be configured to raise
+    # Rebind after all imports: imported modules must see the original classes.
+    for root, pairs in new_replacements.items():
         _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
     return Patch(name, is_new)
@@ -192,15 +193,19 @@ def _exists(module: str) -> bool:
 def _check_version(root: str, original: Original, pairs: Sequence[tuple[str, Any, Any]]) -> None:
     """Warn about an untested version, and list its arguments that ours lack."""
     try:
-        installed = version(original.distribution)
+        installed_version = version(original.distribution)
     except PackageNotFoundError:
-        installed = "no version"
-    if ".".join(installed.split(".")[:2]) in original.tested:
+        installed_version = "no version"
+    if ".".join(installed_version.split(".")[:2]) in original.tested:
         return
-    lacking = [each for pair in pairs for each in differences(*pair)]
-    remedy = f"These differ from ours: {'; '.join(lacking)}." if lacking else "Its arguments are those of ours."
+    missing_arguments = [each for pair in pairs for each in differences(*pair)]
+    remedy = (
+        f"These differ from ours: {'; '.join(missing_arguments)}."
+        if missing_arguments
+        else "Its arguments are those of ours."
+    )
     expected = f"{original.distribution} {' or '.join(original.tested)}, which was tested"
-    warnings.warn(explain(f"patch({root!r})", expected, installed, remedy), stacklevel=4)
+    warnings.warn(explain(f"patch({root!r})", expected, installed_version, remedy), stacklevel=4)
 
 
 def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:

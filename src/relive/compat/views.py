@@ -41,7 +41,7 @@ def memory_views(*names: str) -> tuple[Any, ...]:
     return tuple(map(MemoryView, names))
 
 
-class WrittenDict(dict[str, Any]):
+class WriteThroughDict(dict[str, Any]):
     """Base class of dicts of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
 
     def update(self, *others: Any, **named: Any) -> None:

@@ -110,7 +110,7 @@ class _BatchQueue:
             try:
                 with stream:
                     batch = self._source.sample(self._batch_size, self._view, device=self._device)
-            except BaseException as error:  # raised in the thread that takes it
+            except BaseException as error:  # raised in the thread that takes the next batch
                 with self._lock:
                     self._worker = None
                     self._ready.put(error)

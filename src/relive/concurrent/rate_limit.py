@@ -158,10 +158,10 @@ class RateLimit:
                 reason = self.waits_for(kind, rows)
                 if reason is None:
                     return self._call_and_count(kind, rows, call)
-            waited = time.monotonic() - start
-            if self.timeout is not None and waited >= self.timeout:
-                raise TimeoutError(f"{kind}: waited {waited:.3g} s. {reason}")
-            time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited))
+            waited_seconds = time.monotonic() - start
+            if self.timeout is not None and waited_seconds >= self.timeout:
+                raise TimeoutError(f"{kind}: waited {waited_seconds:.3g} s. {reason}")
+            time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited_seconds))
             pause = min(2 * pause, _PAUSES[1])
 
     def _call_and_count(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:

@@ -242,11 +242,8 @@ class ColumnPlan:
                 numbers = self._encode[column](text)
                 try:
                     encodings[text] = np.asarray(numbers)
-                except (
-                    ValueError,
-                    TypeError,
-                    RuntimeError,
-                ) as error:  # ragged lists; tensors on a GPU or with gradients
+                # Raised for ragged lists, and for tensors on a GPU or with gradients.
+                except (ValueError, TypeError, RuntimeError) as error:
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encodings[text] for text in texts]
         dtypes, shapes = {row.dtype for row in rows}, {row.shape for row in rows}

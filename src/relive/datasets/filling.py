@@ -187,14 +187,14 @@ def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> I
 
 def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
     """Read all blocks into a list; raises if they have more than `room` steps."""
-    fitting: list[EpisodeBlock] = []
+    fitting_blocks: list[EpisodeBlock] = []
     steps = 0
     for block in blocks:
         steps += len(block)
         if steps <= room:
-            fitting.append(block)
+            fitting_blocks.append(block)
     _require_room(name, steps, room)
-    return fitting
+    return fitting_blocks
 
 
 def _require_room(name: str, steps: int, room: int) -> None:
@@ -282,7 +282,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     _require_absent(name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # a new folder, which no other process uses
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # unique to this process
         unfinished = Path(folder) / path.name
         yield unfinished
         try:
@@ -292,7 +292,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
                 os.link(unfinished, path)  # a rename would replace a file that appeared at `path` meanwhile
         except OSError:
             _require_absent(name, path)
-            unfinished.rename(path)  # the file system has no hard links
+            unfinished.rename(path)  # for file systems without hard links
 
 
 def _require_absent(name: str, path: Path) -> None:

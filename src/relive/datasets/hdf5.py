@@ -485,10 +485,10 @@ def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -
     is_list = item is not None and not np.dtype(item).hasobject
     if h5py.check_string_dtype(dataset.dtype) is None and not is_list:
         raise damage(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
-    total, at_once = 0, 8 + (8 << 20) // file_bytes
-    rows = max(1, at_once // max(1, math.prod(dataset.shape[1:])))
-    if math.prod(dataset.shape[1:]) > at_once:
-        raise damage(where, f"at most {at_once} texts per row", dataset.shape)
+    total, texts_per_read = 0, 8 + (8 << 20) // file_bytes
+    rows = max(1, texts_per_read // max(1, math.prod(dataset.shape[1:])))
+    if math.prod(dataset.shape[1:]) > texts_per_read:
+        raise damage(where, f"at most {texts_per_read} texts per row", dataset.shape)
     for start in range(0, dataset.shape[0], rows):
         total += sum(getattr(entry, "nbytes", None) or len(entry) for entry in dataset[start : start + rows].ravel())
         if total > file_bytes:

@@ -624,9 +624,9 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
 
 def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
     """Return the array name of each leaf: short if it is unique, otherwise the whole path."""
-    short = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
-    name_counts = Counter(short.values())
-    return {parts: name if name_counts[name] == 1 else ".".join(parts) for parts, name in short.items()}
+    short_names = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
+    name_counts = Counter(short_names.values())
+    return {parts: name if name_counts[name] == 1 else ".".join(parts) for parts, name in short_names.items()}
 
 
 class _ArrayWriter:

@@ -196,7 +196,7 @@ class ClientReader:
         self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # for example while a large shard is being saved
+            if not is_locked:  # the shard holds the lock for long, for example to save many rows
                 raise self._calls.late(shard)
             return getattr(reader, verb)(*arguments)
 

@@ -226,7 +226,7 @@ class Shard(ShardReader):
 
     def push(self, client: str, pushes: list[Push]) -> Ack:
         """Store blocks of a client, in order. A block that the buffer refuses counts as sent; the rest are stored."""
-        refused: Exception | None = None
+        first_error: Exception | None = None
         warnings: list[str] = []
         for push in pushes:
             if push.end <= self._applied.get(client, 0):
@@ -236,12 +236,12 @@ class Shard(ShardReader):
                 try:
                     warnings += self._write(push)
                 except Exception as error:
-                    refused = refused or error
+                    first_error = first_error or error
         self._save_if_due()
         trouble = None if client in self._informed_clients else self._trouble
         if trouble is not None:
             self._informed_clients.add(client)
-        return self._ack(client)._replace(refused=refused, warnings=tuple(warnings), trouble=trouble)
+        return self._ack(client)._replace(refused=first_error, warnings=tuple(warnings), trouble=trouble)
 
     def _write(self, push: Push) -> list[str]:
         """Store a block; returns warnings about the data, which the client issues."""

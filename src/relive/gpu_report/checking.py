@@ -75,13 +75,13 @@ def priorities(place: Place) -> Iterator[Row]:
         require(stale == expected, f"expected {expected} stale ids, got {stale}")
 
     for envs in place.sizes.envs[:3]:
-        host, there = _fill_both(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
-        masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, there)]
+        host, on_device = _fill_both(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
+        masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, on_device)]
         worst = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
         require(worst < 1e-12, f"masses differ by up to {worst:.1e} of them")
         with place.kernels():
-            there.check()
-            index = there.sample(place.sizes.batch)["index"].cpu()
+            on_device.check()
+            index = on_device.sample(place.sizes.batch)["index"].cpu()
         require(set(index.tolist()) <= set(host.ids().tolist()), "a row was drawn that is not stored")
         yield {
             "environments": envs,
@@ -171,14 +171,14 @@ def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) ->
 def graphs(place: Place) -> Iterator[Row]:
     """A captured round against eager rounds: after clear, mixed with eager calls, on another stream."""
     place.require_gpu()
-    captured, eager = _Learner(place), _Learner(place)
-    for learner in (captured, eager):  # warm up, as a capture requires
+    captured_learner, eager_learner = _Learner(place), _Learner(place)
+    for learner in (captured_learner, eager_learner):  # warm up, as a capture requires
         learner.round()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(place.device)
     with torch.cuda.graph(graph):
-        captured.round()
+        captured_learner.round()
     for number, step in enumerate(episodes(8, 9, seed=1)):
-        for learner in (captured, eager):
+        for learner in (captured_learner, eager_learner):
             learner.set_step(step)
             if number == 4:
                 learner.replay.clear()
@@ -188,8 +188,8 @@ def graphs(place: Place) -> Iterator[Row]:
             _on_stream(other, place.device, graph.replay)
         else:
             graph.replay()
-        eager.round()
-        _require_same(captured, eager, f"after replay {number}")
+        eager_learner.round()
+        _require_same(captured_learner, eager_learner, f"after replay {number}")
     yield {"what": "add, sample(out=) and update_priority, 9 replays", "result": "equal"}
 
 
@@ -231,10 +231,10 @@ def calls(place: Place) -> dict[str, Callable[[], object]]:
         prioritized.add(**step)
     index, errors = prioritized.sample(16)["index"], torch.ones(16, device=place.device)
     env_ids = torch.tensor([1, 3], device=place.device)
-    some = {name: value[:2].clone() for name, value in step.items()}
+    two_envs = {name: value[:2].clone() for name, value in step.items()}
     return {
         "add": lambda: uniform.add(**step),
-        "add(env_ids=)": lambda: uniform.add(**some, env_ids=env_ids),
+        "add(env_ids=)": lambda: uniform.add(**two_envs, env_ids=env_ids),
         "sample": lambda: uniform.sample(16),
         "3 steps": lambda: uniform.sample(16, rl.NStep(3, 0.99)),
         "sequences": lambda: uniform.sample(16, rl.Sequence(4, 2, True)),

@@ -92,7 +92,7 @@ def buffer_source(thing: Any) -> ReportSource:
 
 
 def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
-    """Collect the facts about a buffer, with the name of an autoreset mode."""
+    """Collect facts about a buffer; an autoreset mode is given by its name."""
     if "autoreset" in more:
         more["autoreset"] = getattr(more["autoreset"], "name", None)
     about = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
@@ -148,13 +148,16 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         next_obs="stored" if storage.stores_next_obs else "shared",
         sampler=repr(replay.sampler),
     )
-    saved = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
-    by_row = {name: saved[name][slots.cpu()] for name in ("mass", "drawn") if name in saved}
+    sampler_state = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
+    by_row = {name: sampler_state[name][slots.cpu()] for name in ("mass", "drawn") if name in sampler_state}
     reuse: dict[str, Any] = {}
-    if "draws" in saved:  # the total number of drawn rows
-        reuse = {"draws": int(saved["draws"]), "per_row": int(saved["draws"]) / num_written if num_written else None}
-    if "ids" in saved:
-        reuse["left_in_epoch"] = len(saved["ids"])
+    if "draws" in sampler_state:  # "draws" is the total number of drawn rows
+        reuse = {
+            "draws": int(sampler_state["draws"]),
+            "per_row": int(sampler_state["draws"]) / num_written if num_written else None,
+        }
+    if "ids" in sampler_state:
+        reuse["left_in_epoch"] = len(sampler_state["ids"])
     return ReportSource(
         about,
         len(ids),

@@ -91,16 +91,18 @@ def share_text(count: int, of: int) -> str:
     return f"{count:,} ({percent(count / (of or 1))})"
 
 
-def end_texts(ends: dict[str, int], stopped: int) -> dict[str, str]:
+def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
     """Return the number of episodes that stopped in each way, and their share of all stopped episodes."""
     return {
-        name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in ends.items() if count
+        name: f"{count:,}" if name == "running" else share_text(count, num_stopped)
+        for name, count in ends.items()
+        if count
     }
 
 
-def ends_text(ends: dict[str, int], stopped: int) -> str:
+def ends_text(ends: dict[str, int], num_stopped: int) -> str:
     """Return the text of `end_texts` in one line."""
-    return ", ".join(f"{name} {text}" for name, text in end_texts(ends, stopped).items())
+    return ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items())
 
 
 def episode_texts(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -146,8 +148,8 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
     fields, reward, fit = report["fields"], report["reward"], report["fit"]
     draw_counts = (report["reuse"] or {}).get("counted")
     if not report["source"]["rows"]:
-        rewarded = any(_is_part(field, "reward") for field in fields)
-        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
+        has_reward = any(_is_part(field, "reward") for field in fields)
+        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if has_reward else 'rows'}."
     for part in (part for field in fields for part in _parts(field)):
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
@@ -219,14 +221,14 @@ def _continuity_warnings(chains: ContinuityStats) -> Iterator[str]:
 
 
 def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
-    ends, stopped = episodes["ends"], episodes["stopped"]
-    if stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * stopped:
-        yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
+    ends, num_stopped = episodes["ends"], episodes["stopped"]
+    if num_stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * num_stopped:
+        yield f"{percent(ends['truncated'] / num_stopped)} of episodes end by time limit."
     if not ends["terminated"] + ends["truncated"] and episodes["count"]:
         yield "No episode ends: neither terminated nor truncated is ever set."
-    if stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * stopped:
+    if num_stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * num_stopped:
         yield (
-            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
+            f"{percent(ends['cut'] / num_stopped)} of episodes stop without an end: the next step did not start "
             "where the last one led. Are observations changed between steps?"
         )
     if episodes["both_flags"]:

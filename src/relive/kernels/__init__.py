@@ -147,7 +147,7 @@ def force_torch() -> AbstractContextManager[None]:
 
 @contextmanager
 def without_exchange() -> Iterator[None]:
-    """Behave inside as under a torch without DLPack's C exchange API (before 2.10)."""
+    """Context manager that simulates a torch without DLPack's C exchange API (before 2.10)."""
     if _native is None:
         yield
         return

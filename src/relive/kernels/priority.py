@@ -268,8 +268,8 @@ class _TorchTree:
 def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
     leaves = leaves.contiguous()  # searchsorted warns about strided input
-    ordered, order = leaves.sort(stable=True)
-    last = torch.searchsorted(ordered[1:], leaves, right=True)  # position of the last entry in sorted order
+    sorted_leaves, order = leaves.sort(stable=True)
+    last = torch.searchsorted(sorted_leaves[1:], leaves, right=True)  # position of the last entry in sorted order
     return values.index_select(0, order.index_select(0, last))
 
 
@@ -281,10 +281,10 @@ class _Running:
     """
 
     def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
-        both = scales.new_zeros(num_blocks + 2, 2)  # a zero, the running sums, and their scale
-        both[-1] = scales.view(2)
-        self._sums, self._normal_total = both[1:-1], both[-2, 0]
-        self._normal, self._tiny = both.unbind(1)
+        sums_and_scale = scales.new_zeros(num_blocks + 2, 2)  # rows: a zero, the running sums, and the scale
+        sums_and_scale[-1] = scales.view(2)
+        self._sums, self._normal_total = sums_and_scale[1:-1], sums_and_scale[-2, 0]
+        self._normal, self._tiny = sums_and_scale.unbind(1)
         self._positions = torch.zeros_like(self._sums, dtype=torch.int64)
         self._running = torch.zeros_like(self._normal)
         self.starts, self.ends, self.total, self.scale = (
@@ -301,4 +301,4 @@ def _first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """Per row of [n, m], the first positive entry whose running sum reaches the point [n] > 0; else the last one."""
     ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
     inside = points.minimum(ends.amax(1)).unsqueeze(1)
-    return ends.ge_(inside).argmax(1)  # the first 1 among zeros and ones
+    return ends.ge_(inside).argmax(1)  # argmax finds the first 1 among zeros and ones

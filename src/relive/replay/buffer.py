@@ -573,10 +573,10 @@ class ReplayBuffer(StateDictMixin):
         cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
     ) -> ReplayBuffer:
         """Open the buffer in a folder of disk memory with the settings of its last commit; see `relive.load`."""
-        name, saved = commit_of(root)
+        name, commit = commit_of(root)
         changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
         try:
-            return cls(**arguments_of(saved.config, saved, changes))
+            return cls(**arguments_of(commit.config, commit, changes))
         except SchemaError as error:
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
@@ -598,7 +598,7 @@ class ReplayBuffer(StateDictMixin):
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
-        """The complete rows, which never change."""
+        """The rows to save: complete transitions, which are never modified."""
         return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:

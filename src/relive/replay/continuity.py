@@ -129,8 +129,8 @@ def step_continuity(
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
     continues_last = _equal_obs(rows, np.where(opened, pending, final), obs)
     follows = opened & ~(resetting.numpy() & rows.next_step)
-    watched = opened if rows.has_stats else opened & ~follows
-    restarted = int((watched & ~continues_last).sum())
+    is_watched = opened if rows.has_stats else opened & ~follows
+    restarted = int((is_watched & ~continues_last).sum())
     stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats

@@ -69,11 +69,11 @@ def _check_form(rows: RowStorage) -> None:
     expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
     require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
-    lead, copied = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
-    fields = [*schema.fields, *(schema.fields[i] for i in copied)]
-    of_ring = Ring.forms(ring.slots, ring.num_envs)
-    paths = [*schema.paths, *(rows.next_paths if copied else ()), *((name,) for name in of_ring)]
-    forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *of_ring.values()]
+    lead, copied_leaves = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
+    fields = [*schema.fields, *(schema.fields[i] for i in copied_leaves)]
+    ring_forms = Ring.forms(ring.slots, ring.num_envs)
+    paths = [*schema.paths, *(rows.next_paths if copied_leaves else ()), *((name,) for name in ring_forms)]
+    forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *ring_forms.values()]
     for path, tensor, (shape, dtype) in zip(paths, rows.tensors, forms, strict=True):
         require_form(path_name(path), tensor, shape, dtype, rows.device)
     require_addresses(paths, rows.tensors, rows.addresses)
@@ -122,10 +122,10 @@ class _Ages:
 
     def __init__(self, ring: Ring, host: _Host) -> None:
         self._newest, self.kind, slots = host.head - ~host.open, host.kind, ring.slots
-        small = np.int32 if slots < 1 << 30 else np.int64
-        since = np.minimum(self._newest - host.floor, slots).astype(small)
+        age_dtype = np.int32 if slots < 1 << 30 else np.int64
+        since = np.minimum(self._newest - host.floor, slots).astype(age_dtype)
         """Age [N] of the first row since the last clear."""
-        self.age = (self._newest % slots).astype(small) - np.arange(slots, dtype=small)[:, None]
+        self.age = (self._newest % slots).astype(age_dtype) - np.arange(slots, dtype=age_dtype)[:, None]
         self.age[self.age < 0] += slots
         self.is_stored = self.age <= since
         self.is_first = self.age == since
@@ -202,8 +202,8 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         is_reset = ages.follows & (kind == FINAL)
         ages.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
-        closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
-        ages.require(closed | ~after_end, "kind", "final after an end", kind)
+        is_closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
+        ages.require(is_closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
     # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
@@ -226,8 +226,8 @@ def check_kernels(backend: Backend) -> None:
     count = int(ring.count.sum())
     require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
     # A sample of slots of every environment suffices: ids are computed from the head.
-    every = ring.kind.numel() // _MAX_COMPARED + 1
-    slot, env = (ring.kind[::every] == TRANSITION).nonzero(as_tuple=True)
-    slots = slot * every * ring.num_envs + env
+    stride = ring.kind.numel() // _MAX_COMPARED + 1
+    slot, env = (ring.kind[::stride] == TRANSITION).nonzero(as_tuple=True)
+    slots = slot * stride * ring.num_envs + env
     ids = backend.ids(slots)
     require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)

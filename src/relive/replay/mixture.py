@@ -165,9 +165,8 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        if (
-            numpy_view(values) is not None
-        ):  # before any buffer is changed; not checked on other devices: it would synchronise
+        # Checked before any buffer is changed, but only on the CPU: on other devices it would synchronise.
+        if numpy_view(values) is not None:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]

@@ -121,9 +121,9 @@ class ReadPlan:
         """The paths of a batch, in the order of every backend."""
         discount = (DISCOUNT,) if self.n else ()
         masks = tuple(group.mask for group in self.masked if group.mask is not None)
-        marks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
+        step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
         steps = (STEP_INDEX,) if self.step_index else ()
-        return *(read.path for read in self.reads), INDEX, *discount, *masks, *marks, *steps
+        return *(read.path for read in self.reads), INDEX, *discount, *masks, *step_masks, *steps
 
     @cached_property
     def is_transition(self) -> bool:

@@ -261,8 +261,8 @@ class Ring:
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
         lost = below > self.floor
-        nothing = self.newest() + 1
-        begins = torch.where((row >= below) & (kind != FINAL), row, nothing).amin(0)
+        past_newest = self.newest() + 1
+        begins = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
         self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
         unsafe = lost & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)

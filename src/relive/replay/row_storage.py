@@ -95,9 +95,9 @@ class RowStorage:
         allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
         has_journal = bool(self.mutable) and allocator.persistent
         journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if has_journal else None
-        sealed = has_journal and allocator.durable
+        has_checksums = has_journal and allocator.durable
         shape = tuple(self.ring.kind.shape)
-        return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if sealed else None
+        return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if has_checksums else None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -133,12 +133,12 @@ class RowStorage:
         assert isinstance(field, Stacked)
         frames, first = bits_of(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
         at, missing = slots.clamp(min=0), slots < 0
-        parts, started = [frames[at]], torch.zeros_like(missing)
+        parts, has_started = [frames[at]], torch.zeros_like(missing)
         for _ in range(field.k - 1):
-            started = started | first[at]
-            at = torch.where(started, at, ring.before(at))
+            has_started = has_started | first[at]
+            at = torch.where(has_started, at, ring.before(at))
             frame = frames[at]
-            parts.append(frame if field.pad == "repeat" else frame.masked_fill(wide(started, frame), 0))
+            parts.append(frame if field.pad == "repeat" else frame.masked_fill(wide(has_started, frame), 0))
         stack = torch.stack(parts[::-1], 1 + field.axis)
         return stack.masked_fill(wide(missing, stack), 0).view(field.dtype)
 
@@ -174,13 +174,13 @@ class RowStorage:
             refuse_reused_leaves(self.schema, *observed)
         else:  # a block cut from one array shares obs with the next_obs of other steps: compare the first row only
             refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in observed))
-        fitted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
+        converted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
         fitted_nexts = tuple(
             self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
         )
         if steps is None:  # checked again: the memory of some objects is known only after conversion
-            refuse_reused_leaves(self.schema, [fitted[i] for i in self.obs_leaves], fitted_nexts)
-        return fitted, fitted_nexts
+            refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], fitted_nexts)
+        return converted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
         """The error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
@@ -204,8 +204,8 @@ class RowStorage:
         """The state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
-        waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
-        parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, waiting)}
+        pending_obs = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
+        parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
         if self.mutable:  # omitted without mutable leaves, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
@@ -215,15 +215,15 @@ class RowStorage:
         ring = self.ring
         load_ring(ring, saved.part("ring"))
         self.num_invalid_stacks.fill_(saved.part("ring").values.entry("broken").integer())
-        pending, waiting = ring.pending(), saved.part("pending")
+        pending, pending_obs = ring.pending(), saved.part("pending")
         for i in self.obs_leaves:
             leaf = self.leaves[i].flatten(0, 1)
-            bits_of(leaf)[pending] = bits_of(waiting.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
+            bits_of(leaf)[pending] = bits_of(pending_obs.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
         if self.mutable:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
-        """The complete rows without mutable leaves; they never change."""
+        """The complete rows, without mutable leaves: no later write modifies them."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring

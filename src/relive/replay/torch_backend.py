@@ -89,10 +89,10 @@ class TorchBackend(Backend):
         # A device writes repeated slots in any order: every row takes the values of the last row for its slot. A row
         # without a slot repeats the row of the highest slot.
         order = slots.argsort(stable=True)
-        ordered = slots[order]
-        highest = ordered[-1]
+        sorted_slots = slots[order]
+        highest = sorted_slots[-1]
         target = torch.where(slots < 0, highest, slots)
-        last = order[torch.searchsorted(ordered, target, right=True) - 1]
+        last = order[torch.searchsorted(sorted_slots, target, right=True) - 1]
         has_row, at = highest >= 0, target.clamp(min=0)
         columns = {i: bits_of(self.rows.leaves[i].flatten(0, 1)) for i in leaves}
         values = {i: torch.where(has_row, bits_of(leaf)[last], columns[i][at]) for i, leaf in leaves.items()}
@@ -433,7 +433,7 @@ class TorchWriter:
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._find_continuing(leaves, nexts, pending, reset, changes)
-        head = self._head + (self._open > continues)  # open > continues: open and not continued
+        head = self._head + (self._open > continues)  # of bools: open and not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         retired, count = self._retire(ids, slots, changes)
@@ -487,7 +487,8 @@ class TorchWriter:
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, bits = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
-            if reset is not None and i in rows.obs_leaves:  # a reset keeps the last next observation
+            # The row of a reset keeps the observation that is already stored there.
+            if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(wide(fresh, bits), bits, flat.index_select(0, slots))
             changes.add(flat.index_copy_, 0, slots, bits)
         if reset is None:

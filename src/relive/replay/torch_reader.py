@@ -41,7 +41,7 @@ class EpisodeExtent(NamedTuple):
 
 
 def until_last(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B] of rows from the first one that is no step on, and their number [B]."""
+    """Return a mask [n, B], True from the first row that is not a step, and the number of True rows [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 

@@ -180,7 +180,7 @@ def rings_of(rows: RowStorage) -> Rings:
 def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
-    leaves = [Leaf.of(leaf, how, MOST_COLUMNS) for leaf, how in zip(rows.leaves, frames, strict=True)]
+    leaves = [Leaf.of(leaf, frame_layout, MOST_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MOST_COLUMNS) for leaf in rows.next_leaves]
 
 
@@ -203,14 +203,14 @@ class TritonReader(PlanReader):
         super().__init__(backend, plan)
         rows, self._rings = backend.rows, rings_of(backend.rows)
         leaves, nexts = leaves_of(rows)
-        copied = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
+        copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
-        self._copied, self._summed = ([read.path for read in reads] for reads in (copied, summed))
+        self._copied, self._summed = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
             Source(nexts[rows.obs_leaves.index(read.leaf)], OWN.value)
             if nexts and read.group.anchor is Anchor.NEXT
             else Source(leaves[read.leaf], _PLACES[read.group.anchor].value)
-            for read in copied
+            for read in copied_reads
         ]
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)

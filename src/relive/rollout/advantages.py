@@ -176,15 +176,15 @@ class RewardWarnings:
         """Whether all steps after an end have reward 0 and no end themselves, while most other steps have a reward."""
         ended = self._flags.ended(slice(0, steps)).numpy()
         nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
-        rewarded = np.logical_or.reduce(nonzero)
+        has_reward = np.logical_or.reduce(nonzero)
         after_end = ended[:-1]
-        if (after_end & (rewarded | ended)[1:]).any():
+        if (after_end & (has_reward | ended)[1:]).any():
             self._may_reset_later = False
             return False
         num_ends = np.count_nonzero(after_end)
         self._num_ends += num_ends
         self._num_other_steps += after_end.size - num_ends
-        self._num_other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
+        self._num_other_rewards += np.count_nonzero(has_reward[1:] & ~after_end)
         return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_other_steps
 
 
@@ -376,8 +376,8 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))
         used_names.add(name)
         if name in schema.leaf_indices:
-            declared = zip(schema.leaf_indices[name], schema.flatten(name, tree), strict=True)
-            leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared]
+            declared_leaves = zip(schema.leaf_indices[name], schema.flatten(name, tree), strict=True)
+            leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared_leaves]
         else:
             tensors = ((path, as_tensor(path_name(path), x, device).to(device)) for path, x in named_leaves(name, tree))
             leaves = [(path, Field(tuple(x.shape[len(leading_shape) :]), x.dtype), x) for path, x in tensors]

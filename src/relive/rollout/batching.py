@@ -156,8 +156,8 @@ def sequence_source(
     """
     steps = storage.require_steps("sequences")
     step_leaves = storage.select(storage.leaves(), fields)
-    declared = zip(storage.schema.paths, storage.schema.fields, strict=True)
-    carries = [path for path, field in declared if isinstance(field, Carry) and path in step_leaves]
+    declared_fields = zip(storage.schema.paths, storage.schema.fields, strict=True)
+    carries = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
     initial_leaves = {path: step_leaves.pop(path) for path in carries}
     columns, initial_columns = list(step_leaves.values()), list(initial_leaves.values())
     tensors = [*columns, *initial_columns]

@@ -158,8 +158,8 @@ class RolloutBuffer(StateDictMixin):
 
         The final observation of a truncated episode is read from where the autoreset mode puts it.
         """
-        unpacked = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, info = unpacked
+        step_values = unpack_step(step, self.autoreset)
+        next_obs, reward, terminated, truncated, info = step_values
         with self._lock:
             row = self._storage.num_stored
             if row == self.num_steps:
@@ -169,9 +169,9 @@ class RolloutBuffer(StateDictMixin):
                 self._declared.look_at(info)
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
-                continuity.check_step(row, obs, unpacked)
+                continuity.check_step(row, obs, step_values)
             measured = self._observers.measured(info, self._storage.leading_shape, self.autoreset)
-            finals = self._finals.of_step(row, unpacked)
+            finals = self._finals.of_step(row, step_values)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
 
     def _write(
@@ -470,7 +470,7 @@ class RolloutBuffer(StateDictMixin):
         }
 
     def state(self) -> State:
-        """Return everything that changes, rows included."""
+        """Return the state to save, including the rows."""
         parts: dict[str, State] = {}
         for name, part in self._parts().items():
             if name == "random":

@@ -138,7 +138,7 @@ class Storage:
         paths, fields = self.schema.paths, self.schema.fields
         indices = range(len(self.tensors)) if which is None else which
         before = self.age, len(self.staged)
-        converted = tuple(
+        converted_leaves = tuple(
             None
             if leaf is None and self._optional[i]
             else convert(
@@ -148,7 +148,7 @@ class Storage:
         )
         if before != (self.age, len(self.staged)):
             raise _reentry_error()
-        misfit = self._writer.put(row, converted, which)
+        misfit = self._writer.put(row, converted_leaves, which)
         if misfit >= 0:
             raise misaligned_error(path_name(paths[indices[misfit]]))
 
@@ -264,8 +264,8 @@ class Storage:
     def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` + 1 rows of leaves as a TensorDict `[N, T + 1]` that shares their memory."""
         self.is_exposed = True
-        transposed = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
-        return assemble(transposed, torch.Size((self.num_envs, steps + 1)))
+        transposed_leaves = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
+        return assemble(transposed_leaves, torch.Size((self.num_envs, steps + 1)))
 
     @property
     def nbytes(self) -> int:
@@ -277,11 +277,11 @@ class Storage:
         names = {path[0] for path in leaves}
         for path in [path for path in self.attached if path[0] in names]:
             del self.attached[path]
-        steps, declared = self.num_stored, self.declared_leaves()
+        steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
-            if path in declared:
-                declared[path][:steps] = tensor.clone()  # the tensor may share this memory
-                self.attached[path] = declared[path]
+            if path in declared_leaves:
+                declared_leaves[path][:steps] = tensor.clone()  # cloned: `tensor` may overlap the leaf that is written
+                self.attached[path] = declared_leaves[path]
                 continue
             padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
             self.attached[path] = torch.cat([tensor, padding])
@@ -361,12 +361,12 @@ class Storage:
 
     def _check_attached(self) -> None:
         """Verify that attached tensors have the rollout's rows, and zeros after the stored steps."""
-        steps, declared = self.num_stored, self.declared_leaves()
+        steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, leaf in self.attached.items():
             is_present = path[0] in self.schema.names and path[0] not in self.missing
             require(not is_present, path_name(path), "a name that no field has", "the name of a field")
-            if path in declared:
-                require(leaf is declared[path], path_name(path), "the memory of the field", "other memory")
+            if path in declared_leaves:
+                require(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
                 continue
             shape = (self._num_rows, self.num_envs, *leaf.shape[2:])
             require_form(path_name(path), leaf, shape, leaf.dtype, self.device)

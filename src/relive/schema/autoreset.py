@@ -162,19 +162,21 @@ def true_next_obs(
                 remedy,
             )
         )
-    fixed = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
-    for leaf, final in zip(fixed, finals, strict=True):
+    next_leaves = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
+    for leaf, final in zip(next_leaves, finals, strict=True):
         as_numpy_if_cpu(bits_of(leaf))[final_envs if lead else ...] = as_numpy_if_cpu(bits_of(final))
-    return tuple(fixed), reward, terminated, truncated
+    return tuple(next_leaves), reward, terminated, truncated
 
 
 def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
     """Return flags of a step as arrays [N] on the host; synchronises for tensors of another device."""
     arrays: list[np.ndarray] = []
     for name, flag in flags.items():
-        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ():  # vector environments
+        if (
+            type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()
+        ):  # flags of a vector environment
             arrays.append(flag)
-        elif not lead and (flag is True or flag is False):  # single environments
+        elif not lead and (flag is True or flag is False):  # the flag of a single environment
             arrays.append(np.array([flag]))
         else:
             flag_device = device if isinstance(flag, torch.Tensor) else _HOST

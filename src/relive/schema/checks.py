@@ -23,7 +23,7 @@ def positive(where: str, value: object, most: float = _MAX) -> int:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > most:
         expected = "a positive int below 2^63" if most == _MAX else f"at most {most}"
-        raise SchemaError(explain(where, expected, _short(int(value)), "Pass a smaller int."))
+        raise SchemaError(explain(where, expected, _short_integer(int(value)), "Pass a smaller int."))
     return int(value)
 
 
@@ -145,6 +145,6 @@ def kind(value: object) -> str:
     )
 
 
-def _short(value: int) -> str:
+def _short_integer(value: int) -> str:
     """The digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

@@ -141,12 +141,11 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
         raise SchemaError(
             explain(where, "numbers or bools", f"dtype {array.dtype}", "Convert it to a numeric or bool dtype.")
         )
-    if array.dtype not in DTYPES.values():  # another byte order, or a long double
+    if array.dtype not in DTYPES.values():  # an array in another byte order, or of long doubles
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
-    array = array.view(
-        np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
-    )  # C has several names for some types; use one dtype object per type
+    # C has several names for some types: use one dtype object per type.
+    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
     # torch has no read-only or reversed memory; at unaligned addresses it may crash, and the native core refuses.
     odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
     if odd or not array.flags.writeable or not array.flags.c_contiguous:

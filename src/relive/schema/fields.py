@@ -381,11 +381,9 @@ class Schema:
     def require(self, name: str) -> None:
         """Raise if `name` was not declared."""
         if name not in self.leaf_indices:
-            declared = ", ".join(self.names)
+            names = ", ".join(self.names)
             raise SchemaError(
-                explain(
-                    name, f"a declared field ({declared})", name, field_remedy(name, (*self.leaf_indices, "next_obs"))
-                )
+                explain(name, f"a declared field ({names})", name, field_remedy(name, (*self.leaf_indices, "next_obs")))
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
@@ -465,16 +463,16 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
 @lru_cache(maxsize=64)  # cached: called at every write
 def mutable_schema(schema: Schema) -> Schema:
     """The schema of the mutable leaves only."""
-    pruned = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
-    return Schema({name: tree for name, tree in pruned.items() if tree is not None})
+    mutable_trees = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
+    return Schema({name: tree for name, tree in mutable_trees.items() if tree is not None})
 
 
 def _mutable_part(tree: Tree) -> Tree | None:
     """The mutable leaves of a declaration; None if it has none."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
-    pruned = {name: _mutable_part(child) for name, child in tree.items()}
-    return {name: child for name, child in pruned.items() if child is not None} or None
+    mutable_children = {name: _mutable_part(child) for name, child in tree.items()}
+    return {name: child for name, child in mutable_children.items() if child is not None} or None
 
 
 def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:

@@ -127,7 +127,7 @@ class EpisodeStats(counting.Accumulator):
         device, envs = self.device, self.num_envs or 1
         all_false = torch.zeros(envs, dtype=torch.bool, device=device)
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
-        finished: list[tuple[torch.Tensor, torch.Tensor]] = []
+        finished_steps: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
             if (
                 device.type == "cpu" and counts[1] > _MAX_STEPS - envs
@@ -147,20 +147,20 @@ class EpisodeStats(counting.Accumulator):
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
             slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)
-            finished.append((slots, torch.stack([counts[1] + 0 * rank, *running, *flags], 1)))
+            finished_steps.append((slots, torch.stack([counts[1] + 0 * rank, *running, *flags], 1)))
             counts[0] += rank[-1]
             running = torch.where(ended, 0.0, running)
 
         def change() -> None:
             self._tensors["open"].copy_(running)
-            for slots, rows in finished:
+            for slots, rows in finished_steps:
                 self._tensors["ring"][slots] = rows
             self._tensors["counts"].copy_(counts)
 
         return change
 
     def _reason_flags(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
-        """Return a flag [N] per name, for reasons in either form."""
+        """Convert reasons, flags by name or a name per environment, to flags [N] by name."""
         if reasons is None or isinstance(reasons, Mapping):
             return reasons or {}
         names = np.asarray(reasons, dtype=object)
@@ -209,15 +209,17 @@ class EpisodeStats(counting.Accumulator):
         before the first one it is the only number.
         """
         with counting.lock:
-            total, finished = float(self.num_episodes), self._finished_rows().cpu().numpy()
-        if not len(finished):
+            total, finished_rows = float(self.num_episodes), self._finished_rows().cpu().numpy()
+        if not len(finished_rows):
             return _Summary(episodes=total)
-        columns = dict(zip(self._columns, finished.T, strict=True))
-        measured = {name: columns[name] for name in self._sums}
-        measured["step_reward"] = columns["return"] / columns["length"]
-        measured |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
+        columns = dict(zip(self._columns, finished_rows.T, strict=True))
+        measured_columns = {name: columns[name] for name in self._sums}
+        measured_columns["step_reward"] = columns["return"] / columns["length"]
+        measured_columns |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
         moments = {
-            f"{name}_{kind}": float(compute(x)) for name, x in measured.items() for kind, compute in _MOMENTS.items()
+            f"{name}_{kind}": float(compute(x))
+            for name, x in measured_columns.items()
+            for kind, compute in _MOMENTS.items()
         }
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
         return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
@@ -242,11 +244,11 @@ class EpisodeStats(counting.Accumulator):
         episodes, steps = self._tensors["counts"].tolist()
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
         require(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
-        running, finished = self._tensors["open"][1], self._finished_rows()
+        running, finished_rows = self._tensors["open"][1], self._finished_rows()
         require_all(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
-        step, length, flags = finished[:, 0], finished[:, 2], finished[:, 1 + len(self._sums) :]
+        step, length, flags = finished_rows[:, 0], finished_rows[:, 2], finished_rows[:, 1 + len(self._sums) :]
         is_whole = (length >= 1) & (length == length.floor()) & (length <= step)
         require_all(is_whole, "stats: length", "a whole number of the counted steps", length)
         require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
@@ -274,10 +276,10 @@ class _Summary(dict[str, float]):
 
 
 def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:
-    listed = tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed):
+    listed_names = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed_names):
         raise SchemaError(explain(where, "a tuple of names", repr(names), "Pass strings in a tuple."))
-    return listed
+    return listed_names
 
 
 def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:

@@ -104,13 +104,13 @@ class RunningNorm(Accumulator):
         # One copy, changed in place: with thousands of rows, allocating memory takes most of the time.
         rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
-        ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
-        if ignored is not None:
-            rows.masked_fill_(ignored, 0.0)
+        is_ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
+        if is_ignored is not None:
+            rows.masked_fill_(is_ignored, 0.0)
         mean = rows.sum(0) / count.clamp(min=1)
         rows.sub_(mean)
-        if ignored is not None:
-            rows.masked_fill_(ignored, 0.0)
+        if is_ignored is not None:
+            rows.masked_fill_(is_ignored, 0.0)
         return partial(self._assign, self._merge_moments(count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:

@@ -154,11 +154,11 @@ class Memory:
         """Return the memory for a `device=` argument; "cuda" means the current device of this thread."""
         if isinstance(device, Memory):
             return device
-        named = device_of(device)
-        if named.type == "cuda" and named.index is None and torch.cuda.is_available():
+        resolved_device = device_of(device)
+        if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
             # Tensors of later calls belong there too, whatever device is current then.
-            named = torch.device("cuda", torch.cuda.current_device())
-        return Memory(named)
+            resolved_device = torch.device("cuda", torch.cuda.current_device())
+        return Memory(resolved_device)
 
     def __repr__(self) -> str:
         return self.name or ("Memory.pinned()" if self.is_pinned else f"Memory.of({str(self.device)!r})")
@@ -194,7 +194,7 @@ class Memory:
 
 # Arrays in anonymous mappings and in mapped files
 
-_LARGE = 1 << 15
+_MAPPED_BYTES = 1 << 15
 """Arrays of at least this many bytes are mapped: their pages are allocated when they are written."""
 _LARGE_PAGE = 1 << 21
 """Bytes of a large page; arrays of at least two get large pages."""
@@ -222,7 +222,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
+    if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
         # Linux aligns mappings of whole large pages to their boundaries, as `expect_bulk` needs.
@@ -314,7 +314,7 @@ def stream_lock(device: torch.device) -> Any:
         stream = torch.cuda.current_stream(device)
         if stream == last:
             return
-        with torch.cuda.device(device):  # torch queries the current device
+        with torch.cuda.device(device):  # is_current_stream_capturing has no device argument
             if torch.cuda.is_current_stream_capturing():
                 return
         if last is not None:

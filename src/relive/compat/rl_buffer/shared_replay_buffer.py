@@ -32,7 +32,7 @@ class SharedMemoryComponents:
 
 @dataclass
 class SharedStates:
-    """No states beside the shared memory, which includes the counters."""
+    """rl-buffer's shared counters. Empty here: the shared memory of the rows includes them."""
 
 
 class SharedTransitions(Transitions):

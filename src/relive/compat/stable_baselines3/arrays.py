@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WrittenDict, map_tree
+from relive.compat.views import WriteThroughDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Stacked
 
@@ -121,7 +121,7 @@ def overwrite(place: Any, value: Any) -> None:
         place[...] = cast
 
 
-class Arrays(WrittenDict):
+class Arrays(WriteThroughDict):
     """The arrays of a Dict space; assigning to a key writes into its array."""
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -185,11 +185,11 @@ class Gathered(np.ndarray):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""
-        computed = getattr(ufunc, method)(*map(_as_plain_array, inputs), **options)
+        result = getattr(ufunc, method)(*map(_as_plain_array, inputs), **options)
         if not out:
-            return computed
+            return result
         (target,) = out
-        target[...] = computed
+        target[...] = result
         return target
 
 

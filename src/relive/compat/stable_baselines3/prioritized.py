@@ -150,13 +150,13 @@ class _PrioritizedAlgorithm:
         buffer.progress_remaining = self._current_progress_remaining
         self.policy.set_training_mode(mode=True)
         self._update_learning_rate(self._optimizers())
-        logged: dict[str, list[float]] = {}
+        logged_values: dict[str, list[float]] = {}
         for step in range(gradient_steps):
             self._n_updates += 1
             for name, value in self._update(buffer.sample(batch_size, env=self._vec_normalize_env), step):
-                logged.setdefault(name, []).append(value.item())
+                logged_values.setdefault(name, []).append(value.item())
         self.logger.record("train/beta", buffer.beta(self._current_progress_remaining))
-        for name, numbers in logged.items():
+        for name, numbers in logged_values.items():
             self.logger.record(f"train/{name}", np.mean(numbers))
         self.logger.record("train/n_updates", self._n_updates, "tensorboard")
 
@@ -288,9 +288,9 @@ def _squared_error(
     return (batch.weights * (torch.cat(tuple(values), 1) - target) ** 2).mean(0).sum()
 
 
-def _descend(optimizer: Any, loss: torch.Tensor, clipped: Any = None, max_norm: float = 0.0) -> None:
+def _descend(optimizer: Any, loss: torch.Tensor, clipped_parameters: Any = None, max_norm: float = 0.0) -> None:
     optimizer.zero_grad()
     loss.backward()
-    if clipped is not None:
-        torch.nn.utils.clip_grad_norm_(clipped, max_norm)
+    if clipped_parameters is not None:
+        torch.nn.utils.clip_grad_norm_(clipped_parameters, max_norm)
     optimizer.step()

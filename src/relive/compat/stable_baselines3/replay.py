@@ -113,10 +113,10 @@ class ReplayBuffer(theirs.ReplayBuffer):
             raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
-        large = nbytes_of(self.observation_space) > _MAX_STORED_TWICE and not (
+        is_large = nbytes_of(self.observation_space) > _MAX_STORED_TWICE and not (
             self._is_custom or overrides(self, "add", "sample")
         )
-        return "shared" if large or self.optimize_memory_usage or self.n_stack is not None else "stored"
+        return "shared" if is_large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
     def _start(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)

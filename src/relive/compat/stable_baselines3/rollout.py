@@ -108,7 +108,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         elif np.shape(value) == memory.shape:
             overwrite(memory, new_value)
             value = memory
-        vars(self)[name] = value  # other shapes are users' own arrays
+        vars(self)[name] = value  # an array of another shape replaces the attribute
 
     @property
     def nbytes(self) -> int:

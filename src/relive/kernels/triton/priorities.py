@@ -314,7 +314,7 @@ def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: 
 
 _SIZES = {"num_leaves": "i64", "size": "i64"}
 _TREE = {"leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "dirty": "*u8", **_SIZES}
-_TOP = {"sums": "*fp64", "least": "*fp64", **_SIZES, "levels": "i64"}
+_RENEW_TOP_TYPES = {"sums": "*fp64", "least": "*fp64", **_SIZES, "levels": "i64"}
 _RATES = {"alpha": "fp64", "eps": "fp64"}
 _ACCEPT = {
     "index": "*i64", "priority": "*fp32", "touched": "*i64", "masses": "*fp64", "stale": "*i64", "count": "i64",
@@ -348,7 +348,7 @@ VARIANTS = (
     Variant(mark_kernel, "of a write", _MARK, {"BLOCK": BLOCK}, OPTIONS),
     Variant(renew_kernel, "4,096 leaves", _TREE, {"LEVELS": 3, "LEAST": False}, OPTIONS),
     Variant(renew_kernel, "4,096 leaves, minima", _TREE, {"LEVELS": 3, "LEAST": True}, OPTIONS),
-    Variant(renew_top_kernel, "minima", _TOP, {"LEAST": True, "BLOCK": BLOCK}, TOP_OPTIONS),
+    Variant(renew_top_kernel, "minima", _RENEW_TOP_TYPES, {"LEAST": True, "BLOCK": BLOCK}, TOP_OPTIONS),
     *(
         Variant(prioritized_draw_kernel, name, _DRAW, {"IS_WEIGHED": by_all, "BLOCK": DRAW_BLOCK}, OPTIONS)
         for name, by_all in (("leaves only", False), ("weights by all", True))

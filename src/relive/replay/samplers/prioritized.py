@@ -193,7 +193,7 @@ class Prioritized(Sampler):
 
     def after_write(self) -> None:
         largest = self._largest
-        if not isinstance(largest, float):  # on a device, where a comparison would synchronise
+        if not isinstance(largest, float):  # a tensor on a device: comparing it would synchronise
             self.storage.mark(self.mass(largest))
             return
         if largest != self._new_row[0]:
@@ -382,16 +382,18 @@ class _OnDevice(Prioritized):
         self._largest = 1.0
 
     def faults(self) -> Iterator[str]:
-        bad, foreign, empty = self.tree.faults.tolist()
-        if bad:
+        invalid_priorities, unknown_ids, empty_draws = self.tree.faults.tolist()
+        if invalid_priorities:
             expected = "finite numbers of at least 0 (and finite to the power of alpha)"
-            yield explain("priority", expected, f"{bad} others, skipped", "Pass absolute errors that are finite.")
-        if foreign:
-            got, remedy = f"{foreign} others in update_priority, skipped", "Pass ids from batch['index']."
+            yield explain(
+                "priority", expected, f"{invalid_priorities} others, skipped", "Pass absolute errors that are finite."
+            )
+        if unknown_ids:
+            got, remedy = f"{unknown_ids} others in update_priority, skipped", "Pass ids from batch['index']."
             yield explain("index", "ids of stored transitions", got, remedy)
-        if empty:
+        if empty_draws:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
-            yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
+            yield explain("sample", "a row of positive priority", f"only zeros in {empty_draws} batches", remedy)
 
     def check(self) -> None:
         """Verify the priorities, and that the device skipped nothing."""

@@ -190,7 +190,7 @@ class NewFirst(Sampler):
         # A sequence is followed by at most two rows without a transition.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
-        slots = ring.at(begin + place, self._envs)  # shape [width, N]
+        slots = ring.at(begin + place, self._envs)  # [width, N]: the next rows of every environment
         is_written = begin + place <= ring.newest()
         ready, steps = self._ready(slots, is_written, place)
         places = torch.where(ready, place, width).view(-1)
@@ -255,7 +255,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    independent = False  # a second draw would be counted too
+    independent = False  # not independent: a repeated draw would be counted twice
     keeps_state_in_memory = True
 
     def __post_init__(self) -> None:
@@ -291,7 +291,7 @@ class Counted(Sampler):
         slots, changed = self.storage.changed_slots()
         if changed is None:
             self._counts[slots] = 0
-        else:  # a slot may occur twice, once changed and once unchanged
+        else:  # a slot may be listed twice, once as changed and once as unchanged
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.follows_writes:
             self._inner.after_write()

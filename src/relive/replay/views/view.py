@@ -152,23 +152,23 @@ _TRANSITION = Transition()
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
-    chosen: Any = _TRANSITION if view is None else _require_view(view)
-    plan = chosen.plan(backend.schema)
+    chosen_view: Any = _TRANSITION if view is None else _require_view(view)
+    plan = chosen_view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
-        where, remedy = f"{type(chosen).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
+        where, remedy = f"{type(chosen_view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
         raise SchemaError(explain(where, "a ReadPlan", type(plan).__name__, remedy))
     if not plan.reads or any(read.leaf not in range(len(backend.schema.fields)) for read in plan.reads):
-        where, expected = f"{type(chosen).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
+        where, expected = f"{type(chosen_view).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
         got = [read.leaf for read in plan.reads]
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.within(backend.ring.slots)
-    _check_offsets(chosen, plan)
+    _check_offsets(chosen_view, plan)
     if not plan.is_transition or plan.reduced is not None:  # Hindsight reads goals of other steps
         require_order(backend, view)
-    finish = getattr(chosen, "finish", None)
-    if finish is None or type(chosen).__module__.partition(".")[0] == __name__.partition(".")[0]:
+    finish = getattr(chosen_view, "finish", None)
+    if finish is None or type(chosen_view).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return plan, finish
-    return plan, lambda leaves, context: check_finished(chosen, finish(leaves, context), context)
+    return plan, lambda leaves, context: check_finished(chosen_view, finish(leaves, context), context)
 
 
 def _check_offsets(view: Any, plan: ReadPlan) -> None:

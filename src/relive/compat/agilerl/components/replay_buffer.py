@@ -155,9 +155,14 @@ class ReplayBuffer(_Plain):
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._new_core(fields)
-        nothing = torch.zeros(2, count, device=core.device)
+        placeholder_rows = torch.zeros(2, count, device=core.device)
         no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
-        unused = {"obs": nothing[0], "reward": nothing[0], "next_obs": nothing[1], "terminated": no_flags}
+        unused = {
+            "obs": placeholder_rows[0],
+            "reward": placeholder_rows[0],
+            "next_obs": placeholder_rows[1],
+            "terminated": no_flags,
+        }
         core.extend({**unused, "truncated": no_flags, "action": rows})
         self.core, self._fields = core, fields
         self._written += count
@@ -286,14 +291,14 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         """The oldest step, with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
         total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
-        at_end = {key: steps[-1][key] for key in (done_key, self.ns_key)}
+        last_fields = {key: steps[-1][key] for key in (done_key, self.ns_key)}
         for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
             if ended.any():
                 total = total.masked_fill(_broadcast_flags(ended, total), 0)
-                at_end = {key: _select_rows(ended, step[key], later) for key, later in at_end.items()}
+                last_fields = {key: _select_rows(ended, step[key], later) for key, later in last_fields.items()}
             total = reward + self.gamma * total
-        return columns({**dict(steps[0].items()), self.reward_key: total, **at_end}, total.device)
+        return columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """Read the rows with these ids, which another buffer shares if every result of `add` was added to it."""
@@ -355,14 +360,16 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Set the priorities of the rows `indices`; values below 1e-5 become 1e-5."""
         index = torch.as_tensor(indices, device=self.device).reshape(-1).long() - self._before
-        floored = torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
-        if len(index) != len(floored):
+        clamped_priorities = (
+            torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
+        )
+        if len(index) != len(clamped_priorities):
             remedy = "Pass a priority for each index."
-            raise SchemaError(explain("priorities", f"{len(index)} numbers", len(floored), remedy))
+            raise SchemaError(explain("priorities", f"{len(index)} numbers", len(clamped_priorities), remedy))
         if len(index):
             if self._before:  # ids from before the last clear() become negative
-                index, floored = index[index >= 0], floored[index >= 0]
-            self._require_rows().update_priority(index, floored)
+                index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
+            self._require_rows().update_priority(index, clamped_priorities)
 
     def _update_priority(self, idx: int, priority: float) -> None:
         """Set the priority of the row in slot `idx` of `storage`."""

@@ -278,11 +278,11 @@ class RolloutBuffer(_Rollout):
         if not oldest:
             self.core.take_back(self._steps)
             return self.core
-        rows, ordered = self.core.columns, self._new_rollout()
+        rows, ordered_rollout = self.core.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
-        ordered.columns.update_(in_time)
-        ordered.take_back(self.capacity)
-        return ordered
+        ordered_rollout.columns.update_(in_time)
+        ordered_rollout.take_back(self.capacity)
+        return ordered_rollout
 
     def prepare_sequence_tensors(self, device: str | None = None) -> TensorDict:
         """Cut the stored steps into sequences, padded with zeros: a TensorDict `[num_sequences, max_sequence_length]`.

@@ -15,11 +15,11 @@ from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
     action_field,
     batch_size_of,
+    convert_dones,
     leaves_of,
     plain,
     plain_spec,
     to_place,
-    zeros_and_ones,
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.pickling import restores
@@ -160,7 +160,7 @@ class ReplayBuffer:
         extra = self._extra(critic_observations, next_critic_observations)
         obs, next_obs = to_place(observations, self.device), to_place(next_observations, self.device)
         next_obs = self._copy_if_shared(obs, next_obs)
-        rewards, flags = to_place(rewards, self.device), zeros_and_ones("dones", dones, self.device)
+        rewards, flags = to_place(rewards, self.device), convert_dones("dones", dones, self.device)
         if count == 1:
             rewards, flags = _as_batch(rewards), _as_batch(flags)
         extra["dones"] = flags
@@ -253,11 +253,12 @@ class ReplayBuffer:
             {_CORE_NAMES.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])]
         )
         block = block.to(self.device)
-        block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
+        block["dones"] = convert_dones("dones", block["dones"], self.device)
         block["terminated"] = block["dones"].bool()
         block["truncated"] = torch.zeros_like(block["terminated"])
         parts = (block,) if len(block) < self.capacity or not pos else (block[:pos], block[pos:], block[:pos])
-        for part in parts:  # the ring starts at row 0, so rows before pos are written twice
+        # A full core must end at `pos`: the rows before it are written first, to advance the ring, and again last.
+        for part in parts:
             core.extend(part.clone())
         return core
 

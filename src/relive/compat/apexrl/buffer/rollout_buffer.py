@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.specs import action_field, leaves_of, plain, plain_spec, zeros_and_ones
+from relive.compat.apexrl.buffer.specs import action_field, convert_dones, leaves_of, plain, plain_spec
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, Stepped, StepRows
@@ -61,19 +61,19 @@ class SteppedRollout(Stepped):
         self, privileged: Spec | None, extra: Mapping[str, Any], *sizes_and_fields: Any, **settings: Any
     ) -> StepRows:
         """Make the rows, with privileged observations if they are declared, and further fields."""
-        between = {} if privileged is None else {PRIVILEGED: declare(privileged)}
+        privileged_fields = {} if privileged is None else {PRIVILEGED: declare(privileged)}
         make = partial(
-            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **between, **extra}, **settings
+            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **privileged_fields, **extra}, **settings
         )
-        return StepRows(make, ["obs", *between, "action", "reward", "dones", "value", "log_prob", *extra])
+        return StepRows(make, ["obs", *privileged_fields, "action", "reward", "dones", "value", "log_prob", *extra])
 
     def _write(
         self, rows: StepRows, both_observations: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any
     ) -> None:
         """Store one step; `both_observations` are the policy's observations and the privileged ones."""
         before = observation_leaves(rows, *both_observations)
-        dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
-        if self._reused.is_news(before[0], rows.before()):  # a rollout has no next observations to compare
+        dones = convert_dones("dones", dones, rows.tensors["dones"].device)
+        if self._reused.is_news(before[0], rows.before()):  # by address: a rollout has no next observations
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )

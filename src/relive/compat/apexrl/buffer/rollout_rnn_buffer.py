@@ -122,8 +122,8 @@ class RolloutRNNBuffer(SteppedRollout):
         del batch["index"]
         batch.batch_size = batch["mask"].shape
         steps = batch.transpose(0, 1).contiguous()
-        named = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
-        return {**named, "dones": steps["dones"], **hidden}
+        batch_fields = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
+        return {**batch_fields, "dones": steps["dones"], **hidden}
 
 
 def _batch_first(hidden: Any) -> Any:

@@ -75,7 +75,7 @@ def to_place(value: Any, device: torch.device) -> Any:
     return map_tree(lambda leaf: to_place(leaf, device), value) if is_tree(value) else value
 
 
-def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
+def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
     """Convert ApexRL's dones to a tensor; raise unless they are 0 or 1. Not checked on other devices than the host."""
     tensor = to_place(dones, device)
     if not isinstance(tensor, torch.Tensor):

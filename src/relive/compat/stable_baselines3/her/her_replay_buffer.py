@@ -100,9 +100,8 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     ) -> None:
         """Store one step of every environment; with `copy_info_dict` its `infos`, too."""
         if not self._core_is_current:
-            super().add(
-                obs, next_obs, action, reward, done, infos
-            )  # Stable-Baselines3's code, which tracks episodes itself
+            # Without a current core, Stable-Baselines3's own `add` also tracks the episodes.
+            super().add(obs, next_obs, action, reward, done, infos)
             return
         position = self.pos
         if self.copy_info_dict:
@@ -114,9 +113,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def _track_episodes(self, position: int, done: np.ndarray) -> None:
         """Update `ep_start` and `ep_length` of the step at `position` and of episodes that it overwrites or ends."""
-        overwritten = self.ep_length[position]
-        if np.count_nonzero(overwritten):
-            for env in overwritten.nonzero()[0]:
+        overwritten_length = self.ep_length[position]
+        if np.count_nonzero(overwritten_length):
+            for env in overwritten_length.nonzero()[0]:
                 end = self.ep_start[position, env] + self.ep_length[position, env]
                 self.ep_length[np.arange(position, end) % self.buffer_size, env] = 0
         self.ep_start[position] = self._current_ep_start

@@ -134,10 +134,12 @@ class RolloutBuffer:
             raise SchemaError(
                 explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
             )
-        replaced = {name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared}
-        for name, tensor in replaced.items():
+        replaced_fields = {
+            name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared
+        }
+        for name, tensor in replaced_fields.items():
             self._check(name, tensor)
-        for name, tensor in replaced.items():
+        for name, tensor in replaced_fields.items():
             self._shared[name].copy_(tensor)
             rollout[name] = self._shared[name]
         self._is_full = True
@@ -179,7 +181,7 @@ class RolloutBuffer:
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
+        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # not type(self): its arguments may differ
         attributes = dict(state)
         for name, tensor in attributes.pop("rollout").items():
             if name in self._shared:
