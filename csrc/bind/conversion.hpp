@@ -30,7 +30,7 @@ struct Tensor {
     int32_t ndim;
     DataType dtype;
     int64_t* shape;
-    int64_t* strides;  // in elements
+    int64_t* strides;  // counted in elements
     uint64_t byte_offset;
 };
 
@@ -71,7 +71,7 @@ struct Array {
     char* data;
     int ndim;
     Py_ssize_t* shape;
-    Py_ssize_t* strides;  // in bytes
+    Py_ssize_t* strides;  // counted in bytes
     PyObject* base;
     PyObject* descr;
     int flags;
@@ -233,7 +233,7 @@ private:
 
     bool read_tensor(PyObject* object, Array& out) const {
         dlpack::Tensor t;
-        if (api_->borrow(object, &t) != 0) {  // meta and sparse tensors
+        if (api_->borrow(object, &t) != 0) {  // fails for meta and sparse tensors
             PyErr_Clear();
             return false;
         }

@@ -91,7 +91,7 @@ public:
                 refuse("array: expected [rows, envs, …]");
             CountedLeaf& leaf = leaves[i];
             leaf.dtype = array.dtype;
-            ArrayView item;  // shape per environment
+            ArrayView item;  // only its shape is set: the shape per environment
             item.ndim = array.ndim - 2;
             std::copy_n(array.shape + 2, item.ndim, item.shape);
             leaf.elements = item.elements();

@@ -11,7 +11,7 @@ namespace {
 
 // A declared field: a leaf, or a group of nested fields.
 struct Field {
-    nb::object key;  // name in the enclosing dict
+    nb::object key;  // key of this field in the enclosing dict
     std::vector<Field> parts;
     bool numbered = true;  // parts are named "0", "1", …: a tuple is accepted too
     Py_ssize_t leaves = 1;
@@ -100,20 +100,20 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             const Field& part = field.parts[static_cast<size_t>(i)];
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            if (!inner) PyErr_Clear();  // the list was shortened meanwhile
+            if (!inner) PyErr_Clear();  // other code has shortened the list meanwhile
             if (!inner || inner == Py_None) return false;
             if (part.parts.empty()) {
                 out.add(inner);
                 continue;
             }
-            const nb::object held = nb::borrow(inner);  // a key with a custom __eq__ may remove it from its dict
+            const nb::object held = nb::borrow(inner);  // a reference: a key with a custom __eq__ may remove the value from its dict
             if (!take_parts(inner, part, out)) return false;
         }
         return true;
     }
 
     std::vector<Field> positional_, named_;
-    nb::object ordered_;  // collections.OrderedDict
+    nb::object ordered_;  // the class collections.OrderedDict
     Py_ssize_t leaves_ = 0;
 };
 

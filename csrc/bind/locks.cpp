@@ -65,14 +65,14 @@ public:
         throw nb::python_error();
     }
 
-    // Returns false if the lock is not free in time. May overrun by one time slice.
+    // Returns false on a timeout. May wait one time slice longer than the timeout.
     bool enter_within(double seconds) {
         if (!wait_within(seconds)) return false;
         if (mutex_.is_repaired()) return true;
         try {
             recover_();
         } catch (...) {
-            exit();  // the next holder will try again
+            exit();  // unlocked without repair: the next holder tries again
             throw;
         }
         mutex_.set_repaired();
@@ -88,7 +88,7 @@ private:
             mutex_.give_way();
         }
         Status status = mutex_.try_enter();
-        std::optional<Clock::time_point> deadline;  // the clock is read only when waiting
+        std::optional<Clock::time_point> deadline;  // reads the clock only if the lock is not free at once
         while (status != Status::kHeld) {
             if (status == Status::kSliceOver && PyErr_CheckSignals() != 0) throw nb::python_error();
             if (!deadline) deadline = deadline_in(seconds);
@@ -105,7 +105,7 @@ private:
         return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     }
 
-    nb::object owner_;  // the memory
+    nb::object owner_;  // keeps the memory of the mutex alive
     ProcessMutex mutex_;
     nb::object recover_;
     double timeout_;

@@ -15,7 +15,7 @@ namespace relive::bind {
 namespace {
 
 constexpr int64_t kMaxTreeLeaves = int64_t{1} << 48;
-constexpr int64_t kBytesPerLeaf = 64;  // a cache line, to decide whether to release the GIL
+constexpr int64_t kBytesPerLeaf = 64;  // a cache line: estimates the work of a call, to decide whether to release the GIL
 
 bool read_vector(nb::handle object, DataType dtype, Array& out) {
     return conversion().read(object.ptr(), out) && out.dtype == dtype && out.ndim == 1 && out.contiguous();
@@ -150,7 +150,7 @@ private:
         tree.draw(leaves, priorities, count, random);
     }
 
-    nb::object owner_;  // the memory
+    nb::object owner_;  // keeps the arrays of the tree alive
 };
 
 }  // namespace

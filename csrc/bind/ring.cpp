@@ -144,7 +144,7 @@ public:
     }
     BoundRing(const BoundRing&) = delete;
 
-    // The memory for other bindings, which keep this object alive.
+    // The ring and its columns. A binding that stores the reference must keep this object alive.
     RingMemory& memory() { return memory_; }
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 or a `Warning` (each once) if the steps were
@@ -309,7 +309,7 @@ private:
     bool is_writing_ = false;
     bool single_;  // one environment, passed without an environment axis
     Counters* counters_ = nullptr;
-    nb::object owner_, counters_owner_;  // the arrays, and the counters
+    nb::object owner_, counters_owner_;  // keep the arrays and the counters alive
 };
 
 // A batch with its tensors. After its construction nothing can run out of memory.
@@ -486,7 +486,7 @@ private:
     RingMemory& memory_;
     uint64_t* checksums_;
     int64_t* journal_;
-    nb::object owner_;  // the arrays
+    nb::object owner_;  // keeps the arrays alive
 };
 
 }  // namespace

@@ -93,7 +93,7 @@ private:
     std::vector<Array> arrays_;  // leaves of the step being written
     bool is_writing_ = false;
     int64_t rows_ = 0;
-    nb::tuple owner_;  // the tensors of the columns
+    nb::tuple owner_;  // keeps the tensors of the columns alive
 };
 
 // Read arrays as columns of at least `items` items. An item of `arrays[i]` has its last `item_ndims[i]` axes.
@@ -161,7 +161,7 @@ private:
 
     std::vector<Column> columns_;
     int64_t items_;
-    nb::object owner_;  // the arrays
+    nb::object owner_;  // keeps the arrays alive
 };
 
 // Whether all objects are contiguous plain arrays in host memory.
@@ -261,7 +261,7 @@ private:
 
     const SequenceIndex& index_;
     SequenceReader reader_;
-    nb::object owner_;  // the index and the arrays
+    nb::object owner_;  // keeps the index and the arrays alive
 };
 
 }  // namespace

@@ -45,7 +45,7 @@ struct ArrayView {
     bool is_writable = true;
     int ndim = 0;
     int64_t shape[kMaxDims];
-    int64_t strides[kMaxDims];  // in elements
+    int64_t strides[kMaxDims];  // counted in elements
 
     template <class T>
     T* as() const {
@@ -126,13 +126,13 @@ inline bool narrow(float* out, const double* in, int64_t count) noexcept {
     float largest = 0;
 #ifdef __SSE2__
     const __m128 positive = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
-    __m128 maxima[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two, to break the dependency chain
+    __m128 maxima[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two maxima, to break the dependency chain
     for (; i + 8 <= count; i += 8)
         for (int half = 0; half < 2; ++half) {
             const double* from = in + i + 4 * half;
             const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(from)), _mm_cvtpd_ps(_mm_loadu_pd(from + 2)));
             _mm_storeu_ps(out + i + 4 * half, four);
-            maxima[half] = _mm_max_ps(_mm_and_ps(four, positive), maxima[half]);  // ignores NaN
+            maxima[half] = _mm_max_ps(_mm_and_ps(four, positive), maxima[half]);  // max_ps ignores NaN in its first operand
         }
     float lanes[4];
     _mm_storeu_ps(lanes, _mm_max_ps(maxima[0], maxima[1]));
@@ -172,8 +172,8 @@ inline void with_size(int64_t bytes, Work work) {
 }
 
 constexpr int64_t kAhead = 24;      // prefetch distance in items
-constexpr int64_t kNear = 1 << 22;  // bytes; arrays up to this size stay in the cache and need no prefetch
-constexpr int64_t kShortRow = 96;   // bytes; longer rows are copied with memcpy
+constexpr int64_t kNear = 1 << 22;  // arrays up to this many bytes stay in the cache and need no prefetch
+constexpr int64_t kShortRow = 96;   // rows of more bytes are copied with memcpy
 
 // Prefetch the first 1024 bytes of an item; the hardware prefetcher continues from there.
 inline void prefetch_item(const char* item, int64_t bytes) noexcept {

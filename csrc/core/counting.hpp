@@ -11,7 +11,7 @@ namespace relive {
 struct CountedLeaf {
     const char* data;
     DataType dtype;
-    int64_t elements;  // per item
+    int64_t elements;  // number of elements per item
 };
 
 // Whether elements of the dtype can be converted to float64.
@@ -37,9 +37,9 @@ class EpisodeCounter {
 public:
     double* open;     // [2 + metrics, envs] return, length and metrics of running episodes
     double* ring;     // [window + 1, 4 + metrics + reasons] finished episodes; the last row is scratch, never read
-    int64_t* counts;  // [2] finished episodes, steps
+    int64_t* counts;  // [2] number of finished episodes, number of steps
     int64_t envs, window;
-    std::vector<int> rewards, metrics, reasons;  // leaf indices
+    std::vector<int> rewards, metrics, reasons;  // indices of the leaves with rewards, metrics and reasons
     int terminated, truncated;
 
     void check(const CountedSteps& steps) const;  // throws if counters would overflow; call before `count`
@@ -53,7 +53,7 @@ private:
 
 class MomentCounter {
 public:
-    double *rows, *mean, *squares;  // [], [elements], [elements]
+    double *rows, *mean, *squares;  // shapes [], [elements], [elements]
     int64_t elements;
     int leaf;
 

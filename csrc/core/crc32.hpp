@@ -15,7 +15,7 @@ constexpr uint32_t kPolynomial = 0xEDB88320u;  // reflected: the bit of x^31 is 
 
 // x^n modulo the polynomial, reflected and shifted by one, for products of reflected factors.
 constexpr int64_t power(int n) {
-    uint32_t remainder = 0x80000000u;  // x^0
+    uint32_t remainder = 0x80000000u;  // the polynomial x^0 = 1
     for (int i = 0; i < n; ++i) remainder = (remainder >> 1) ^ ((remainder & 1) ? kPolynomial : 0);
     return static_cast<int64_t>(remainder) << 1;
 }

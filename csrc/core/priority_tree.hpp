@@ -20,8 +20,8 @@
 namespace relive {
 
 constexpr int kFan = 8;          // float64 entries in a cache line
-constexpr int kMaxLevels = 22;  // 8^21 leaves
-constexpr double kNoLeaf = std::numeric_limits<double>::infinity();  // the smallest positive leaf if no leaf is positive
+constexpr int kMaxLevels = 22;  // enough for 8^21 leaves
+constexpr double kNoLeaf = std::numeric_limits<double>::infinity();  // returned as the smallest positive leaf if no leaf is positive
 
 // The factor of leaves in sums. The normal factor leaves room for 2^64 leaves of any size; the tiny factor is for trees
 // whose sums would otherwise be denormal. The bounds for switching are far apart: a tree near one does not switch back and
@@ -72,7 +72,7 @@ inline double just_below(double x) noexcept {
 // nonzero entry.
 inline int64_t descend(const double* group, double scale, double& point) noexcept {
     double running[kFan + 1];
-    running[0] = 0;  // instead of a branch for the first entry, which cost a third of the time
+    running[0] = 0;  // avoids a branch for the first entry, which took a third of the time
     for (int i = 0; i < kFan; ++i) running[i + 1] = running[i] + group[i] * scale;
     const double end = just_below(running[kFan]);
     const double inside = point < end ? point : end;
@@ -82,7 +82,7 @@ inline int64_t descend(const double* group, double scale, double& point) noexcep
     return passed;
 }
 
-// One number per group of every level except the top, in one piece of the caller's memory.
+// One number per group of every level except the top, contiguous in the caller's memory.
 class TreeLevels {
 public:
     TreeLevels(double* memory, int64_t num_leaves) { size(num_leaves, memory, levels_); }
@@ -98,7 +98,7 @@ public:
         return total;
     }
 
-    double* operator[](int level) const { return levels_[level]; }  // from 1 on
+    double* operator[](int level) const { return levels_[level]; }  // levels start at 1
 
 private:
     double* levels_[kMaxLevels + 1] = {};
@@ -106,7 +106,7 @@ private:
 
 // State of the whole tree, in the caller's memory.
 struct TreeSummary {
-    double root;        // scaled total
+    double root;        // sum of all leaves, scaled
     double scale;       // scale of the sums; 0 in a new tree
     double tiny;        // nonzero if a positive leaf may vanish in normal scale
     double has_minima;  // nonzero if the minima are kept up to date
@@ -173,7 +173,7 @@ public:
     void rebuild() noexcept {
         sum_all(TreeScale::kNormal);
         if (summary_.has_minima != 0) renew_all_minima();
-        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // conservative
+        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // may be set although no leaf vanishes
         rescale();
     }
 
@@ -293,7 +293,7 @@ private:
         if (summary_.scale == TreeScale::kNormal && summary_.tiny != 0 && summary_.root < TreeScale::kTooSmall) {
             sum_all(TreeScale::kTiny);
             if (summary_.root > 0) return;
-            summary_.scale = TreeScale::kNormal;  // all leaves are zero
+            summary_.scale = TreeScale::kNormal;  // the total is zero: all leaves are zero
             summary_.tiny = 0;
         }
     }

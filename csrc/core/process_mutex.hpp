@@ -55,7 +55,7 @@ public:
         cell_->wanted.store(name_, std::memory_order_relaxed);
         int status = EBUSY;
         for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
-            std::this_thread::yield();  // the holder may need this core
+            std::this_thread::yield();  // lets the holder run if it waits for this core
             status = pthread_mutex_trylock(&cell_->mutex);
         }
         if (status == EBUSY) status = sleep();
@@ -69,7 +69,7 @@ public:
         pthread_mutex_unlock(&cell_->mutex);
     }
 
-    // Whether this object held the mutex last and another one is waiting. Call `give_way` before locking then.
+    // Whether this object held the mutex last and another one is waiting: call `give_way` before locking.
     bool owes_a_turn() const {
         return depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == name_;
     }
@@ -81,7 +81,7 @@ public:
         cell_->wanted.store(0, std::memory_order_relaxed);
     }
 
-    // False if a holder died and its data is not repaired yet. Only the holder may call these two.
+    // False if a holder died and its data is not repaired yet. Only the holder may call `is_repaired` and `set_repaired`.
     bool is_repaired() const { return cell_->is_repaired; }
     void set_repaired() { cell_->is_repaired = 1; }
 
@@ -104,7 +104,7 @@ private:
     struct Cell {
         pthread_mutex_t mutex;
         uint8_t is_repaired;
-        std::atomic<uint32_t> last, wanted;  // name of the last holder, and of one waiter; 0: none
+        std::atomic<uint32_t> last, wanted;  // names of the last holder and of one waiting thread; 0: none
     };
     static_assert(sizeof(Cell) <= kBytes && std::atomic<uint32_t>::is_always_lock_free);
 

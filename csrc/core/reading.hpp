@@ -21,18 +21,18 @@ namespace relive {
 // Leaves that are read at the same slots.
 struct ReadGroup {
     enum class Anchor {
-        kRow,    // the sampled row
-        kLast,   // the last of up to n steps from the row on
-        kNext,   // the next observation of the last step
-        kFirst,  // the first step of a packed sequence
-        kSum,    // the discounted sum of the n steps
+        kRow,    // offsets count from the sampled row
+        kLast,   // offsets count from the last of up to n steps, starting with the row
+        kNext,   // offsets count from the next observation of the last step
+        kFirst,  // the leaf is read at the first step of a packed sequence
+        kSum,    // the leaf is the discounted sum over the n steps
     };
     static constexpr int kAnchors = 5;
 
     Anchor anchor;
     bool of_observations;          // offsets count observations: an episode has one more than steps
     bool is_masked;                // the batch has a mask of the offsets inside the episode
-    bool has_offsets;              // otherwise one item per row
+    bool has_offsets;              // several items per row, one per offset; false: one item per row
     std::vector<int64_t> offsets;  // relative to the anchor; empty for packed sequences, which read every step
 };
 
@@ -47,8 +47,8 @@ struct LeafRead {
 struct ReadPlan {
     // Padding of steps that are outside the episode or not stored.
     enum class Layout {
-        kNearest,  // in place, repeating the nearest step
-        kZeros,    // in place, with zeros
+        kNearest,  // each missing step repeats the nearest stored one
+        kZeros,    // each missing step is zero
         kPacked,   // stored steps first, then zeros
     };
     static constexpr int kLayouts = 3;
@@ -61,12 +61,12 @@ struct ReadPlan {
     int64_t n;              // steps per n-step transition; 0: single steps, without sums
     double gamma;
     std::vector<ReadGroup> groups;
-    std::vector<LeafRead> reads;  // in the order of the batch
-    std::vector<double> powers;   // γ^0 to γ^n
+    std::vector<LeafRead> reads;  // leaves in the order of the batch
+    std::vector<double> powers;   // the powers γ^0 to γ^n
     bool needs_extents;           // some slot depends on the extent of the episode
 
     bool is_packed() const { return layout == Layout::kPacked; }
-    int64_t length() const { return before + 1 + after; }  // of a packed sequence
+    int64_t length() const { return before + 1 + after; }  // number of steps of a packed sequence
 
     // Items of a leaf per row.
     int64_t width(const ReadGroup& group) const {
@@ -165,7 +165,7 @@ inline void read_leaf(const Ring& ring, const Leaf& leaf, const char* column, co
     }
 }
 
-constexpr int64_t kMaxSteps = int64_t{1} << 30;  // per window, and windows per batch: the product fits into 64 bits
+constexpr int64_t kMaxSteps = int64_t{1} << 30;  // maximum steps per window, and windows per batch: the product fits into 64 bits
 
 // A batch to read by a plan. The constructor allocates everything that reading needs: nothing later can run out of memory.
 //
@@ -178,7 +178,7 @@ class PlannedBatch {
 public:
     TensorPlans plans;
 
-    // Plan the tensors. Allocate them, fill `rows`, then call `find` and `read`.
+    // Plan the tensors. The caller then allocates them, fills `rows`, and calls `find` and `read`.
     PlannedBatch(const ReadPlan& plan, int64_t count) : plan_(&plan), count_(count) {
         if (count > kMaxSteps * 2) throw OutOfMemory();
         int64_t slots = count * 8;  // upper bound of the slots of all groups
@@ -272,14 +272,14 @@ private:
     // The stored part of an episode around a row, up to the offsets of the plan.
     struct Extent {
         int64_t preceding, following;  // number of steps before and after the row
-        int64_t last, last_slot;       // the last of its n steps: steps after the row, and slot
+        int64_t last, last_slot;       // the last of the n steps: its distance from the row, and its slot
     };
 
     // The slots of a group.
     struct GroupSlots {
         const int64_t* at = nullptr;  // `slots`, or the slots that several groups share
         std::vector<int64_t> slots;
-        std::vector<SlotRun> runs;  // of packed sequences
+        std::vector<SlotRun> runs;  // runs of slots, for packed sequences
         size_t mask = 0;            // index of the mask tensor; 0: none
     };
 
@@ -355,7 +355,8 @@ private:
             const int64_t row = rows_[static_cast<size_t>(i)], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
             const int64_t most = extent.following + (group.of_observations ? 1 : 0), from = row + origin * envs;
             const bool whole = origin + earliest >= -extent.preceding && origin + latest <= most;
-            if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {  // neither padding nor wrapping
+            // All offsets are inside the episode, and their slots do not wrap around the ring.
+            if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {
                 for (int64_t j = 0; j < size; ++j) slot[j] = from + offsets[j] * envs;
                 if (real) std::memset(real, 1, static_cast<size_t>(size));
                 continue;
@@ -403,10 +404,10 @@ private:
     const ReadPlan* plan_;
     int64_t count_;
     std::vector<int64_t> rows_;
-    std::vector<Extent> extents_;     // per row
+    std::vector<Extent> extents_;     // extents of the episodes, one per row
     std::vector<int64_t> steps_;      // slots of packed sequences [B, before + 1 + after]
-    std::vector<GroupSlots> group_slots_;  // per group
-    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // tensor indices
+    std::vector<GroupSlots> group_slots_;  // slots to read, one entry per group
+    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // indices of the tensors of the batch
 };
 
 #ifdef __linux__
@@ -459,7 +460,7 @@ private:
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
         const int64_t next = ring.keeps_next ? flat : ring.after(flat);
-        const bool adjacent = next == flat + 1;  // one request covers both rows
+        const bool adjacent = next == flat + 1;  // one request covers a row and the row after it
         for (const Leaf& leaf : memory_.leaves) {
             for (int64_t frame = leaf.frames.k, at = flat; frame > 1; --frame) {
                 at = ring.before(at);
@@ -475,7 +476,7 @@ private:
     }
 
     const RingMemory& memory_;
-    int64_t faults_ = count_major_faults();  // at the last call
+    int64_t faults_ = count_major_faults();  // number of page faults at the last call
     int batches_left_ = 0;                   // number of batches whose pages are still requested
 };
 

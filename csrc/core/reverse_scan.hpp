@@ -43,10 +43,10 @@ struct Table {
 };
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kWideBytes = 4096;  // bytes per array and row that are scanned at a time, for many columns: carries stay in L1
-constexpr int64_t kFewBytes = 128;    // bytes per array and row for few columns: four registers
+constexpr int64_t kWideBytes = 4096;  // bytes of a row scanned at a time, for many columns: the carries stay in L1
+constexpr int64_t kFewBytes = 128;    // bytes of a row scanned at a time, for few columns: four registers
 
-// Bytes of the history of n-step returns: n returns per column that is scanned at a time.
+// Bytes for the history of n-step returns: n returns for each column of the piece being scanned.
 constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
     return n * (row_bytes < kFewBytes ? kFewBytes : row_bytes < kWideBytes ? row_bytes : kWideBytes);
 }

@@ -158,8 +158,8 @@ struct Ring {
 
     // Draw `count` slots of transitions uniformly with replacement. False if transitions are too rare to find by chance.
     bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
-        constexpr int64_t kRare = 16;  // at most one transition in this many slots
-        int64_t longest = 0;           // rows since the last clear in the longest column
+        constexpr int64_t kRare = 16;  // rare: at most one transition in this many slots
+        int64_t longest = 0;           // largest number of rows since the last clear in any column
         for (int64_t e = 0; e < envs; ++e) longest = std::max(longest, minus(plus(newest(e), 1), floor[e]));
         const bool is_full = longest >= slots;
         const int64_t range = (is_full ? slots : longest) * envs;
@@ -232,10 +232,10 @@ private:
         return resetting[env] ? is_after_end : !(is_after_end && open[env]);
     }
 
-    // What the check of a slot needs to know of its environment.
+    // State of an environment for the check of its slots.
     struct Column {
         int64_t newest_slot;
-        int64_t oldest_age;  // of the first row since the last clear; the newest row has age 0
+        int64_t oldest_age;  // age of the first row since the last clear; the newest row has age 0
         bool is_open;
     };
 
@@ -274,14 +274,14 @@ constexpr int kMaxFrames = 64;
 struct Frames {
     int64_t k = 1;
     int64_t outer = 1;
-    int64_t inner = 0;   // bytes
+    int64_t inner = 0;   // size in bytes
     bool repeat = true;  // pad before an episode's first frame by repeating it; else with zeros
 
     int64_t frame_bytes() const { return outer * inner; }
 
     // Copy frame j out of a stack.
     void take(char* frame, const char* stack, int64_t j) const noexcept {
-        if (inner == 1 && k == 4) spread<1>(frame, 1, stack + j, 4);  // with shuffles
+        if (inner == 1 && k == 4) spread<1>(frame, 1, stack + j, 4);  // vectorised with shuffles
         else spread(frame, inner, stack + j * inner, k * inner);
     }
 
@@ -338,8 +338,8 @@ private:
 struct Leaf {
     char* column;
     DataType dtype;
-    int64_t bytes;  // of one item in the column
-    int ndim;       // of one item as passed by callers, including the frame axis
+    int64_t bytes;  // number of bytes of one item in the column
+    int ndim;       // number of axes of one item as passed by callers, including the frame axis
     int64_t shape[kMaxDims];
     int64_t input_bytes;
     Frames frames;
@@ -375,7 +375,7 @@ struct Leaf {
 // Build the frame stack of a leaf at a slot. `column` is the leaf's own column or its column of next observations.
 inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, int64_t flat, char* stack) noexcept {
     const Frames& frames = leaf.frames;
-    const char* parts[kMaxFrames];  // oldest first
+    const char* parts[kMaxFrames];  // the frames, oldest first
     parts[frames.k - 1] = column + flat * frames.frame_bytes();
     bool started = false;
     for (int64_t j = frames.k - 2; j >= 0; --j) {
@@ -388,7 +388,7 @@ inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, 
 
 // Leaves that may be rewritten after a row was stored, with the checksums and the journal that make this safe.
 struct Rewritable {
-    std::vector<int> leaves;  // ascending, without observations
+    std::vector<int> leaves;  // ascending indices of leaves, never of observations
 
     // Null unless the memory outlives the process.
     uint64_t* checksums = nullptr;  // [slots, envs] of these leaves, which the other checksums of a row exclude
@@ -401,7 +401,7 @@ struct RingMemory {
     std::vector<Leaf> leaves;
     std::vector<int> observed;          // leaf indices of observations, ascending
     std::vector<char*> next_columns;    // columns of next observations; empty unless `ring.keeps_next`
-    int reward, terminated, truncated;  // leaf indices
+    int reward, terminated, truncated;  // leaf indices of the fields with these names
     Rewritable rewritable;
     bool same_step;  // autoreset mode: environments reset in the step that ends an episode
 

@@ -93,7 +93,7 @@ public:
 
     // Whether every floating-point reward is finite.
     bool has_finite_rewards() const {
-        for (int l = memory_.reward; l < memory_.terminated; ++l) {  // one leaf per agent
+        for (int l = memory_.reward; l < memory_.terminated; ++l) {  // the leaves of the reward: one per agent
             const Leaf& leaf = memory_.leaf(l);
             const char* data = inputs_[static_cast<size_t>(l)].data;
             const int64_t elements = leaf.input_elements() * count();
@@ -214,7 +214,7 @@ private:
     bool of_all_envs_ = true;
     std::vector<int64_t> env_index_;
     std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacks
-    mutable std::vector<char> rebuilt_;  // scratch: a stack to compare with
+    mutable std::vector<char> rebuilt_;  // scratch memory for a rebuilt stack
 };
 
 // Suspicious data in a completed write. The values are below every other status of a write.
@@ -223,9 +223,9 @@ enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kL
 // Counts how consecutive steps are connected. The counters belong to one writer and are not stored.
 struct Continuity {
     int64_t followed = 0;   // steps after a step that did not end its episode
-    int64_t cut = 0;        // of `followed`: steps that do not start with the preceding next observation
+    int64_t cut = 0;        // steps among `followed` that do not start with the preceding next observation
     int64_t ended = 0;      // episode ends with a following step
-    int64_t reset = 0;      // of `ended`: ends whose next observation is the reset observation of the following episode
+    int64_t reset = 0;      // ends among `ended` whose next observation is the first one of the following episode
     int64_t restarted = 0;  // steps after a reset that the caller did not announce with a cut
     int64_t infinite = 0;   // writes with an infinite or NaN reward
 
@@ -265,7 +265,7 @@ private:
 
 class RingWriter {
 public:
-    StepBlock block;  // the steps to write: fill it, check it, then write it
+    StepBlock block;  // the steps to write: the caller fills the block, checks it, then calls `write`
     Continuity continuity;
     Touched touched;
     bool keeps_touched = false;
@@ -297,7 +297,7 @@ private:
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
-        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // cut
+        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // the episode was cut, without an end
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }
 

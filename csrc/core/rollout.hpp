@@ -19,8 +19,8 @@ struct Column {
     char* data;
     DataType dtype;
     int64_t items = 1;
-    int64_t bytes;  // per item
-    int ndim;       // per item
+    int64_t bytes;  // number of bytes per item
+    int ndim;       // number of axes per item
     int64_t shape[kMaxDims];
 
     // An item has the last `item_ndim` axes of the array.
@@ -44,7 +44,7 @@ struct ColumnWrite {
     enum Kind { kZeros, kCopy, kFlags, kNarrow } kind;
     char* target;
     const char* source;
-    int64_t bytes;              // of the target
+    int64_t bytes;              // number of bytes to write to the target
     std::vector<char> numbers;  // values read from a Python number or list
 
     // Plan to write an array. Returns false if shape or dtype do not fit.
@@ -69,20 +69,20 @@ struct ColumnWrite {
     }
 };
 
-// How a rollout is split into sequences.
+// The rule that splits a rollout into sequences.
 //
 // The valid steps are listed environment by environment in time order, and a sequence is a run of this list. The list is
 // split after each environment, and with `split` after each episode.
 struct SequenceSpec {
     int64_t length;  // steps of a full sequence; 0: as long as possible
     int64_t stride;  // steps between the starts of full sequences
-    bool split;      // split at episode ends
+    bool split;      // whether sequences end at episode ends
     bool keep_tail;  // add a shorter sequence of the remaining steps
 };
 
 struct Flags {
-    const uint8_t* terminated;  // [steps, envs]
-    const uint8_t* truncated;   // [steps, envs]
+    const uint8_t* terminated;  // [steps, envs] flags
+    const uint8_t* truncated;   // [steps, envs] flags
     const uint8_t* mask;        // [steps, envs] valid steps; null: all
     const uint8_t* starting;    // [envs] whether the first step starts an episode
     int64_t steps, envs;
@@ -100,7 +100,7 @@ struct Sequences {
     std::vector<RowRun> runs;
     int64_t longest = 0;
 
-    // Add the sequences of a run of steps.
+    // Split consecutive steps into sequences and add these.
     void add_run(const int64_t* rows, int64_t steps, const SequenceSpec& spec) {
         if (steps == 0) return;
         const int64_t length = spec.length ? spec.length : steps;
@@ -129,7 +129,7 @@ inline Sequences find_sequences(const Flags& flags, const SequenceSpec& spec) {
     bool* after = sequences.is_first.get() + envs;
     for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
-    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // per valid step of an environment
+    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // whether each valid step of an environment ends an episode
     int64_t* next = sequences.order.get();
     for (int64_t env = 0; env < envs; ++env) {
         int64_t valid = 0;
@@ -220,7 +220,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kStepsAhead = 4;  // prefetch distance; more would evict each other, as steps are a whole row apart
+    static constexpr int64_t kStepsAhead = 4;  // prefetch distance in steps; with more, prefetched lines would evict each other
 
     // Call `visit(run, place, step)` for every sequence: its steps are items place, place + step, … of the output.
     template <class Visit>

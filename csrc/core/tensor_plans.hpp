@@ -56,7 +56,7 @@ public:
     // Plan another tensor and return its index i. Its memory is `data(i)` once the tensors are allocated.
     size_t add(DataType dtype, int ndim, const int64_t* shape) {
         TensorPlan plan{dtype, ndim, {}, dtype.bytes(), false, nullptr};
-        bool is_empty = false;  // the strides of an empty tensor must not overflow either
+        bool is_empty = false;  // axes of length 0 are skipped below: the strides of an empty tensor must not overflow either
         for (int d = 0; d < ndim; ++d) {
             plan.shape[d] = shape[d];
             if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMaxBytes / shape[d])) throw OutOfMemory();

@@ -24,12 +24,12 @@ from relive.inspector import inspect
 from relive.inspector.saved import verify
 from relive.kernels import backend
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """The exit code that shells expect after Ctrl-C: 128 + SIGINT."""
 BROKEN_PIPE = 141
 """The exit code that shells expect if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
 NOT_INSTALLED = 2
-"""The exit code of `relive conformance` without its package."""
+"""The exit code of `relive conformance` if the package relive-conformance is not installed."""
 
 EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage, 130 stopped by Ctrl-C."
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it ends
         return BROKEN_PIPE
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the command relive-conformance with the same arguments.",
         epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
         add_help=False,
-        prefix_chars="\0",  # no argument begins with it: options are passed on, --help among them
+        prefix_chars="\0",  # no argument begins with this character: all options, even --help, are passed on
     )
     command.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
     command.set_defaults(run=_conformance)

@@ -110,7 +110,7 @@ class DistillationBuffer(StateDictMixin):
         trees |= {name: declare_whole(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
         self._allocator = self._memory.own("DistillationBuffer")
-        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
+        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" becomes "cuda:0"
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
@@ -181,12 +181,12 @@ class DistillationBuffer(StateDictMixin):
         """Return the schema of the declared fields and of others, with shapes and dtypes of their first values."""
         refuse_reserved(extra, _RESERVED)
         declared, values = self._schema.trees, {"action": action, **extra}
-        new = {
+        new_trees = {
             name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
             for name, value in values.items()
             if name not in declared
         }
-        return Schema({"obs": declared["obs"], "action": new["action"], **declared, **new})
+        return Schema({"obs": declared["obs"], "action": new_trees["action"], **declared, **new_trees})
 
     def fill(
         self, source: ReplayBuffer | RolloutBuffer, teacher: Callable[[Any], Any] | None = None, *,
@@ -267,7 +267,7 @@ class DistillationBuffer(StateDictMixin):
         return {"capacity": self.capacity, "fields": self._schema.config(), "device": str(self.device)}
 
     def state(self) -> State:
-        """Return everything that changes, except the rows."""
+        """Return the state to save, without the rows."""
         ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
         parts = {"ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}), "random": self._random.state()}
         return State.of_parts(parts)
@@ -424,10 +424,12 @@ class DistillationBuffer(StateDictMixin):
             (self._oldest("sample", positive("recent", rounds)), share("recent", part))
             for rounds, part in recent.items()
         ]
-        rest = 1.0 - sum(part for _, part in windows)
-        if rest < -1e-9:
-            raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest, "Lower them."))
-        return [*windows, (self._oldest("sample", None), rest)]
+        remaining_share = 1.0 - sum(part for _, part in windows)
+        if remaining_share < -1e-9:
+            raise SchemaError(
+                explain("recent", "shares that add up to at most 1", 1.0 - remaining_share, "Lower them.")
+            )
+        return [*windows, (self._oldest("sample", None), remaining_share)]
 
     def _draw(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
         """Draw random rows [count] from the windows."""
@@ -512,7 +514,7 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
             str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
         }
     if value is None:
-        return Field()  # the conversion raises for it
+        return Field()  # converting this value raises later
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(leading_shape) :], kept_dtype(tensor.dtype))
 

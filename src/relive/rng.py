@@ -42,7 +42,7 @@ class Randomness:
         """Cached starts of `slices`."""
 
     def config(self) -> None:
-        """None: the position in a stream does not depend on the seed argument."""
+        """Return None: no setting has to be saved, because `state` contains the position in the stream."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The position in the stream, as values and arrays of a `State`."""
@@ -59,12 +59,15 @@ class Randomness:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved position; if the buffer moved to another device, the device's stream starts anew."""
         node, arrays = saved.values, saved.tensors(_MAX_BYTES)
-        bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-        bits |= {name: node.entry(name).integer(0, most) for name, most in _MAX.items()}
+        bits: Any = {
+            "bit_generator": "PCG64DXSM",
+            "state": {name: _read_big_integer(node.entry(name)) for name in ("state", "inc")},
+        }
+        bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX.items()}
         names = node.entry("devices")
-        listed = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
+        device_names = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
         try:
-            states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(listed)}
+            states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(device_names)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
             self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
@@ -133,7 +136,7 @@ class Randomness:
         return self._devices[device]
 
 
-def _big(node: Node) -> int:
+def _read_big_integer(node: Node) -> int:
     """Read an integer of at most 128 bits in decimal digits."""
     digits = node.value
     is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39

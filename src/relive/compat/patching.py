@@ -28,7 +28,7 @@ class Original:
     modules: tuple[str, ...]
     """Modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
     companion: str | None = None
-    """An original to patch together with this one if it is installed: one inherits from the other's buffers."""
+    """Another original to patch at the same time, if installed: its buffers inherit from these or vice versa."""
 
 
 ORIGINALS = {
@@ -111,10 +111,11 @@ def patch(name: str) -> Patch:
     original = _original("patch", name)
     is_new = name not in _patched
     companions = [original.companion] if original.companion and _exists(original.companion) else []
-    new = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
-    for root, pairs in new.items():
-        _check_version(root, ORIGINALS[root], pairs)  # before binding: a warning may be an error
-    for root, pairs in new.items():  # after all imports, which must see the original classes
+    new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
+    for root, pairs in new_replacements.items():
+        _check_version(root, ORIGINALS[root], pairs)  # first: its warning may be configured to raise
+    # Rebind after all imports: imported modules must see the original classes.
+    for root, pairs in new_replacements.items():
         _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
     return Patch(name, is_new)
@@ -124,8 +125,8 @@ def unpatch(name: str) -> None:
     """Bind the names of an original's buffers to its own classes again; without an active patch, do nothing."""
     _original("unpatch", name)
     _patched.discard(name)
-    needed = {each for still in _patched for each in (still, ORIGINALS[still].companion)}
-    for each in _rebindings.keys() - needed:
+    active_roots = {each for still in _patched for each in (still, ORIGINALS[still].companion)}
+    for each in _rebindings.keys() - active_roots:
         _undo(each, _rebindings.pop(each))
 
 
@@ -169,7 +170,7 @@ def replacements(root: str) -> Iterator[tuple[str, Any, Any]]:
     original = ORIGINALS[root]
     paths = [path for path in original.modules if _exists(f"{root}.{path}")]
     if not paths:
-        importlib.import_module(root)  # raises if it is not installed
+        importlib.import_module(root)  # raises if the original is not installed
         expected = f"one of its modules {', '.join(original.modules)}"
         raise ImportError(explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested[-1]}."))
     # Our modules first: they may inherit from the original classes.
@@ -192,15 +193,19 @@ def _exists(module: str) -> bool:
 def _check_version(root: str, original: Original, pairs: Sequence[tuple[str, Any, Any]]) -> None:
     """Warn about an untested version, and list its arguments that ours lack."""
     try:
-        installed = version(original.distribution)
+        installed_version = version(original.distribution)
     except PackageNotFoundError:
-        installed = "no version"
-    if ".".join(installed.split(".")[:2]) in original.tested:
+        installed_version = "no version"
+    if ".".join(installed_version.split(".")[:2]) in original.tested:
         return
-    lacking = [each for pair in pairs for each in differences(*pair)]
-    remedy = f"These differ from ours: {'; '.join(lacking)}." if lacking else "Its arguments are those of ours."
+    missing_arguments = [each for pair in pairs for each in differences(*pair)]
+    remedy = (
+        f"These differ from ours: {'; '.join(missing_arguments)}."
+        if missing_arguments
+        else "Its arguments are those of ours."
+    )
     expected = f"{original.distribution} {' or '.join(original.tested)}, which was tested"
-    warnings.warn(explain(f"patch({root!r})", expected, installed, remedy), stacklevel=4)
+    warnings.warn(explain(f"patch({root!r})", expected, installed_version, remedy), stacklevel=4)
 
 
 def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
@@ -220,8 +225,8 @@ def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
 
 def _other_arguments(theirs: Any, ours: Any) -> str | None:
     """The original's arguments in brackets, if ours does not accept them in the same order; else None."""
-    expected, own = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
-    if any(each.kind is each.VAR_POSITIONAL for each in own):
+    expected, our_parameters = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
+    if any(each.kind is each.VAR_POSITIONAL for each in our_parameters):
         return None
-    names, mine = ([p.name for p in each if p.name != "self"] for each in (expected, own))
-    return None if mine[: len(names)] == names else f"({', '.join(names)})"
+    names, our_names = ([p.name for p in each if p.name != "self"] for each in (expected, our_parameters))
+    return None if our_names[: len(names)] == names else f"({', '.join(names)})"

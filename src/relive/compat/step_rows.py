@@ -142,15 +142,15 @@ class StepRows:
             self.scores = {}
 
     def _write(self, values: Sequence[Any]) -> None:
-        if self._writer.have_moved():  # after share_memory_() of a tensor
+        if self._writer.have_moved():  # share_memory_() of a tensor moves its memory
             self._bind()
-        given, last = list(values), -1
-        misfit = self._writer.write(self._step, tuple(given), None)
-        while misfit > last:  # the leaves before it fit
-            given[misfit] = self._fit(misfit, given[misfit])
-            misfit, last = self._writer.write(self._step, tuple(given), None), misfit
+        step_values, last = list(values), -1
+        misfit = self._writer.write(self._step, tuple(step_values), None)
+        while misfit > last:  # a later leaf each time: all leaves before `misfit` fit
+            step_values[misfit] = self._fit(misfit, step_values[misfit])
+            misfit, last = self._writer.write(self._step, tuple(step_values), None), misfit
         if misfit >= 0:
-            self._write_some(tuple(range(len(given))), given)
+            self._write_some(tuple(range(len(step_values))), step_values)
 
     def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
         """Write the values of the leaves `places` into the row of the next step."""
@@ -186,8 +186,8 @@ class StepRows:
 
     def _complete(self, values: Sequence[Any]) -> None:
         """Write the values of a step that were not staged."""
-        again = [i for i in self._staged if values[i] is not None]
-        self._refuse_second(again, "It is staged already: leave it out.")
+        repeated = [i for i in self._staged if values[i] is not None]
+        self._refuse_second(repeated, "It is staged already: leave it out.")
         self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged), values)
         self._staged.clear()
 
@@ -209,8 +209,8 @@ class StepRows:
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
             both = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
-            missing = self.num_steps - steps
-            return [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x for x in both]
+            num_missing = self.num_steps - steps
+            return [torch.cat([x, x.new_zeros(num_missing, *x.shape[1:])]) if num_missing else x for x in both]
 
         if is_tree(rewards):
             by_agent = {

@@ -41,7 +41,7 @@ def memory_views(*names: str) -> tuple[Any, ...]:
     return tuple(map(MemoryView, names))
 
 
-class WrittenDict(dict[str, Any]):
+class WriteThroughDict(dict[str, Any]):
     """Base class of dicts of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
 
     def update(self, *others: Any, **named: Any) -> None:
@@ -49,8 +49,8 @@ class WrittenDict(dict[str, Any]):
         for key, value in dict(*others, **named).items():
             self[key] = value
 
-    def __ior__(self, others: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.update(others)
+    def __ior__(self, items: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.update(items)
         return self
 
     def __reduce__(self) -> Any:
@@ -89,7 +89,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to each leaf of a tree, and to the leaves of other trees at the same keys; returns dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    if not others:  # the fast path of `add`
+    if not others:  # a single tree: fast path, used by `add`
         return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 

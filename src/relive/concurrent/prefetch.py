@@ -39,7 +39,7 @@ def prefetch(
 
     A separate thread samples the batches in the order of `sample`: with a seed, and if nothing is added meanwhile, they
     are the same. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is raised
-    in its turn; the next batch is then tried again.
+    in place of its batch; the following call tries again.
 
     Args:
         replay: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
@@ -91,7 +91,7 @@ class _BatchQueue:
         self._permits.put(None)
         batch = None if self.is_closed else self._ready.get()
         if batch is None:
-            self._ready.put(None)  # wakes the next waiting thread
+            self._ready.put(None)  # wakes the next thread that waits in `get`
             raise StopIteration
         if isinstance(batch, BaseException):
             raise batch
@@ -110,7 +110,7 @@ class _BatchQueue:
             try:
                 with stream:
                     batch = self._source.sample(self._batch_size, self._view, device=self._device)
-            except BaseException as error:  # raised in the thread that takes it
+            except BaseException as error:  # raised in the thread that takes the next batch
                 with self._lock:
                     self._worker = None
                     self._ready.put(error)

@@ -41,11 +41,11 @@ def handle_of(replay: ReplayBuffer) -> Handle:
         remedy = "Make the buffer with device=rl.Memory.shared()."
         raise SchemaError(explain("handle", "a buffer in shared memory", f"a buffer on {replay.device}", remedy))
     trees = dict(replay._schema.trees)
-    named = {name: trees.pop(name) for name in ("obs", "action", "reward")}
+    standard_fields = {name: trees.pop(name) for name in ("obs", "action", "reward")}
     for name in ("terminated", "truncated"):
         del trees[name]
     settings = {
-        **named,
+        **standard_fields,
         "capacity": replay.capacity,
         "num_envs": replay.num_envs,
         "extra": trees,

@@ -158,10 +158,10 @@ class RateLimit:
                 reason = self.waits_for(kind, rows)
                 if reason is None:
                     return self._call_and_count(kind, rows, call)
-            waited = time.monotonic() - start
-            if self.timeout is not None and waited >= self.timeout:
-                raise TimeoutError(f"{kind}: waited {waited:.3g} s. {reason}")
-            time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited))
+            waited_seconds = time.monotonic() - start
+            if self.timeout is not None and waited_seconds >= self.timeout:
+                raise TimeoutError(f"{kind}: waited {waited_seconds:.3g} s. {reason}")
+            time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited_seconds))
             pause = min(2 * pause, _PAUSES[1])
 
     def _call_and_count(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
@@ -180,16 +180,16 @@ class RateLimit:
 
     def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
         """Return the reason, a sentence, for which a call of `rows` rows would wait now; None if it would not wait."""
-        stored = len(self.replay)
-        if kind == "sample" and stored < self.min_size:
-            return f"Sampling begins with {self.min_size} stored transitions, and there are {stored}: add more."
+        num_stored = len(self.replay)
+        if kind == "sample" and num_stored < self.min_size:
+            return f"Sampling begins with {self.min_size} stored transitions, and there are {num_stored}: add more."
         ahead = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
         counts = (
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
         if kind == "insert" and ahead + self.samples_per_insert * rows > self.tolerance:
             # Until sampling may begin, inserts need not wait.
-            return None if stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
+            return None if num_stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
         if kind == "sample" and ahead - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."
         return None

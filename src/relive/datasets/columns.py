@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 21
 _FLAG_ROWS_PER_READ = 1 << 16
 """The number of rows per read when only flags are read, to count ends of episodes."""
 _COPIES_PER_STEP = 8
-"""Copies of a step in memory: two new rows, two rows of overlap, the four joined, and fields."""
+"""Number of copies of a step in memory: two rows read, two rows of overlap, their concatenation, and fields."""
 
 
 class ColumnSpec(NamedTuple):
@@ -191,13 +191,17 @@ class ColumnPlan:
 
     def _require_memory(self) -> None:
         nbytes = self._source.nbytes
-        free, most = available_bytes() or 1 << 62, decode_budget(nbytes)
+        free_bytes, max_bytes = available_bytes() or 1 << 62, decode_budget(nbytes)
         largest = max(self.paths, key=self._row_bytes)
-        needed = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
-        if needed > min(free, most):
-            limit = f"{most:,} bytes for a file of {nbytes:,}" if most < free else f"{free:,} bytes, the free memory"
+        needed_bytes = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
+        if needed_bytes > min(free_bytes, max_bytes):
+            limit = (
+                f"{max_bytes:,} bytes for a file of {nbytes:,}"
+                if max_bytes < free_bytes
+                else f"{free_bytes:,} bytes, the free memory"
+            )
             where = f"{self._source.name}: {largest}"
-            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed:,} bytes")
+            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed_bytes:,} bytes")
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values [K, …] by column to nested dicts of fields."""
@@ -238,11 +242,8 @@ class ColumnPlan:
                 numbers = self._encode[column](text)
                 try:
                     encodings[text] = np.asarray(numbers)
-                except (
-                    ValueError,
-                    TypeError,
-                    RuntimeError,
-                ) as error:  # ragged lists; tensors on a GPU or with gradients
+                # Raised for ragged lists, and for tensors on a GPU or with gradients.
+                except (ValueError, TypeError, RuntimeError) as error:
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encodings[text] for text in texts]
         dtypes, shapes = {row.dtype for row in rows}, {row.shape for row in rows}
@@ -262,8 +263,8 @@ class ColumnPlan:
         separator = self._source.separator
         for name, field in user_columns.items():
             if column == name or column.startswith(f"{name}{separator}"):
-                rest = column[len(name) + 1 :].split(separator) if column != name else []
-                return None if field is None else (*field.split("."), *rest)
+                parts = column[len(name) + 1 :].split(separator) if column != name else []
+                return None if field is None else (*field.split("."), *parts)
         path = (column,) if column in declared else self._source.default_path(column)
         return (column,) if path is None and column in self._encode else path
 

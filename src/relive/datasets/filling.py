@@ -131,11 +131,11 @@ def declared_fields(buffer: Any) -> Mapping[str, Tree]:
 
 def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
     """Return the extra fields of a buffer; raises if the buffer cannot be filled."""
-    own = _OWN_FIELDS.get(type(buffer))
-    if own is None:
+    own_fields = _OWN_FIELDS.get(type(buffer))
+    if own_fields is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
         raise SchemaError(explain(name, "a buffer", type(buffer).__name__, remedy))
-    return {field: tree for field, tree in declared_fields(buffer).items() if field not in own}
+    return {field: tree for field, tree in declared_fields(buffer).items() if field not in own_fields}
 
 
 def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, final_obs: FinalObs = "repeat") -> Any:
@@ -163,15 +163,15 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
         elif steps > room:
             blocks = _collect(name, blocks, room)
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
-    stored = write(name, buffer, blocks)
+    num_stored = write(name, buffer, blocks)
     if left_out and final_obs is None:
         lost = f"{len(left_out)} last step{'s' if len(left_out) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
         warn_user(explain(name, "a next observation for every step", lost, remedy))
     steps -= len(left_out)
-    if stored < steps:
+    if num_stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
-        warn_user(_too_small(name, steps, stored, remedy))
+        warn_user(_too_small(name, steps, num_stored, remedy))
     return buffer
 
 
@@ -187,14 +187,14 @@ def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> I
 
 def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
     """Read all blocks into a list; raises if they have more than `room` steps."""
-    fitting: list[EpisodeBlock] = []
+    fitting_blocks: list[EpisodeBlock] = []
     steps = 0
     for block in blocks:
         steps += len(block)
         if steps <= room:
-            fitting.append(block)
+            fitting_blocks.append(block)
     _require_room(name, steps, room)
-    return fitting
+    return fitting_blocks
 
 
 def _require_room(name: str, steps: int, room: int) -> None:
@@ -203,8 +203,8 @@ def _require_room(name: str, steps: int, room: int) -> None:
 
 
 def _too_small(name: str, steps: int, room: int, remedy: str) -> str:
-    lost = f"{steps - room} step{'s' if steps - room > 1 else ''} did not fit: {remedy}"
-    return explain(name, f"room for {steps} steps", f"room for {room}", lost)
+    message = f"{steps - room} step{'s' if steps - room > 1 else ''} did not fit: {remedy}"
+    return explain(name, f"room for {steps} steps", f"room for {room}", message)
 
 
 def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) -> int:
@@ -226,7 +226,7 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
                 replay.cut(env_ids())
                 env = None
     finally:
-        if env is not None:  # reading failed inside an episode
+        if env is not None:  # reading failed inside an episode: end the episode
             replay.cut(env_ids())
     if int((replay.storage.heads - before).max()) <= replay.capacity // len(steps):
         return sum(steps)  # nothing was overwritten: no need for the ids of all rows
@@ -282,7 +282,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     _require_absent(name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # a new folder, which no other process uses
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # unique to this process
         unfinished = Path(folder) / path.name
         yield unfinished
         try:
@@ -292,7 +292,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
                 os.link(unfinished, path)  # a rename would replace a file that appeared at `path` meanwhile
         except OSError:
             _require_absent(name, path)
-            unfinished.rename(path)  # the file system has no hard links
+            unfinished.rename(path)  # for file systems without hard links
 
 
 def _require_absent(name: str, path: Path) -> None:

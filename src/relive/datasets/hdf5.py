@@ -86,7 +86,7 @@ def from_hdf5(
     if time_limit is not None:
         positive("time_limit", time_limit)
     arrays = require_self_contained(Path(path))
-    # HDF5 has a cache of decoded chunks per open array, so that the arrays share the budget.
+    # HDF5 caches decoded chunks per open array: all arrays share the memory budget.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
             source = _d4rl_source(file, time_limit)
@@ -147,17 +147,17 @@ class _Hdf5Source(RowSource):
         self._parts, self._ends, self._fields, self._hidden_columns = parts, ends, fields, hidden
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
-        first, *others = self._parts
+        first, *other_parts = self._parts
         specs = {column: _spec(array) for column, array in first.arrays.items()}
         left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
         forms = _column_forms(first, left_out)
-        for part in others:
-            own = _column_forms(part, left_out)
-            for column in (*forms, *own):
-                if own.get(column) != forms.get(column):
+        for part in other_parts:
+            part_forms = _column_forms(part, left_out)
+            for column in (*forms, *part_forms):
+                if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
-                    got = own.get(column, "no array")
-                    raise SchemaError(explain(f"{_where(part.group)}/{column}", expected, got, "Repair the file."))
+                    got = part_forms.get(column, "no array")
+                    raise SchemaError(explain(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file."))
         specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
         has_obs = any(self.default_path(column)[0] == "obs" for column in specs)
         if not has_obs and not any((field or "").startswith("obs") for field in user_columns.values()):
@@ -175,10 +175,10 @@ class _Hdf5Source(RowSource):
     def next_columns(self, obs: list[str]) -> dict[str, str]:
         group, arrays, _ = self._parts[0]
         nexts = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
-        missing = [column for column in obs if column not in nexts]
-        if nexts and missing:
-            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing[0]!r}: None}}."
-            raise SchemaError(explain(_where(group), f"the array 'next_{missing[0]}'", got, remedy))
+        missing_columns = [column for column in obs if column not in nexts]
+        if nexts and missing_columns:
+            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
+            raise SchemaError(explain(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy))
         return nexts
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
@@ -202,10 +202,10 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
         actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise SchemaError(explain(_where(group[name]), "the array 'actions'", got, remedy))
+            raise SchemaError(explain(_item_name(group[name]), "the array 'actions'", got, remedy))
         parts.append(_ArrayGroup(group[name], arrays, _num_rows(actions)))
     if not parts:
-        raise SchemaError(explain(_where(group), "at least 1 demonstration", 0, "Pass a file with steps."))
+        raise SchemaError(explain(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps."))
     return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC, ("next_obs",))
 
 
@@ -248,7 +248,7 @@ def _arrays_in(group: Any) -> dict[str, Any]:
     return arrays
 
 
-def _where(item: Any) -> str:
+def _item_name(item: Any) -> str:
     """Return the file name and the path of a group or array, for error messages."""
     name = Path(item.file.filename).name
     return f"{name}: {item.name[1:]}" if item.name != "/" else name
@@ -257,10 +257,12 @@ def _where(item: Any) -> str:
 def _num_rows(array: Any) -> int:
     """Return the length of an array; raises if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
-        raise SchemaError(explain(_where(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps."))
+        raise SchemaError(
+            explain(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
+        )
     nbytes = Path(array.file.filename).stat().st_size
     if array.shape[0] > decode_budget(nbytes) // 16:
-        raise damage(_where(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
+        raise damage(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
 
 
@@ -283,7 +285,7 @@ def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
 def _require_rows(array: Any, rows: int) -> None:
     if (array.shape or ())[:1] != (rows,):  # an array without a shape has None
         remedy = "Leave it out with columns=, or repair the file."
-        raise SchemaError(explain(_where(array), f"{rows} rows", f"shape {array.shape}", remedy))
+        raise SchemaError(explain(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy))
 
 
 def _flags(array: Any, rows: int) -> np.ndarray:
@@ -292,10 +294,10 @@ def _flags(array: Any, rows: int) -> np.ndarray:
     flags = np.zeros(rows, bool)
     for start in range(0, rows, _FLAG_ROWS_PER_READ):
         stop = min(start + _FLAG_ROWS_PER_READ, rows)
-        part = np.asarray(_read(_where(array), array, start, stop)).reshape(stop - start, -1)
+        part = np.asarray(_read(_item_name(array), array, start, stop)).reshape(stop - start, -1)
         if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
             got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
-            raise SchemaError(explain(_where(array), "a 0 or 1 per step", got, remedy))
+            raise SchemaError(explain(_item_name(array), "a 0 or 1 per step", got, remedy))
         flags[start:stop] = part[:, 0]
     return flags
 
@@ -348,8 +350,8 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
         del file[_CUTS]
 
 
-def _create(group: Any, column: str, rows: np.ndarray, **form: Any) -> None:
-    dataset = group.create_dataset(column, data=rows, **form)
+def _create(group: Any, column: str, rows: np.ndarray, **options: Any) -> None:
+    dataset = group.create_dataset(column, data=rows, **options)
     if column.split("/", maxsplit=1)[0] == "rewards" and rows.shape[1:] == (1,):
         dataset.attrs[_VECTOR] = True
 
@@ -373,7 +375,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
     import h5py  # noqa: PLC0415 (an extra)
 
     with wrap_errors(str(path), "an HDF5 file that can be read"), h5py.File(path, "r", rdcc_nbytes=0) as file:
-        nbytes, stored, arrays = path.stat().st_size, 0, 0
+        nbytes, stored_bytes, arrays = path.stat().st_size, 0, 0
         group_bytes: Counter[str] = Counter()
         for name, item in _objects(h5py, file, path):
             where = f"{path.name}: {name}"
@@ -386,9 +388,9 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
                 group_bytes[name.split("/")[1]] += math.prod(item.shape or ()) * item.dtype.itemsize
                 if is_read_in_groups and group_bytes[name.split("/")[1]] > decode_budget(nbytes):
                     raise damage(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
-                stored += item.id.get_storage_size()
-                if stored > nbytes:
-                    raise damage(where, f"bytes of its own, in a file of {nbytes:,}", f"{stored:,} in all arrays")
+                stored_bytes += item.id.get_storage_size()
+                if stored_bytes > nbytes:
+                    raise damage(where, f"bytes of its own, in a file of {nbytes:,}", f"{stored_bytes:,} in all arrays")
     return arrays
 
 
@@ -400,7 +402,7 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
         return info.fileno, info.addr
 
     groups: list[tuple[str, Any, int]] = [("", file, 0)]
-    seen = {address(file)}
+    addresses = {address(file)}
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
@@ -414,9 +416,9 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
                 raise damage(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
             place = address(item)
-            if place in seen or depth == _MAX_DEPTH:
+            if place in addresses or depth == _MAX_DEPTH:
                 raise damage(where, "a tree of objects", "an object met twice, or groups nested too deeply")
-            seen.add(place)
+            addresses.add(place)
             yield name, item
             if isinstance(item, h5py.Group):
                 groups.append((name, item, depth + 1))
@@ -486,10 +488,10 @@ def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -
     is_list = item is not None and not np.dtype(item).hasobject
     if h5py.check_string_dtype(dataset.dtype) is None and not is_list:
         raise damage(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
-    total, at_once = 0, 8 + (8 << 20) // file_bytes
-    rows = max(1, at_once // max(1, math.prod(dataset.shape[1:])))
-    if math.prod(dataset.shape[1:]) > at_once:
-        raise damage(where, f"at most {at_once} texts per row", dataset.shape)
+    total, texts_per_read = 0, 8 + (8 << 20) // file_bytes
+    rows = max(1, texts_per_read // max(1, math.prod(dataset.shape[1:])))
+    if math.prod(dataset.shape[1:]) > texts_per_read:
+        raise damage(where, f"at most {texts_per_read} texts per row", dataset.shape)
     for start in range(0, dataset.shape[0], rows):
         total += sum(getattr(entry, "nbytes", None) or len(entry) for entry in dataset[start : start + rows].ravel())
         if total > file_bytes:

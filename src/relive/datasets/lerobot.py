@@ -56,9 +56,9 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
     with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
         file = parquet.ParquetFile(body)
         column_names = file.schema_arrow.names
-        missing = [name for name in names if name not in column_names]
-        if missing:
-            raise damage(where, f"the column {missing[0]!r}", ", ".join(column_names))
+        missing_columns = [name for name in names if name not in column_names]
+        if missing_columns:
+            raise damage(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
@@ -69,22 +69,24 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
 
 def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
     """Return the maximum bytes of one value of a column; raises if the pages or lists of the column are too long."""
-    about, longest = file.schema.column(column), 1
+    column_info, longest = file.schema.column(column), 1
     for number in range(file.metadata.num_row_groups):
         chunk = file.metadata.row_group(number).column(column)
         pages = list(_pages(body, chunk))
         largest = max((page.nbytes for page in pages), default=0)
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise damage(f"{where}: {about.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
-        longest = max(longest, _BYTES_PER_NUMBER.get(about.physical_type, largest))
+            raise damage(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+        longest = max(longest, _BYTES_PER_NUMBER.get(column_info.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
-        for needed, most in (
+        for needed_bytes, limit in (
             (largest, decode_budget(nbytes) // 2),
-            (longest * values if about.max_repetition_level else 0, memory_budget(nbytes)),
+            (longest * values if column_info.max_repetition_level else 0, memory_budget(nbytes)),
         ):
-            if needed > most:
-                raise damage(f"{where}: {about.path}", f"pages and lists of at most {most:,} bytes", f"{needed:,}")
+            if needed_bytes > limit:
+                raise damage(
+                    f"{where}: {column_info.path}", f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}"
+                )
     return longest
 
 
@@ -130,14 +132,14 @@ class _Thrift:
         return fields, self._at
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # true, false: the kind is the value
+        if kind in (1, 2):  # booleans: the kind is the value
             return kind == 1
         if kind == 3:
             return self._byte()
         if kind in (4, 5, 6):
             return self._number()
         if kind in (7, 8):  # a float64, or bytes after their length: skipped
-            length = 8 if kind == 7 else self._unsigned()
+            length = 8 if kind == 7 else self._read_varint()
             self._at += length
             return None
         if kind == 12:
@@ -148,7 +150,7 @@ class _Thrift:
         self._at += 1
         return self._body[self._at - 1]
 
-    def _unsigned(self) -> int:
+    def _read_varint(self) -> int:
         number = shift = 0
         while True:
             byte = self._byte()
@@ -158,7 +160,7 @@ class _Thrift:
                 return number
 
     def _number(self) -> int:
-        number = self._unsigned()
+        number = self._read_varint()
         return number >> 1 ^ -(number & 1)
 
 
@@ -168,7 +170,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
     """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
     pillow = import_extra("PIL.Image", "lerobot", "Pillow")
-    if body is None:  # LeRobot would open the path that is stored beside the bytes
+    if body is None:  # LeRobot would open the file at the path stored with the image
         raise damage(where, "the bytes of an image", "a path to a file outside")
     with (
         wrap_errors(where, "a PNG or JPEG"),
@@ -249,10 +251,14 @@ def file_inside(root: Path, name: str) -> Path:
     return path
 
 
-def _feature(where: str, about: Any) -> Feature:
-    if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
-        raise damage(where, "a feature with a dtype", reprlib.repr(about))
-    kind, shape, names = about["dtype"], parse_sizes(f"{where}: shape", about.get("shape"), 1), about.get("names")
+def _feature(where: str, description: Any) -> Feature:
+    if not isinstance(description, dict) or not isinstance(description.get("dtype"), str):
+        raise damage(where, "a feature with a dtype", reprlib.repr(description))
+    kind, shape, names = (
+        description["dtype"],
+        parse_sizes(f"{where}: shape", description.get("shape"), 1),
+        description.get("names"),
+    )
     if kind in ("image", "video"):
         if len(shape) != 3:
             raise damage(f"{where}: shape", "height, width and channels", shape)
@@ -278,8 +284,8 @@ class _DatasetSource(RowSource):
             file_inside(root, "meta/info.json").open("rb") as file,
         ):
             body = file.read(MAX_JSON_BYTES + 1)
-        about = parse_json(where, body)
-        version, features, fps = (about.get(key) for key in ("codebase_version", "features", "fps"))
+        metadata = parse_json(where, body)
+        version, features, fps = (metadata.get(key) for key in ("codebase_version", "features", "fps"))
         if not isinstance(version, str) or not version.startswith("v3."):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
             raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
@@ -318,10 +324,10 @@ class _DatasetSource(RowSource):
             remedy = "Download the whole dataset."
             raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
         videos = {name for name in columns if name != "task" and self._features[name].kind == "video"}
-        stored = {*columns, "episode_index"} - videos - {"task"}
-        stored |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
+        stored_columns = {*columns, "episode_index"} - videos - {"task"}
+        stored_columns |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
         for file in files:
-            for rows in self._table_rows(file, sorted(stored), count):
+            for rows in self._table_rows(file, sorted(stored_columns), count):
                 if "task" in columns:
                     rows["task"] = self._task_texts(rows["task_index"])
                 for name in videos:
@@ -362,12 +368,12 @@ class _DatasetSource(RowSource):
 
     def _entries(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a small parquet file; raises if they exceed the memory budget of the dataset."""
-        where, most, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        where, max_bytes, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
         for batch in read_batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
             total += batch.nbytes + _ROW_BYTES * batch.num_rows
-            if total > most:
-                raise damage(where, f"rows of at most {most:,} bytes", "more")
+            if total > max_bytes:
+                raise damage(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
     def _task_texts(self, indices: np.ndarray) -> list[str]:
@@ -428,7 +434,8 @@ class _DatasetSource(RowSource):
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
-    count, flat = len(values), getattr(values, "storage", values)  # the storage of an extension type
+    # An Arrow extension type wraps its values in `storage`.
+    count, flat = len(values), getattr(values, "storage", values)
     while True:
         if flat.null_count:
             raise damage(where, "a value in every row", "rows without a value")
@@ -577,7 +584,7 @@ class _FeatureStats:
 
 _MAX_FILE_BYTES = 100_000_000
 _MAX_GROUP_VALUES = 1 << 22
-"""The maximum numbers of a column per row group, which bounds the length of its lists for a reader."""
+"""Maximum count of numbers per column of a row group; it bounds the lists that a reader has to hold."""
 _FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
 
 _PANDAS = {
@@ -713,8 +720,8 @@ class _ParquetWriter:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
-        most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
-        self._writer.write_table(table, max(1, _MAX_GROUP_VALUES // most))
+        max_values = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
+        self._writer.write_table(table, max(1, _MAX_GROUP_VALUES // max_values))
         self.nbytes += table.nbytes
 
     def close(self) -> None:

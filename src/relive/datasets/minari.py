@@ -77,10 +77,10 @@ def _require_spaces(folder: Path) -> None:
         if isinstance(metadata.get(name), str):
             with wrap_errors(f"{where}: {name}", "a space"):
                 _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
-    missing = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
-    if missing:
+    missing_spaces = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
+    if missing_spaces:
         remedy = "Its environment would be made: if you trust it, pass minari.MinariDataset(path) instead of the path."
-        raise SchemaError(explain(where, f"the key {missing[0]!r}", "no such key", remedy))
+        raise SchemaError(explain(where, f"the key {missing_spaces[0]!r}", "no such key", remedy))
 
 
 def _require_small_space(where: str, space: Any) -> None:
@@ -240,8 +240,8 @@ def _make_buffer(
     rows = dataset.total_steps + dataset.total_episodes  # the final observation of an episode takes a row too
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in leaves_of((), tree)]
-    stored = sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
-    require_similar_size("from_minari", rows, sum(leaf[:1].nbytes for leaf in leaves), stored)
+    stored_bytes = sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
+    require_similar_size("from_minari", rows, sum(leaf[:1].nbytes for leaf in leaves), stored_bytes)
     return ReplayBuffer(
         rows,
         dataset.observation_space,

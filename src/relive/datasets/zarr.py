@@ -285,11 +285,13 @@ class ZarrArray:
         self._nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
         if math.prod(self._grid) > _MAX_CHUNKS + 64 * len(store.sizes):
             raise damage(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
-        needed = self._nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
+        needed_bytes = self._nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
         max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
-        if needed > max_bytes:
+        if needed_bytes > max_bytes:
             raise damage(
-                self.where, f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}"
+                self.where,
+                f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}",
+                f"{needed_bytes:,}",
             )
 
     @property
@@ -392,8 +394,8 @@ def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
     return ArraySpec(shape, dtype, chunks, _fill(where, metadata.get("fill_value"), dtype), "C", codec, key)
 
 
-def _dtype(where: str, name: Any, known: re.Pattern[str]) -> np.dtype:
-    if not isinstance(name, str) or not known.fullmatch(name):
+def _dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
+    if not isinstance(name, str) or not pattern.fullmatch(name):
         raise damage(where, "a dtype of numbers", reprlib.repr(name))
     return np.dtype(name)
 
@@ -622,9 +624,9 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
 
 def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
     """Return the array name of each leaf: short if it is unique, otherwise the whole path."""
-    short = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
-    used = Counter(short.values())
-    return {parts: name if used[name] == 1 else ".".join(parts) for parts, name in short.items()}
+    short_names = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
+    name_counts = Counter(short_names.values())
+    return {parts: name if name_counts[name] == 1 else ".".join(parts) for parts, name in short_names.items()}
 
 
 class _ArrayWriter:

@@ -69,12 +69,12 @@ def find_actor(service: str, shard: int) -> Any:
 
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise unless a service has this version of relive and the arguments that its client expects."""
-    own = {"relive": relive.__version__, **to_plain(expected)}
-    differs = difference(own, {key: description.get(key) for key in own})
-    if differs:
+    own_settings = {"relive": relive.__version__, **to_plain(expected)}
+    difference_text = difference(own_settings, {key: description.get(key) for key in own_settings})
+    if difference_text:
         settings = "the settings of the client (client against service)"
         remedy = "Connect with the settings of the service, and with its version of relive."
-        raise IncompatibleService(explain(f"service {service!r}", settings, differs, remedy))
+        raise IncompatibleService(explain(f"service {service!r}", settings, difference_text, remedy))
 
 
 _PAUSE = 0.1
@@ -155,7 +155,7 @@ class Calls:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            with suppress(ShardUnavailable):  # the process has ended
+            with suppress(ShardUnavailable):  # raised once the process has ended
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
                     time.sleep(_PAUSE)
@@ -196,7 +196,7 @@ class ClientReader:
         self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # for example while a large shard is being saved
+            if not is_locked:  # the shard holds the lock for long, for example to save many rows
                 raise self._calls.late(shard)
             return getattr(reader, verb)(*arguments)
 
@@ -268,9 +268,9 @@ class Stream:
         self._unsaved_pushes: deque[Push] = deque()
         """Blocks that the shard has confirmed, but that no checkpoint contains."""
         self._sent_pushes: list[Push] = []
-        """Blocks of the call under way."""
+        """Blocks that were sent with the current, unanswered call."""
         self._waiting_pushes: list[Push] = []
-        """Blocks for the next call."""
+        """Blocks to send with the next call."""
         self._answer: Any = None
         """Ray's reference to the answer of the call under way."""
         self._asked_at = 0.0
@@ -404,11 +404,11 @@ class Sender:
                 parts = [leaves, nexts]
                 if len(columns) < len(ids):
                     parts = [[leaf[:, columns] for leaf in part] for part in parts]
-                own = ids[columns.numpy()]
-                cut = np.array([env for env in own.tolist() if env in self._cut], np.int64)
+                shard_envs = ids[columns.numpy()]
+                cut = np.array([env for env in shard_envs.tolist() if env in self._cut], np.int64)
                 self._cut.difference_update(cut.tolist())
                 first = self._plan.envs(shard).start
-                self.streams[shard].push(own - first, pack(self._plan.schema, *parts), cut - first)
+                self.streams[shard].push(shard_envs - first, pack(self._plan.schema, *parts), cut - first)
 
     def cut(self, envs: torch.Tensor) -> None:
         """End the current episodes of `envs`: their next rows start new ones."""

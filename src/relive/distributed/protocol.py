@@ -190,7 +190,7 @@ def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
 
 
 ROWS_PER_LIFE = 1 << 32
-"""An upper bound of the rows of an environment, by which ids of successive lives are spaced."""
+"""Maximum number of rows per environment in one life of a shard; it separates the ids of successive lives."""
 
 
 class ShardIds:
@@ -212,8 +212,8 @@ class ShardIds:
     def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
         """Return the ids after a restart: a life starts at `head` [envs]; lives before `oldest` are dropped."""
         starts = np.concatenate([self.starts, head[None]])
-        gone = int((starts[1:] <= oldest).all(1).sum())
-        return ShardIds(self._envs, self._num_envs, starts[gone:], self.life + 1)
+        num_expired = int((starts[1:] <= oldest).all(1).sum())
+        return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)
 
     def to_service(self, ids: np.ndarray) -> np.ndarray:
         """Convert ids [B] of the shard's buffer to ids of the service."""
@@ -282,7 +282,7 @@ def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any
             after.reshape(-1, *after.shape[2:])[block.breaks] = finals
         arrays[i] = arrays[i][:-1]
         nexts.append(after)
-    return tuple(map(_readable, arrays)), tuple(map(_readable, nexts))
+    return tuple(map(_with_known_dtype, arrays)), tuple(map(_with_known_dtype, nexts))
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -294,10 +294,10 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     """Concatenate arrays [b, …] into a new tensor."""
-    whole = np.concatenate(arrays)
-    if whole.dtype == _BFLOAT16:
-        return torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(whole)
+    joined = np.concatenate(arrays)
+    if joined.dtype == _BFLOAT16:
+        return torch.from_numpy(joined.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(joined)
 
 
 def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:
@@ -309,7 +309,7 @@ def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tenso
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _readable(array: np.ndarray) -> torch.Tensor | np.ndarray:
+def _with_known_dtype(array: np.ndarray) -> torch.Tensor | np.ndarray:
     return to_tensor([array]) if array.dtype == _BFLOAT16 else array
 
 
@@ -335,9 +335,9 @@ class ShardTotals(NamedTuple):
     mass: tuple[float, int]
     """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
     smallest: float
-    """The smallest priority."""
+    """The smallest priority in the shard."""
     drawn: int
-    """The number of rows drawn so far."""
+    """The number of rows drawn from the shard so far."""
 
 
 class Draw(NamedTuple):

@@ -346,18 +346,18 @@ class ReplayService:
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids, leading_shape, kept = _flat_index(index)
+        ids, leading_shape, is_id = _flat_index(index)
         values = as_tensor("priority", _on_host(priority), _HOST)
         if len(leading_shape) == 2 and tuple(values.shape) == leading_shape:
-            values = values.reshape(-1)[kept]
+            values = values.reshape(-1)[is_id]
         numbers = sampler.accept(values, len(ids))[0].numpy()
         owner = self.plan.shard_of(ids % self.plan.num_envs)
         # Every shard is asked, because new rows get the largest priority that any shard has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
         deadline = self._calls.deadline()
         answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts, deadline)
-        most = max(largest for _, largest in answers.values())
-        lower = {shard: (most,) for shard, (_, largest) in answers.items() if largest < most}
+        max_priority = max(largest for _, largest in answers.values())
+        lower = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
         self._reader.ask("raise_largest_priority", lower, deadline)
         return sum(stale for stale, _ in answers.values())
 
@@ -368,11 +368,11 @@ class ReplayService:
         restarts from its checkpoint has the values that were saved there.
         """
         leaves = mutable_leaves(self.plan.schema, fields)
-        ids, leading_shape, kept = _flat_index(index)
+        ids, leading_shape, is_id = _flat_index(index)
         values = {}
         for i, leaf in leaves.items():
             value = self.plan.convert(i, _on_host(leaf), leading_shape)
-            values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[kept]
+            values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[is_id]
         owner = self.plan.shard_of(ids % self.plan.num_envs)
         parts = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
         return sum(self._reader.ask("write", parts, self._calls.deadline()).values())
@@ -428,7 +428,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _flat_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Return the ids in `index` [B] or [B, L], its shape, and a mask of the places that have an id."""
+    """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of its ids."""
     flat, leading_shape = flat_ids(_on_host(index), _HOST)
-    kept = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
-    return flat.numpy()[kept], leading_shape, kept
+    is_id = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
+    return flat.numpy()[is_id], leading_shape, is_id

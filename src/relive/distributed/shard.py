@@ -92,17 +92,17 @@ class ShardReader:
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """Update priorities; returns the number of overwritten rows and the largest priority accepted so far."""
         with self.lock:
-            own_ids, kept = self._ids.to_shard(index, self._heads)
-            stale = self._buffer.update_priority(own_ids[kept], priority[kept])
-            return stale + int((~kept).sum()), self._priorities.largest()
+            own_ids, is_valid = self._ids.to_shard(index, self._heads)
+            stale = self._buffer.update_priority(own_ids[is_valid], priority[is_valid])
+            return stale + int((~is_valid).sum()), self._priorities.largest()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; returns the number of rows that were overwritten or lost in a restart."""
         with self.lock:
-            own_ids, kept = self._ids.to_shard(index, self._heads)
-            values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
-            flat = flat_ids(own_ids[kept], self._buffer.device)
-            return write_back(self._buffer.storage, *flat, values) + int((~kept).sum())
+            own_ids, is_valid = self._ids.to_shard(index, self._heads)
+            values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
+            flat = flat_ids(own_ids[is_valid], self._buffer.device)
+            return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Raise the priority of new rows to the largest that another shard has accepted."""
@@ -153,14 +153,14 @@ class Shard(ShardReader):
         # A restart must find the number of this life, because ids were issued in it.
         self.save()
 
-    def _restore(self, buffer: Any, read: SnapshotReader) -> None:
+    def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
         """Continue from a checkpoint; raises unless its note was written by this shard."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
-        if "note" not in read.values.value:
+        if "note" not in snapshot.values.value:
             remedy = "Load it with relive.load, or pass another folder."
             raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
-        note = read.values.entry("note")
+        note = snapshot.values.entry("note")
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
@@ -169,35 +169,37 @@ class Shard(ShardReader):
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
-        self._require_own(buffer, plan)
+        self._require_described_buffer(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
-        positions = read.shaped("note.positions", (len(clients),), torch.int64)
+        positions = snapshot.shaped("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
-            raise read.at("note.positions", got).error("a number of rows for each client, and each client once")
+            raise snapshot.at("note.positions", got).error("a number of rows for each client, and each client once")
         rows = buffer.rows()
-        before = self._saved_ids(note, read, rows.stop)
+        before = self._saved_ids(note, snapshot, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._replay = buffer
         self._ids = before.after_restart(rows.stop.numpy(), rows.first.numpy())
 
-    def _require_own(self, buffer: Any, plan: Node) -> None:
+    def _require_described_buffer(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
-        own = self._replay.config()
-        saved = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
-        free = ("device", "sampler", "listeners")
-        differs = [name for name in own if name not in free and saved.get(name) != own[name]]
+        own_config = self._replay.config()
+        saved_config = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
+        ignored_keys = ("device", "sampler", "listeners")
+        differs = [
+            name for name in own_config if name not in ignored_keys and saved_config.get(name) != own_config[name]
+        ]
         if differs:
-            raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
+            raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own_config[differs[0]]}")
 
-    def _saved_ids(self, note: Node, read: SnapshotReader, head: torch.Tensor) -> ShardIds:
+    def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = read.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
+        starts = snapshot.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
-            raise read.at("note.starts", starts.tolist()).error(expected)
+            raise snapshot.at("note.starts", starts.tolist()).error(expected)
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
     def _describe(self) -> dict[str, Any]:
@@ -224,7 +226,7 @@ class Shard(ShardReader):
 
     def push(self, client: str, pushes: list[Push]) -> Ack:
         """Store blocks of a client, in order. A block that the buffer refuses counts as sent; the rest are stored."""
-        refused: Exception | None = None
+        first_error: Exception | None = None
         warnings: list[str] = []
         for push in pushes:
             if push.end <= self._applied.get(client, 0):
@@ -234,12 +236,12 @@ class Shard(ShardReader):
                 try:
                     warnings += self._write(push)
                 except Exception as error:
-                    refused = refused or error
+                    first_error = first_error or error
         self._save_if_due()
         trouble = None if client in self._informed_clients else self._trouble
         if trouble is not None:
             self._informed_clients.add(client)
-        return self._ack(client)._replace(refused=refused, warnings=tuple(warnings), trouble=trouble)
+        return self._ack(client)._replace(refused=first_error, warnings=tuple(warnings), trouble=trouble)
 
     def _write(self, push: Push) -> list[str]:
         """Store a block; returns warnings about the data, which the client issues."""
@@ -261,13 +263,13 @@ class Shard(ShardReader):
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
         """Continue the stream of a client without blocks before `position`: missing rows are lost, episodes are cut."""
-        lost = position - self._applied.get(client, 0)
-        if lost <= 0:
+        num_lost = position - self._applied.get(client, 0)
+        if num_lost <= 0:
             return self._ack(client)
         self._buffer.cut(envs)
-        self._counts["lost"] += lost
+        self._counts["lost"] += num_lost
         self._advance(client, position)
-        return self._ack(client)._replace(lost=lost)
+        return self._ack(client)._replace(lost=num_lost)
 
     def _advance(self, client: str, position: int) -> None:
         self._applied.pop(client, None)

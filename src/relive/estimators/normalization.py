@@ -67,12 +67,12 @@ def group_advantage(
 
 def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
     """Return the returns with mean 0 and deviation 1 over the members of each group (axis 2); masked members are 0."""
-    masked = mask.logical_not()
+    is_masked = mask.logical_not()
     members = mask.sum(2, keepdim=True).clamp(min=1)
     # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
-    max_return = return_.masked_fill(masked, -torch.inf).amax(2, keepdim=True)
-    shifted = (return_ - max_return).masked_fill(masked, 0)
-    centered = (shifted - shifted.sum(2, keepdim=True) / members).masked_fill(masked, 0)
+    max_return = return_.masked_fill(is_masked, -torch.inf).amax(2, keepdim=True)
+    shifted = (return_ - max_return).masked_fill(is_masked, 0)
+    centered = (shifted - shifted.sum(2, keepdim=True) / members).masked_fill(is_masked, 0)
     deviation = (centered.square().sum(2, keepdim=True) / members).sqrt()
     return centered / (deviation + eps)
 
@@ -120,9 +120,9 @@ def _center(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     if mask is None:
         mask = torch.ones_like(x, dtype=torch.bool)
-    ignored = mask.logical_not()
+    is_ignored = mask.logical_not()
     num_counted = mask.sum()
     if x.numel() == 0:
         return x, num_counted
-    shifted = (x - x.masked_fill(ignored, -torch.inf).max()).masked_fill(ignored, 0)
-    return (shifted - shifted.sum() / num_counted.clamp(min=1)).masked_fill(ignored, 0), num_counted
+    shifted = (x - x.masked_fill(is_ignored, -torch.inf).max()).masked_fill(is_ignored, 0)
+    return (shifted - shifted.sum() / num_counted.clamp(min=1)).masked_fill(is_ignored, 0), num_counted

@@ -78,8 +78,8 @@ def vtrace(
     """
     if type(log_ratio) is Tensor and log_ratio.layout == torch.strided and not torch.compiler.is_compiling():
         ratio = log_ratio.detach().exp()
-        others = (reward, value, next_value, terminated, truncated, mask, gamma, lam, rho_bar, c_bar, None)
-        result = _native_result("vtrace", ratio, *others)
+        arguments = (reward, value, next_value, terminated, truncated, mask, gamma, lam, rho_bar, c_bar, None)
+        result = _native_result("vtrace", ratio, *arguments)
         if result is not None:
             return result
     bounds = above_zero("rho_bar", rho_bar), above_zero("c_bar", c_bar)

@@ -96,7 +96,7 @@ def section(title: str, run: Callable[[Any], Iterator[dict[str, Any]]], place: A
             result["result"] = "FAILED"
     except NotHere as reason:
         result["result"] = f"left out: {reason}"
-    except Exception as error:  # reported, not raised
+    except Exception as error:  # an error is part of the report
         result |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     result["seconds"] = round(time.perf_counter() - start, 1)
     return result
@@ -130,20 +130,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("relive-gpu-report"), help="the files, without .md and .json")
     parser.add_argument("--fasttd3", metavar="PATH", help="the file fast_td3_utils.py of a clone of FastTD3")
     options = parser.parse_args(arguments)
-    interpreted = options.device == "interpreter"
-    if interpreted:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    is_interpreted = options.device == "interpreter"
+    if is_interpreted:
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is imported
     import torch  # noqa: PLC0415
 
     from relive.gpu_report.place import SMALL, Place, Sizes  # noqa: PLC0415
 
-    if not interpreted and not torch.cuda.is_available():
+    if not is_interpreted and not torch.cuda.is_available():
         _print(f"gpu_report: expected a GPU that torch {torch.__version__} sees, got none. Pass --device interpreter.")
         return 2
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache: first calls compile
-        place = Place(torch.device("cpu" if interpreted else options.device), SMALL if interpreted else Sizes())
+        os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache: the first call of each kernel compiles it
+        place = Place(torch.device("cpu" if is_interpreted else options.device), SMALL if is_interpreted else Sizes())
         place.fasttd3 = options.fasttd3
         done = []
         for title, run in sections().items():
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             done.append(section(title, run, place))
             _print(f"{title}: {done[-1]['result']} ({done[-1]['seconds']} s)")
-    name = "Triton's interpreter" if interpreted else torch.cuda.get_device_name(place.device)
+    name = "Triton's interpreter" if is_interpreted else torch.cuda.get_device_name(place.device)
     report = {"name": name, "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", "sections": done}
     report["seconds"] = time.perf_counter() - start
     options.out.with_suffix(".md").write_text(page(report), encoding="utf-8")

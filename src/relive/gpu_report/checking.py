@@ -31,57 +31,57 @@ def require(condition: object, what: str) -> None:
         raise AssertionError(what)
 
 
-def _twins(
+def _fill_both(
     place: Place, envs: int, rows: int, after: Callable[[Any, Any], None] | None = None, **options: Any
 ) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
     """Fill a host buffer and a device buffer with the same steps; call `after(host, device)` after each step."""
     host = place.replay(envs, rows, device="cpu", **options)
     with place.kernels():
-        there = place.replay(envs, rows, **options)
+        device_buffer = place.replay(envs, rows, **options)
     for step in episodes(envs, place.sizes.steps, seed=envs):
         host.add(**step)
         with place.kernels():
-            there.add(**{name: value.to(place.device) for name, value in step.items()})
+            device_buffer.add(**{name: value.to(place.device) for name, value in step.items()})
         if after is not None:
-            after(host, there)
-    return host, there
+            after(host, device_buffer)
+    return host, device_buffer
 
 
 def correctness(place: Place) -> Iterator[Row]:
     """The same steps in a device buffer and in a host buffer."""
     for envs in place.sizes.envs:
-        host, there = _twins(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
+        host, device_buffer = _fill_both(place, envs, place.sizes.steps - 2 if envs < 10_000 else 4)
         with place.kernels():
-            there.check()
-            require(len(host) == len(there), f"expected {len(host)} rows, got {len(there)}")
+            device_buffer.check()
+            require(len(host) == len(device_buffer), f"expected {len(host)} rows, got {len(device_buffer)}")
             ids = host.ids()
-            require(torch.equal(ids, there.ids().cpu()), "the ids of the stored rows differ")
+            require(torch.equal(ids, device_buffer.ids().cpu()), "the ids of the stored rows differ")
             ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:20_000]]
-            read = {name: there.read(ids.to(place.device), view) for name, view in VIEWS.items()}
-        wrong = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
-        require(not any(wrong.values()), f"batches differ: {wrong}")
+            read = {name: device_buffer.read(ids.to(place.device), view) for name, view in VIEWS.items()}
+        differing_fields = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
+        require(not any(differing_fields.values()), f"batches differ: {differing_fields}")
         yield {"environments": envs, "rows": len(host), "compared": ", ".join(VIEWS), "result": "equal"}
 
 
 def priorities(place: Place) -> Iterator[Row]:
     """The same priorities on the device and on the host, and draws in proportion to them."""
 
-    def update(host: rl.ReplayBuffer, there: rl.ReplayBuffer) -> None:
+    def update(host: rl.ReplayBuffer, device_buffer: rl.ReplayBuffer) -> None:
         ids = host.ids()[::3]
         errors = torch.rand(len(ids), generator=torch.Generator().manual_seed(len(ids)))
         expected = host.update_priority(ids, errors)
         with place.kernels():
-            stale = int(there.update_priority(ids.to(place.device), errors.to(place.device)))
+            stale = int(device_buffer.update_priority(ids.to(place.device), errors.to(place.device)))
         require(stale == expected, f"expected {expected} stale ids, got {stale}")
 
     for envs in place.sizes.envs[:3]:
-        host, there = _twins(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
-        masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, there)]
+        host, on_device = _fill_both(place, envs, place.sizes.steps - 2, update, sampler=rl.Prioritized())
+        masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, on_device)]
         worst = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
         require(worst < 1e-12, f"masses differ by up to {worst:.1e} of them")
         with place.kernels():
-            there.check()
-            index = there.sample(place.sizes.batch)["index"].cpu()
+            on_device.check()
+            index = on_device.sample(place.sizes.batch)["index"].cpu()
         require(set(index.tolist()) <= set(host.ids().tolist()), "a row was drawn that is not stored")
         yield {
             "environments": envs,
@@ -107,9 +107,9 @@ def draws(place: Place) -> Iterator[Row]:
 
     with place.kernels():
         stream = DeviceStream(11, place.device)
-        twice = [stream.uniform(40, place.device).tolist() for _ in range(2)]
+        both_draws = [stream.uniform(40, place.device).tolist() for _ in range(2)]
         key = int(stream.numbers[0])
-    for call, numbers in enumerate(twice):
+    for call, numbers in enumerate(both_draws):
         words = [philox([i, call, 0, 0], key) for i in range(40)]
         require(numbers == [(((a << 31) ^ b) >> 10) * 2.0**-53 for a, b, _, _ in words], "numbers are not Philox's")
     yield {"what": "numbers of Philox", "result": "equal"}
@@ -118,9 +118,9 @@ def draws(place: Place) -> Iterator[Row]:
         for step in episodes(3, 25):
             replay.add(**{name: value.to(place.device) for name, value in step.items()})
         batches = [replay.sample(1000)["index"].cpu() for _ in range(20)]
-    seen = torch.cat(batches).unique(return_counts=True)[1].double()
+    counts = torch.cat(batches).unique(return_counts=True)[1].double()
     expected = 20_000 / len(replay)
-    chi_squared = float(((seen - expected) ** 2 / expected).sum()) + expected * (len(replay) - len(seen))
+    chi_squared = float(((counts - expected) ** 2 / expected).sum()) + expected * (len(replay) - len(counts))
     deviation = (chi_squared - len(replay) + 1) / math.sqrt(2 * len(replay) - 2)
     require(abs(deviation) < 6, f"χ² of draws is {deviation:.1f} standard deviations off")
     yield {"what": "uniform draws", "result": f"χ² {deviation:+.1f} standard deviations from its mean"}
@@ -154,10 +154,10 @@ class _Learner:
         return [tensor.cpu().clone() for tensor in tensors]
 
 
-def _require_same(one: _Learner, other: _Learner, when: str) -> None:
-    same = all(torch.equal(a, b) for a, b in zip(one.state(), other.state(), strict=True))
-    require(same, f"the buffers differ {when}")
-    one.replay.check()
+def _require_same(first: _Learner, second: _Learner, when: str) -> None:
+    is_equal = all(torch.equal(a, b) for a, b in zip(first.state(), second.state(), strict=True))
+    require(is_equal, f"the buffers differ {when}")
+    first.replay.check()
 
 
 def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
@@ -171,14 +171,14 @@ def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) ->
 def graphs(place: Place) -> Iterator[Row]:
     """A captured round against eager rounds: after clear, mixed with eager calls, on another stream."""
     place.require_gpu()
-    captured, eager = _Learner(place), _Learner(place)
-    for learner in (captured, eager):  # warm up, as a capture requires
+    captured_learner, eager_learner = _Learner(place), _Learner(place)
+    for learner in (captured_learner, eager_learner):  # warm up, as a capture requires
         learner.round()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(place.device)
     with torch.cuda.graph(graph):
-        captured.round()
+        captured_learner.round()
     for number, step in enumerate(episodes(8, 9, seed=1)):
-        for learner in (captured, eager):
+        for learner in (captured_learner, eager_learner):
             learner.set_step(step)
             if number == 4:
                 learner.replay.clear()
@@ -188,22 +188,22 @@ def graphs(place: Place) -> Iterator[Row]:
             _on_stream(other, place.device, graph.replay)
         else:
             graph.replay()
-        eager.round()
-        _require_same(captured, eager, f"after replay {number}")
+        eager_learner.round()
+        _require_same(captured_learner, eager_learner, f"after replay {number}")
     yield {"what": "add, sample(out=) and update_priority, 9 replays", "result": "equal"}
 
 
 def streams(place: Place) -> Iterator[Row]:
     """The same rounds on the current stream and on another one."""
     place.require_gpu()
-    one, other = _Learner(place), _Learner(place)
+    first, second = _Learner(place), _Learner(place)
     beside = torch.cuda.Stream(place.device)
     for step in episodes(8, 20, seed=2):
-        for learner in (one, other):
+        for learner in (first, second):
             learner.set_step(step)
-        one.round()
-        _on_stream(beside, place.device, other.round)
-    _require_same(one, other, "on another stream")
+        first.round()
+        _on_stream(beside, place.device, second.round)
+    _require_same(first, second, "on another stream")
     yield {"what": "20 rounds on two streams", "result": "equal"}
 
 
@@ -212,12 +212,12 @@ def devices(place: Place) -> Iterator[Row]:
     place.require_gpu()
     if torch.cuda.device_count() < 2:
         raise NotHere("needs two GPUs")
-    one, other = _Learner(place, torch.device("cuda:0")), _Learner(place, torch.device("cuda:1"))
+    on_first, on_second = _Learner(place, torch.device("cuda:0")), _Learner(place, torch.device("cuda:1"))
     for step in episodes(8, 12, seed=3):
-        for learner in (one, other):
+        for learner in (on_first, on_second):
             learner.set_step(step)
             learner.round()
-    _require_same(one, other, "on the second device")
+    _require_same(on_first, on_second, "on the second device")
     yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
 
 
@@ -231,10 +231,10 @@ def calls(place: Place) -> dict[str, Callable[[], object]]:
         prioritized.add(**step)
     index, errors = prioritized.sample(16)["index"], torch.ones(16, device=place.device)
     env_ids = torch.tensor([1, 3], device=place.device)
-    some = {name: value[:2].clone() for name, value in step.items()}
+    two_envs = {name: value[:2].clone() for name, value in step.items()}
     return {
         "add": lambda: uniform.add(**step),
-        "add(env_ids=)": lambda: uniform.add(**some, env_ids=env_ids),
+        "add(env_ids=)": lambda: uniform.add(**two_envs, env_ids=env_ids),
         "sample": lambda: uniform.sample(16),
         "3 steps": lambda: uniform.sample(16, rl.NStep(3, 0.99)),
         "sequences": lambda: uniform.sample(16, rl.Sequence(4, 2, True)),

@@ -64,7 +64,7 @@ class Place:
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
-        """Use the kernels of a GPU inside."""
+        """Context manager that uses Triton's kernels, as on a GPU."""
         if self.is_gpu:
             yield
         else:
@@ -84,18 +84,18 @@ class Place:
 def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[dict[str, torch.Tensor]]:
     """Random steps: one in five ends an episode, and one in ten is followed by an unannounced reset."""
     random = torch.Generator().manual_seed(seed)
-    now = torch.rand(envs, obs, generator=random)
+    current_obs = torch.rand(envs, obs, generator=random)
     for _ in range(steps):
         following = torch.rand(envs, obs, generator=random)
         ended = torch.rand(envs, generator=random) < 0.2
         truncated = ended & (torch.rand(envs, generator=random) < 0.5)
         yield {
-            "obs": now, "action": torch.rand(envs, ACTION, generator=random),
+            "obs": current_obs, "action": torch.rand(envs, ACTION, generator=random),
             "reward": torch.rand(envs, generator=random), "terminated": ended & ~truncated, "truncated": truncated,
             "next_obs": following,
         }  # fmt: skip
         resets = ended | (torch.rand(envs, generator=random) < 0.1)
-        now = torch.where(resets.view(-1, 1), torch.rand(envs, obs, generator=random), following)
+        current_obs = torch.where(resets.view(-1, 1), torch.rand(envs, obs, generator=random), following)
 
 
 def constant_step(envs: int, device: torch.device, obs: int = OBS) -> dict[str, torch.Tensor]:

@@ -27,8 +27,8 @@ def bandwidth(place: Place) -> Iterator[Row]:
     yield {"what": f"copy of {source.nbytes >> 20} MiB", "read and written": f"{place.copy_speed / 1e9:,.0f} GB/s"}
 
 
-def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
-    """Measure host and device time of a call. `moved`: the minimum number of bytes it reads and writes."""
+def measure_time(place: Place, name: str, call: Call, num_bytes: int = 0) -> Row:
+    """Measure host and device time of a call. `num_bytes`: the minimum number of bytes it reads and writes."""
     for _ in range(3):
         call()
     rounds, host = place.sizes.rounds, []
@@ -53,8 +53,8 @@ def timed(place: Place, name: str, call: Call, moved: int = 0) -> Row:
     place.wait()
     device = 1e-3 * start.elapsed_time(end) / rounds
     row["device µs"] = round(1e6 * device, 1)
-    if moved and place.copy_speed:
-        row["of the copy bandwidth"] = f"{moved / device / place.copy_speed:.0%}"
+    if num_bytes and place.copy_speed:
+        row["of the copy bandwidth"] = f"{num_bytes / device / place.copy_speed:.0%}"
     return row
 
 
@@ -69,10 +69,12 @@ def replay_calls(place: Place) -> Iterator[Row]:
             for _ in range(5):
                 replay.add(**step)
                 prioritized.add(**step)
-            yield timed(place, f"add, {envs} environments{kind}", partial(replay.add, **step), 2 * envs * step_bytes)
-            yield timed(place, f"prioritized add{kind}", partial(prioritized.add, **step), 2 * envs * step_bytes)
+            yield measure_time(
+                place, f"add, {envs} environments{kind}", partial(replay.add, **step), 2 * envs * step_bytes
+            )
+            yield measure_time(place, f"prioritized add{kind}", partial(prioritized.add, **step), 2 * envs * step_bytes)
             for count in (sizes.batch, sizes.large_batch):
-                moved = 2 * count * step_bytes
+                num_bytes = 2 * count * step_bytes
                 errors = torch.rand(count, device=place.device)
                 index = prioritized.sample(count)["index"]
                 reads: dict[str, Any] = {"sample": None, "3 steps": rl.NStep(3, 0.99)}
@@ -80,10 +82,14 @@ def replay_calls(place: Place) -> Iterator[Row]:
                     reads["sequences of 16"] = rl.Sequence(16)
                 for name, view in reads.items():
                     length = 16 if name.startswith("seq") else 1
-                    yield timed(place, f"{name}, {count}{kind}", partial(replay.sample, count, view), length * moved)
-                yield timed(place, f"prioritized sample, {count}{kind}", partial(prioritized.sample, count), moved)
+                    yield measure_time(
+                        place, f"{name}, {count}{kind}", partial(replay.sample, count, view), length * num_bytes
+                    )
+                yield measure_time(
+                    place, f"prioritized sample, {count}{kind}", partial(prioritized.sample, count), num_bytes
+                )
                 update = partial(prioritized.update_priority, index, errors)
-                yield timed(place, f"update_priority, {count}{kind}", update)
+                yield measure_time(place, f"update_priority, {count}{kind}", update)
 
 
 def images(place: Place) -> Iterator[Row]:
@@ -104,9 +110,9 @@ def images(place: Place) -> Iterator[Row]:
             replay = rl.ReplayBuffer(40 * envs, obs, action, num_envs=envs, device=place.device, seed=0)
             add, count = partial(replay.add, obs=first, next_obs=following, **rest), place.sizes.batch // 16
             add()
-            yield timed(place, f"add, {envs} images, {name}", add, 2 * envs * first[0].nbytes)
+            yield measure_time(place, f"add, {envs} images, {name}", add, 2 * envs * first[0].nbytes)
             sample = partial(replay.sample, count)
-            yield timed(place, f"sample, {count}, {name}", sample, 4 * count * first[0].nbytes)
+            yield measure_time(place, f"sample, {count}, {name}", sample, 4 * count * first[0].nbytes)
 
 
 def trees(place: Place) -> Iterator[Row]:
@@ -123,10 +129,10 @@ def trees(place: Place) -> Iterator[Row]:
             leaves = torch.randint(rows, (count,), device=place.device)
             values = torch.rand(count, device=place.device)
             update = partial(tree.accept, leaves, values, 0.6, 1e-6)
-            yield timed(place, f"update of {count} of {rows:,}", update)
+            yield measure_time(place, f"update of {count} of {rows:,}", update)
             draw = partial(tree.draw_weighted, count, stream, 0.4, by_smallest=False)
-            yield timed(place, f"draw of {count} of {rows:,}", draw)
-        yield timed(place, f"rebuild of {rows:,}", tree.rebuild, 24 * rows)
+            yield measure_time(place, f"draw of {count} of {rows:,}", draw)
+        yield measure_time(place, f"rebuild of {rows:,}", tree.rebuild, 24 * rows)
         error = tree.check()
         if error > 1e-9:
             raise AssertionError(f"sums of the tree are wrong by {error:.1e}")
@@ -137,10 +143,10 @@ def rollouts(place: Place) -> Iterator[Row]:
     envs, device = place.sizes.many_envs, place.device
     rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), constant_step(envs, device)
     with place.kernels():
-        yield timed(place, f"24 rollout adds, {envs} environments", partial(fill, rollout, step))
+        yield measure_time(place, f"24 rollout adds, {envs} environments", partial(fill, rollout, step))
         numbers = [torch.zeros(24, envs, device=device) for _ in range(3)]
         flags = [torch.zeros(24, envs, dtype=torch.bool, device=device) for _ in range(2)]
-        yield timed(place, "gae of 24 steps", lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95))
+        yield measure_time(place, "gae of 24 steps", lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95))
 
 
 def others(place: Place) -> Iterator[Row]:
@@ -171,10 +177,10 @@ def _fasttd3(place: Place, envs: int, step: dict[str, torch.Tensor]) -> Iterator
         for _ in range(65):
             buffer.extend(batch)
         if n_steps == 1:
-            yield timed(place, f"FastTD3 extend, {envs} environments", partial(buffer.extend, batch))
+            yield measure_time(place, f"FastTD3 extend, {envs} environments", partial(buffer.extend, batch))
         per_env = max(place.sizes.batch // envs, 1)
         name = f"FastTD3 sample, {per_env * envs}, {n_steps} steps"
-        yield timed(place, name, partial(buffer.sample, per_env))
+        yield measure_time(place, name, partial(buffer.sample, per_env))
 
 
 def _torchrl(place: Place, envs: int, step: dict[str, torch.Tensor]) -> Iterator[Row]:
@@ -190,5 +196,5 @@ def _torchrl(place: Place, envs: int, step: dict[str, torch.Tensor]) -> Iterator
     storage = LazyTensorStorage(64 * envs, device=place.device)
     buffer = TensorDictReplayBuffer(storage=storage, batch_size=place.sizes.batch)
     buffer.extend(batch)
-    yield timed(place, f"TorchRL extend, {envs} environments", partial(buffer.extend, batch))
-    yield timed(place, f"TorchRL sample, {place.sizes.batch}", buffer.sample)
+    yield measure_time(place, f"TorchRL extend, {envs} environments", partial(buffer.extend, batch))
+    yield measure_time(place, f"TorchRL sample, {place.sizes.batch}", buffer.sample)

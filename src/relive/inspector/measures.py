@@ -20,7 +20,7 @@ _NUM_STRETCHES = 32
 _MAX_SAMPLE_VALUES = 1 << 20
 """The maximum number of sampled values per field, for histograms."""
 _MAX_DIMENSIONS = 64
-"""Fields with more dimensions are measured as a whole only."""
+"""Maximum number of dimensions of a field that are also measured one by one."""
 _HISTOGRAM_BINS, _MAX_INTEGER_RANGE, _MAX_DISTINCT_VALUES, _CURVE_BINS = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 
@@ -48,16 +48,16 @@ def measure(source: ReportSource) -> Measurements:
     fields = {path: _FieldFigures(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
     step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
-    collected: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
-    for start, stop, whole in _plan(source):
-        leaves = source.read(start, stop, source.columns if whole else step_paths)
+    step_columns: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
+    for start, stop, reads_all in _plan(source):
+        leaves = source.read(start, stop, source.columns if reads_all else step_paths)
         for path in step_paths:
-            collected[path].append(_matrix(leaves[path]))
-        for path, leaf in leaves.items() if whole else ():
+            step_columns[path].append(_matrix(leaves[path]))
+        for path, leaf in leaves.items() if reads_all else ():
             fields[path].update(_matrix(leaf), source.length)
     steps = None
     if rewards and source.length:
-        whole_columns = {path: np.concatenate(blocks) for path, blocks in collected.items()}
+        whole_columns = {path: np.concatenate(blocks) for path, blocks in step_columns.items()}
         # Rewards of several agents are summed, as in EpisodeStats.
         reward = sum((whole_columns[path].sum(1) for path in rewards), np.zeros(1))
         steps = StepColumns(reward, *(whole_columns[path][:, 0] != 0 for path in _FLAGS))
@@ -83,8 +83,8 @@ def _plan(source: ReportSource) -> list[tuple[int, int, bool]]:
     if stretches is None:
         size = max(READ_VALUES // row // _NUM_STRETCHES, 1)
         stretches = [(start, min(start + size, source.length)) for start in range(0, source.length, size)]
-    every = max(math.ceil(source.length * row / READ_VALUES), 1)
-    return [(start, stop, i % every == 0) for i, (start, stop) in enumerate(stretches)]
+    stretch_stride = max(math.ceil(source.length * row / READ_VALUES), 1)
+    return [(start, stop, i % stretch_stride == 0) for i, (start, stop) in enumerate(stretches)]
 
 
 def _matrix(leaf: torch.Tensor) -> np.ndarray:
@@ -148,7 +148,7 @@ class _FieldFigures:
 
     @property
     def constant(self) -> np.ndarray:
-        """Whether each dimension has one value in all rows, of which there are at least two [D]."""
+        """Whether all rows have the same finite value, per dimension [D]; False with fewer than two rows."""
         return (self.low == self.high) & (self.finite == self.rows) & (self.rows > 1)
 
 
@@ -219,18 +219,18 @@ def _episodes(
     stats = None if source.stats is None else _statistics(source.stats)
     if episodes is None or steps is None:
         return None if stats is None else {"stats": stats}
-    whole = episodes.began & (ends <= 1)
+    is_complete = episodes.began & (ends <= 1)
     lengths = episodes.stop - episodes.start
-    order = np.argsort(episodes.time[whole], kind="stable")
+    order = np.argsort(episodes.time[is_complete], kind="stable")
     return {
         "count": len(episodes),
-        "whole": int(whole.sum()),
+        "whole": int(is_complete.sum()),
         "ends": {name: int((ends == i).sum()) for i, name in enumerate(ENDS)},
         "stopped": int((ends != ENDS.index("running")).sum()),
         "both_flags": int((steps.terminated & steps.truncated).sum()),
-        "returns": _moments(returns[whole]),
-        "lengths": _moments(lengths[whole]),
-        "curve": _curve(returns[whole][order]),
+        "returns": _moments(returns[is_complete]),
+        "lengths": _moments(lengths[is_complete]),
+        "curve": _curve(returns[is_complete][order]),
         "stats": stats,
     }
 
@@ -298,16 +298,16 @@ def _explained_variance(fields: dict[Path, _FieldFigures]) -> float | None:
 
 def _priorities(mass: np.ndarray) -> dict[str, Any]:
     total = float(mass.sum())
-    ordered = np.sort(mass)[::-1] / total if total > 0 else np.zeros(0)
-    cumulative = np.cumsum(ordered)
-    ranks = np.unique(np.geomspace(1, len(mass), 60).round().astype(int)) if len(ordered) else np.zeros(0, int)
-    shares = (0.1, 0.3, 0.6, 0.9) if len(ordered) else ()
+    sorted_shares = np.sort(mass)[::-1] / total if total > 0 else np.zeros(0)
+    cumulative = np.cumsum(sorted_shares)
+    ranks = np.unique(np.geomspace(1, len(mass), 60).round().astype(int)) if len(sorted_shares) else np.zeros(0, int)
+    shares = (0.1, 0.3, 0.6, 0.9) if len(sorted_shares) else ()
     return {
         "rows": len(mass),
         "zero": int((mass == 0).sum()),
-        "effective": float(1 / np.square(ordered).sum()) if len(ordered) else None,
+        "effective": float(1 / np.square(sorted_shares).sum()) if len(sorted_shares) else None,
         "rows_with": {f"{share:.0%}": int(np.searchsorted(cumulative, share - 1e-12) + 1) for share in shares},
-        "largest": float(ordered[0]) if len(ordered) else None,
+        "largest": float(sorted_shares[0]) if len(sorted_shares) else None,
         "ranks": ranks.tolist(),
         "cumulative": cumulative[ranks - 1].tolist(),
         "relative": histogram(np.log10(mass[mass > 0] / mass.mean())) if total > 0 else None,
@@ -320,11 +320,11 @@ def _reuse(source: ReportSource) -> dict[str, Any] | None:
     if source.draw_counts is None or not len(source.draw_counts):
         return source.reuse
     draws = source.draw_counts.double().numpy()
-    counted = {
+    draw_counts = {
         "mean": float(draws.mean()),
         "max": int(draws.max()),
         "never": int((draws == 0).sum()),
         "rows": len(draws),
         "histogram": histogram(draws),
     }
-    return {**source.reuse, "counted": counted}
+    return {**source.reuse, "counted": draw_counts}

@@ -80,27 +80,27 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
     forms = {path: (shape, str(dtype).removeprefix("torch.")) for path, (shape, dtype) in source.columns.items()}
     pictures = [path for path, form in forms.items() if is_picture(*form)]
     rank = {name: i for i, name in enumerate(_SERIES_ORDER)}
-    plotted = [path for path in forms if path not in pictures and path[0] not in ("terminated", "truncated")]
-    plotted.sort(key=lambda path: rank.get(path[0], len(rank)))
-    series = [(path, i) for path in plotted for i in range(math.prod(forms[path][0]))]
-    shown = series[:_MAX_SERIES]
+    plotted_paths = [path for path in forms if path not in pictures and path[0] not in ("terminated", "truncated")]
+    plotted_paths.sort(key=lambda path: rank.get(path[0], len(rank)))
+    series = [(path, i) for path in plotted_paths for i in range(math.prod(forms[path][0]))]
+    shown_series = series[:_MAX_SERIES]
     nbytes = sum(
         _row_frame(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size for path in pictures
     )
     frames = min(max(_MAX_FRAME_BYTES // max(nbytes * len(spans), 1), _FRAMES_PER_EPISODE[0]), _FRAMES_PER_EPISODE[1])
-    room, chosen = _MAX_STEPS, []
+    room, chosen_episodes = _MAX_STEPS, []
     for span in spans:
         first = max(span["start"], span["stop"] - _MAX_STEPS_PER_EPISODE)
         room -= span["stop"] - first
-        if room < 0 and chosen:
+        if room < 0 and chosen_episodes:
             break
-        chosen.append(_episode(source, span, first, shown, pictures, frames))
+        chosen_episodes.append(_episode(source, span, first, shown_series, pictures, frames))
     return {
-        "episodes": chosen,
+        "episodes": chosen_episodes,
         "of": 0 if source.episodes is None else len(source.episodes),
         "ordered": source.episodes is not None,
-        "series": [element_name(path_name(path), forms[path][0], i) for path, i in shown],
-        "left_out": len(series) - len(shown),
+        "series": [element_name(path_name(path), forms[path][0], i) for path, i in shown_series],
+        "left_out": len(series) - len(shown_series),
     }
 
 
@@ -143,18 +143,18 @@ def _episode(
     leaves = source.read(first, stop, list(dict.fromkeys(path for path, _ in series)))
     columns = [leaves[path].reshape(stop - first, -1)[:, i] for path, i in series]
     numbers = [(x.abs() if x.is_complex() else x).float().numpy().astype("<f4") for x in columns]
-    shown = np.unique(np.linspace(first, stop - 1, frames).astype(int)).tolist()
+    frame_rows = np.unique(np.linspace(first, stop - 1, frames).astype(int)).tolist()
     return {
         **{name: value for name, value in span.items() if name not in ("start", "stop")},
         "row": start,
         "length": stop - start,
         "first": first - start,
         "series": [base64.b64encode(x.tobytes()).decode() for x in numbers],
-        "frames": [_strip(source, path, shown, first) for path in pictures],
+        "frames": [_draw_frames(source, path, frame_rows, first) for path in pictures],
     }
 
 
-def _strip(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
+def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
     """Draw the frames of some rows side by side."""
     pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
@@ -179,9 +179,9 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
         assets.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
     )
     source = contents["source"]
-    inspected = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    title = " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspected)))
-    data = {**contents, "inspected": inspected, "texts": _texts(contents), "browser": episodes}
+    inspection_time = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    title = " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspection_time)))
+    data = {**contents, "inspected": inspection_time, "texts": _texts(contents), "browser": episodes}
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     parts = {
         "title": html.escape(title),

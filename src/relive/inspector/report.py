@@ -128,8 +128,8 @@ def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
-    saved = datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None
-    return load_read_only(path), {"path": str(path), "saved": saved}
+    save_time = datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None
+    return load_read_only(path), {"path": str(path), "saved": save_time}
 
 
 # Text inherits the notebook's colour and labels are fainter, which suits light and dark notebooks.

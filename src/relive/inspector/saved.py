@@ -50,8 +50,8 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
         return ReplayBuffer.from_disk(root, only_reads=True)
     except IncompatibleCheckpoint:
         sampler = Prioritized() if (root / "tree.leaves").exists() else Uniform()
-        counted = (root / "sampler.drawn").exists()
-        return ReplayBuffer.from_disk(root, sampler=Counted(sampler) if counted else sampler, only_reads=True)
+        has_counts = (root / "sampler.drawn").exists()
+        return ReplayBuffer.from_disk(root, sampler=Counted(sampler) if has_counts else sampler, only_reads=True)
 
 
 def check(path: str | PathLike[str]) -> list[str]:

@@ -92,7 +92,7 @@ def buffer_source(thing: Any) -> ReportSource:
 
 
 def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
-    """Collect the facts about a buffer, with the name of an autoreset mode."""
+    """Collect facts about a buffer; an autoreset mode is given by its name."""
     if "autoreset" in more:
         more["autoreset"] = getattr(more["autoreset"], "name", None)
     about = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
@@ -104,7 +104,7 @@ def _columns_of(buffer: Any) -> Columns:
     return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
 
-def _edges(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _episode_bounds(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first row of each episode and the row after its last, from a mask of first rows."""
     begin = starts.nonzero().squeeze(1)
     return begin, torch.cat([begin, begin.new_tensor([len(starts)])])[1:] if len(begin) else begin
@@ -127,7 +127,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
 
     def episodes() -> Episodes:
-        begin, stop = _edges(starts)
+        begin, stop = _episode_bounds(starts)
         last, env = stop - 1, ids[begin] % envs
         # Environments are stepped together. Reset rows take a step of time, final observations do not.
         age = ages[last]
@@ -137,24 +137,27 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         return _episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
 
     ages = ring.newest()[ids % envs] - ids // envs
-    written = int((ring.head - ring.floor).sum())
+    num_written = int((ring.head - ring.floor).sum())
     about = _facts(
         replay,
         capacity=replay.capacity,
         num_envs=replay.num_envs,
-        written=written,
+        written=num_written,
         oldest=int(ages.max()) if len(ids) else None,
         autoreset=replay.autoreset,
         next_obs="stored" if storage.stores_next_obs else "shared",
         sampler=repr(replay.sampler),
     )
-    saved = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
-    by_row = {name: saved[name][slots.cpu()] for name in ("mass", "drawn") if name in saved}
+    sampler_state = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
+    by_row = {name: sampler_state[name][slots.cpu()] for name in ("mass", "drawn") if name in sampler_state}
     reuse: dict[str, Any] = {}
-    if "draws" in saved:  # the total number of drawn rows
-        reuse = {"draws": int(saved["draws"]), "per_row": int(saved["draws"]) / written if written else None}
-    if "ids" in saved:
-        reuse["left_in_epoch"] = len(saved["ids"])
+    if "draws" in sampler_state:  # "draws" is the total number of drawn rows
+        reuse = {
+            "draws": int(sampler_state["draws"]),
+            "per_row": int(sampler_state["draws"]) / num_written if num_written else None,
+        }
+    if "ids" in sampler_state:
+        reuse["left_in_epoch"] = len(sampler_state["ids"])
     return ReportSource(
         about,
         len(ids),
@@ -183,7 +186,7 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
 
     def episodes() -> Episodes:
         env, began = flat % envs, rollout._flags.starts(steps).flatten()[flat]
-        begin, stop = _edges(began | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
+        begin, stop = _episode_bounds(began | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
         is_open = torch.ones_like(begin, dtype=torch.bool)
         return _episodes(begin, stop, env[begin], began[begin], is_open, flat[stop - 1] // envs)
 
@@ -212,8 +215,8 @@ def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
         return {path: (rounds if path == _ROUND else leaves[path][ring.slots(at)]).cpu() for path in paths}
 
     oldest = len(rows) - 1 if len(rows) else None
-    written = ring.head - ring.floor
-    about = _facts(buffer, capacity=buffer.capacity, written=written, oldest=oldest, round=buffer.round)
+    num_written = ring.head - ring.floor
+    about = _facts(buffer, capacity=buffer.capacity, written=num_written, oldest=oldest, round=buffer.round)
     return ReportSource(about, len(rows), columns, read)
 
 
@@ -260,8 +263,8 @@ def dataset_source(dataset: Any) -> ReportSource:
     }
     leaves = episode(0).items() if numbers else ()
     columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in leaves}
-    whole = np.ones(len(numbers), bool)
-    spans = Episodes(starts, stops, np.zeros(len(numbers), np.int64), whole, ~whole, np.arange(len(numbers)))
+    all_true = np.ones(len(numbers), bool)
+    spans = Episodes(starts, stops, np.zeros(len(numbers), np.int64), all_true, ~all_true, np.arange(len(numbers)))
     stretches = list(zip(starts.tolist(), stops.tolist(), strict=True))
     return ReportSource(about, about["rows"], columns, read, episodes=spans, stretches=stretches)
 

@@ -87,7 +87,7 @@ def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
 
 
-def _spread(moments: dict[str, Any]) -> Text:
+def _spread_row(moments: dict[str, Any]) -> Text:
     return Text.assemble(f"{spread_text(moments)}  ", (bars(moments["histogram"]), "cyan"))
 
 
@@ -101,13 +101,13 @@ def _statistics(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     yield "finished", Text(f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {stats['window']:,} below")
     for name in ("returns", "lengths"):
         if stats[name] is not None:
-            yield name, _spread(stats[name])
+            yield name, _spread_row(stats[name])
     yield "ends", Text(ends_text({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
     for name, count in stats["reasons"].items():
         yield f"reason: {name}", Text(share_text(count, stats["window"]))
     for name, moments in stats["metrics"].items():
         if moments is not None:
-            yield f"metric: {name}", _spread(moments)
+            yield f"metric: {name}", _spread_row(moments)
 
 
 def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
@@ -135,14 +135,14 @@ def _fields(fields: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
+def _field_row(table: Table, part: dict[str, Any], name: str, type_text: str) -> None:
     notes = [f"{part[kind]:,} {word}" for kind, word in (("nan", "NaN"), ("infinite", "infinite")) if part[kind]]
     if part["constant"]:
-        whole = part["constant"] is True or part["min"] == part["max"]
-        notes.append("constant" if whole else f"{part['constant']:,} constant")
+        all_constant = part["constant"] is True or part["min"] == part["max"]
+        notes.append("constant" if all_constant else f"{part['constant']:,} constant")
     table.add_row(
         Text(name),
-        Text(form, "dim"),
+        Text(type_text, "dim"),
         *(number(part[which]) for which in ("min", "mean", "max", "std")),
         Text(bars(part["histogram"], _NARROW_WIDTH), "cyan"),
         Text(", ".join(notes), "yellow"),
@@ -152,7 +152,10 @@ def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None
 def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     rows, effective = priorities["rows"], priorities["effective"]
     yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
-    yield "mass", Text(", ".join(f"{share} in {few:,} rows" for share, few in priorities["rows_with"].items()))
+    yield (
+        "mass",
+        Text(", ".join(f"{share} in {num_rows:,} rows" for share, num_rows in priorities["rows_with"].items())),
+    )
     yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
     yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  relative to the mean, in powers of ten")
 

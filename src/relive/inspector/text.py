@@ -91,16 +91,18 @@ def share_text(count: int, of: int) -> str:
     return f"{count:,} ({percent(count / (of or 1))})"
 
 
-def end_texts(ends: dict[str, int], stopped: int) -> dict[str, str]:
+def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
     """Return the number of episodes that stopped in each way, and their share of all stopped episodes."""
     return {
-        name: f"{count:,}" if name == "running" else share_text(count, stopped) for name, count in ends.items() if count
+        name: f"{count:,}" if name == "running" else share_text(count, num_stopped)
+        for name, count in ends.items()
+        if count
     }
 
 
-def ends_text(ends: dict[str, int], stopped: int) -> str:
+def ends_text(ends: dict[str, int], num_stopped: int) -> str:
     """Return the text of `end_texts` in one line."""
-    return ", ".join(f"{name} {text}" for name, text in end_texts(ends, stopped).items())
+    return ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items())
 
 
 def episode_texts(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -124,14 +126,14 @@ def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "drawn in total", f"{reuse['draws']:,} rows{each}"
     if "left_in_epoch" in reuse:
         yield "this epoch", f"{reuse['left_in_epoch']:,} rows left"
-    counted = reuse.get("counted")
-    if counted is None:
+    draw_counts = reuse.get("counted")
+    if draw_counts is None:
         yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"
     else:
-        never = percent(counted["never"] / counted["rows"])
+        never = percent(draw_counts["never"] / draw_counts["rows"])
         yield (
             "each row",
-            f"{number(round(counted['mean'], 2))} times on average, {counted['max']:,} at most, {never} never",
+            f"{number(round(draw_counts['mean'], 2))} times on average, {draw_counts['max']:,} at most, {never} never",
         )
 
 
@@ -144,18 +146,18 @@ _MIN_EPISODES = 5
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
     """Yield the warnings for a report, most serious first."""
     fields, reward, fit = report["fields"], report["reward"], report["fit"]
-    counted = (report["reuse"] or {}).get("counted")
+    draw_counts = (report["reuse"] or {}).get("counted")
     if not report["source"]["rows"]:
-        rewarded = any(_is_part(field, "reward") for field in fields)
-        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
+        has_reward = any(_is_part(field, "reward") for field in fields)
+        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if has_reward else 'rows'}."
     for part in (part for field in fields for part in _parts(field)):
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _chains(ContinuityStats(**report["chains"]))
+    yield from _continuity_warnings(ContinuityStats(**report["chains"]))
     yield from _constants(fields, report["read"])
     if "count" in (report["episodes"] or {}):
-        yield from _endings(report["episodes"])
+        yield from _end_warnings(report["episodes"])
     if reward is not None and reward["rows"] > 1:
         if reward["constant"] is not None:
             yield f"The reward is {number(reward['constant'])} in every row."
@@ -166,8 +168,8 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
     if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
         yield from _priority_concentration(report["priorities"])
-    if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
-        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
+    if draw_counts is not None and draw_counts["max"] and draw_counts["never"] >= 0.5 * draw_counts["rows"]:
+        yield f"{percent(draw_counts['never'] / draw_counts['rows'])} of rows were never drawn."
 
 
 def _is_part(field: dict[str, Any], *names: str) -> bool:
@@ -204,7 +206,7 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
             yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
-def _chains(chains: ContinuityStats) -> Iterator[str]:
+def _continuity_warnings(chains: ContinuityStats) -> Iterator[str]:
     messages = dict(chains.warnings())
     if "cuts" in messages:
         yield (
@@ -218,15 +220,15 @@ def _chains(chains: ContinuityStats) -> Iterator[str]:
         )
 
 
-def _endings(episodes: dict[str, Any]) -> Iterator[str]:
-    ends, stopped = episodes["ends"], episodes["stopped"]
-    if stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * stopped:
-        yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
+def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
+    ends, num_stopped = episodes["ends"], episodes["stopped"]
+    if num_stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * num_stopped:
+        yield f"{percent(ends['truncated'] / num_stopped)} of episodes end by time limit."
     if not ends["terminated"] + ends["truncated"] and episodes["count"]:
         yield "No episode ends: neither terminated nor truncated is ever set."
-    if stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * stopped:
+    if num_stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * num_stopped:
         yield (
-            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
+            f"{percent(ends['cut'] / num_stopped)} of episodes stop without an end: the next step did not start "
             "where the last one led. Are observations changed between steps?"
         )
     if episodes["both_flags"]:
@@ -258,9 +260,9 @@ def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
     if priorities["effective"] is None:
         yield "Every priority is 0: nothing can be drawn."
         return
-    few, rows = priorities["rows_with"]["60%"], priorities["rows"]
-    if few <= 0.05 * rows:
-        yield f"{few:,} row{'s hold' if few > 1 else ' holds'} 60 % of the priority mass."
+    num_top_rows, rows = priorities["rows_with"]["60%"], priorities["rows"]
+    if num_top_rows <= 0.05 * rows:
+        yield f"{num_top_rows:,} row{'s hold' if num_top_rows > 1 else ' holds'} 60 % of the priority mass."
     elif priorities["effective"] <= 0.1 * rows:
         yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
     if priorities["zero"] >= 0.5 * rows:

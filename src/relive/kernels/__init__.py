@@ -27,7 +27,7 @@ from relive.kernels import torch_ops
 
 try:
     from relive.kernels import _native
-except ImportError:  # installed without a compiler
+except ImportError:  # relive was installed without a compiler
     _native = None
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ def runs_triton(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether Triton kernels handle all these tensors."""
     if _forced is not None or not tensors or not tensors[0].is_cuda:
         return _forced == "triton" and all(tensor.is_cpu for tensor in tensors)
-    return _serves(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
+    return _triton_works_on(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
 
 
 @cache
-def _serves(device: torch.device) -> bool:
+def _triton_works_on(device: torch.device) -> bool:
     """Whether Triton works on a GPU: AMD, or NVIDIA from Turing on, if a small kernel compiles and launches.
 
     Evaluated once per device. Warns about the fallback to torch ops if Triton is installed but fails.
@@ -147,7 +147,7 @@ def force_torch() -> AbstractContextManager[None]:
 
 @contextmanager
 def without_exchange() -> Iterator[None]:
-    """Behave inside as under a torch without DLPack's C exchange API (before 2.10)."""
+    """Context manager that simulates a torch without DLPack's C exchange API (before 2.10)."""
     if _native is None:
         yield
         return

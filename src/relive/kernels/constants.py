@@ -8,7 +8,7 @@ import torch
 
 
 @lru_cache(maxsize=256)
-@torch.inference_mode(False)  # they are also used outside inference mode
+@torch.inference_mode(False)  # cached tensors are also used outside inference mode
 def count_from(start: int, stop: int, step: int, device: torch.device) -> torch.Tensor:
     """`torch.arange(start, stop, step)`, int64 [L]."""
     return torch.arange(start, stop, step, device=device)

@@ -153,7 +153,7 @@ def _copy_weights(
 
 def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
     """Return (smallest / priority)^beta, float32 [K] in (0, 1]."""
-    # A tensor: torch divides a Python number by multiplying with a reciprocal, which is infinite for denormals.
+    # `smallest` as a tensor: torch would multiply a number with a reciprocal, which is infinite for denormals.
     smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
     # Underflow becomes the smallest normal float32: a weight of zero would drop the row.
     out = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
@@ -182,7 +182,7 @@ class _TorchTree:
         self._rows = self._blocks.unsqueeze(1)
         self._sums = torch.zeros(num_blocks, 2, dtype=torch.float64, device=device)
         self._normal, self._tiny = self._sums.unbind(1)
-        # A tensor: Python numbers in mixed operations may pass through float32.
+        # Scales as a tensor: Python numbers in mixed operations may pass through float32.
         self._scales = torch.tensor([[_NORMAL], [_TINY]], dtype=torch.float64, device=device)
         self._running = _Running(num_blocks, self._scales)
 
@@ -268,8 +268,8 @@ class _TorchTree:
 def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
     leaves = leaves.contiguous()  # searchsorted warns about strided input
-    ordered, order = leaves.sort(stable=True)
-    last = torch.searchsorted(ordered[1:], leaves, right=True)  # position of the last entry in sorted order
+    sorted_leaves, order = leaves.sort(stable=True)
+    last = torch.searchsorted(sorted_leaves[1:], leaves, right=True)  # position of the last entry in sorted order
     return values.index_select(0, order.index_select(0, last))
 
 
@@ -281,10 +281,10 @@ class _Running:
     """
 
     def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
-        both = scales.new_zeros(num_blocks + 2, 2)  # a zero, the running sums, and their scale
-        both[-1] = scales.view(2)
-        self._sums, self._normal_total = both[1:-1], both[-2, 0]
-        self._normal, self._tiny = both.unbind(1)
+        sums_and_scale = scales.new_zeros(num_blocks + 2, 2)  # rows: a zero, the running sums, and the scale
+        sums_and_scale[-1] = scales.view(2)
+        self._sums, self._normal_total = sums_and_scale[1:-1], sums_and_scale[-2, 0]
+        self._normal, self._tiny = sums_and_scale.unbind(1)
         self._positions = torch.zeros_like(self._sums, dtype=torch.int64)
         self._running = torch.zeros_like(self._normal)
         self.starts, self.ends, self.total, self.scale = (
@@ -301,4 +301,4 @@ def _first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """Per row of [n, m], the first positive entry whose running sum reaches the point [n] > 0; else the last one."""
     ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
     inside = points.minimum(ends.amax(1)).unsqueeze(1)
-    return ends.ge_(inside).argmax(1)  # the first 1 among zeros and ones
+    return ends.ge_(inside).argmax(1)  # argmax finds the first 1 among zeros and ones

@@ -45,12 +45,13 @@ def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
 
 
 class RebindingReader(Generic[T]):
-    """A reader that is made again when the memory of its columns has moved, as after `share_memory_` of a caller."""
+    """A reader that is rebuilt after the memory of its columns moved, as when a caller called `share_memory_`."""
 
     def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
         self._make, self._columns, self._is_exposed = make, columns, is_exposed
         self._reader = make()
-        self._addresses = self._data_pointers() if is_exposed() else None  # callers cannot move what they do not have
+        # Unless exposed, no caller has a reference to the tensors, so they cannot move.
+        self._addresses = self._data_pointers() if is_exposed() else None
 
     def _data_pointers(self) -> list[int]:
         return [column.data_ptr() for column in self._columns]

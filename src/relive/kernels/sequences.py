@@ -123,7 +123,7 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     nth = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
     start = begin[run] + nth * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
-    before = ended[:-1] if mask is None else ~mask[:-1]  # only reset rows are masked
+    before = ended[:-1] if mask is None else ~mask[:-1]  # `mask` excludes only reset rows
     is_first = torch.cat([flags.starting.unsqueeze(0), before])
     return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
 
@@ -178,7 +178,7 @@ class _TorchSequenceReader:
         if self.layout != "batch_first":
             rows, mask = rows.t().contiguous(), mask.t().contiguous()
         if self.layout == "packed":
-            rows, sizes = rows[mask], mask.sum(1).cpu()  # PackedSequence needs them on the host
+            rows, sizes = rows[mask], mask.sum(1).cpu()  # PackedSequence needs batch sizes on the host
             sizes = sizes[sizes > 0]
         else:
             sizes = mask

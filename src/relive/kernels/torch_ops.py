@@ -23,8 +23,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     open_ = _open(terminated, truncated, mask)
     advantage = _scan(_td_error(reward, value, next_value, terminated, gamma), gamma * lam, open_)
-    invalid = _invalid(mask)
-    return _filled(advantage, invalid), _filled(advantage + value, invalid)
+    invalid = _invert_mask(mask)
+    return _zero_invalid(advantage, invalid), _zero_invalid(advantage + value, invalid)
 
 
 def lambda_return(
@@ -34,9 +34,11 @@ def lambda_return(
     open_ = _open(terminated, truncated, mask)
     bootstrap = next_value.masked_fill(terminated, 0)
     # With λ = 1 the next value of an open step has no weight, even if it is NaN.
-    held = torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
-    return_ = _scan(torch.add(reward, held, alpha=gamma), gamma * lam, open_)
-    return _filled(return_, _invalid(mask))
+    weighted_bootstrap = (
+        torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
+    )
+    return_ = _scan(torch.add(reward, weighted_bootstrap, alpha=gamma), gamma * lam, open_)
+    return _zero_invalid(return_, _invert_mask(mask))
 
 
 def n_step_return(
@@ -44,18 +46,18 @@ def n_step_return(
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
     linked = _open(terminated, truncated, mask)
-    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # of one step
+    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # one-step return
     piece = torch.where(linked, reward, return_)  # reward sum of k steps, to be extended where still linked
     # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
-    k, left = 1, min(n, max(len(reward), 1)) - 1
-    while left:
-        if left & 1:
+    k, remaining = 1, min(n, max(len(reward), 1)) - 1
+    while remaining:
+        if remaining & 1:
             return_ = _continue(piece, gamma**k, return_, linked, k)
-        left >>= 1
-        if left:
+        remaining >>= 1
+        if remaining:
             piece, linked = _continue(piece, gamma**k, piece, linked, k), _link(linked, k)
             k *= 2
-    return _filled(return_, _invalid(mask))
+    return _zero_invalid(return_, _invert_mask(mask))
 
 
 def vtrace(
@@ -67,8 +69,8 @@ def vtrace(
     delta = _td_error(reward, value, next_value, terminated, gamma)
     excess = _scan(rho * delta, decay, open_)
     advantage = rho * _continue(delta, gamma * lam, excess, open_, 1)
-    invalid = _invalid(mask)
-    return _filled(advantage, invalid), _filled(excess + value, invalid)
+    invalid = _invert_mask(mask)
+    return _zero_invalid(advantage, invalid), _zero_invalid(excess + value, invalid)
 
 
 def wide(flags: Tensor, like: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ def n_step_sums(
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
     # Fill with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
     reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
-    if reward.dtype.is_floating_point:  # rounded once, and in one launch
+    if reward.dtype.is_floating_point:  # each product is rounded once, in one launch
         terms = torch.mul(reward, factors, out=torch.empty_like(reward))
     else:
         terms = (reward * factors).to(reward.dtype)
@@ -138,9 +140,9 @@ def _link(linked: Tensor, k: int) -> Tensor:
     return torch.logical_and(linked, linked.roll(-k, 0))
 
 
-def _invalid(mask: Tensor | None) -> Tensor | None:
+def _invert_mask(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.logical_not()
 
 
-def _filled(output: Tensor, invalid: Tensor | None) -> Tensor:
+def _zero_invalid(output: Tensor, invalid: Tensor | None) -> Tensor:
     return output if invalid is None else output.masked_fill(invalid, 0)

@@ -22,7 +22,7 @@ from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 
 ChangedSlots = tuple[torch.Tensor, torch.Tensor | None]
-"""Slots, and a mask of those that changed (None: all)."""
+"""Slots of a write, and a mask of the slots that changed (None: all changed)."""
 
 
 class Backend:
@@ -33,7 +33,7 @@ class Backend:
 
     def __init__(self, rows: RowStorage) -> None:
         self.rows = rows
-        """The tensors of the rows."""
+        """The stored rows: a tensor per leaf."""
         self.ring = rows.ring
         """The kind of row in each slot, and the arithmetic of slots and ids."""
         self.allocator, self.schema, self.device = rows.allocator, rows.schema, rows.device
@@ -44,7 +44,7 @@ class Backend:
         """Pending warning about steps that look like a mistake; None without one."""
         self._readers: dict[Any, Reader] = {}
         self._is_valid: Callable[[], bool] | None = None
-        """The backend's own check of all invariants of the ring, which finds violations but does not explain them."""
+        """Fast check of all invariants of the ring; finds a violation but does not explain it."""
 
     # Writing
 
@@ -122,7 +122,7 @@ class Backend:
     # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
-        """Make a reader of batches of this plan. Slower than reading a batch: keep the reader."""
+        """Make a reader of batches of this plan. Making one takes longer than reading a batch: cache it."""
         return TorchReader(self, plan)
 
     def take(
@@ -130,11 +130,11 @@ class Backend:
     ) -> list[torch.Tensor]:
         """Read all leaves, or the leaves `leaves`, at slots; with `padded` a slot may be -1."""
         which, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
-        whole = tuple(i for i in which if i not in stacked)
-        tensors = self._take(self.rows.leaves, whole, slots, padded)
-        if len(whole) == len(which):
+        unstacked = tuple(i for i in which if i not in stacked)
+        tensors = self._take(self.rows.leaves, unstacked, slots, padded)
+        if len(unstacked) == len(which):
             return tensors
-        read = dict(zip(whole, tensors, strict=True))
+        read = dict(zip(unstacked, tensors, strict=True))
         return [read[i] if i in read else self._stack(slots, i) for i in which]
 
     def take_stored_next(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
@@ -168,7 +168,7 @@ class Backend:
         """Number of transitions of the same episode after each row."""
         return self.ring.ahead(slots)
 
-    # Naming
+    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """Ids of the rows at slots."""

@@ -413,7 +413,7 @@ class ReplayBuffer(StateDictMixin):
             slots = sampler.sample_into(count, reserved[WEIGHT])
         else:
             slots, weight = sampler.choose(count)
-        if len(slots) != count:  # the end of an epoch
+        if len(slots) != count:  # the last rows of an epoch are fewer
             out = None if out is None else out[: len(slots)]
             reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
         return reader.fill(reserved, slots, weight, out)
@@ -456,7 +456,7 @@ class ReplayBuffer(StateDictMixin):
         except KeyError:
             bound = self._views[view] = self._bind(view)
             return bound
-        except TypeError:  # not hashable
+        except TypeError:  # the view is not hashable
             return self._bind(view)
 
     def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
@@ -514,9 +514,9 @@ class ReplayBuffer(StateDictMixin):
             reader, finish = self._bound(view)
             ids = row_ids(index, self.device)
             slots = self.storage.locate(ids)
-            if len(slots) and int(slots.min()) < 0:  # half the time of (slots < 0).any()
-                gone = int(ids[slots < 0][0])
-                raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
+            if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
+                stale_id = int(ids[slots < 0][0])
+                raise IndexError(explain("index", "stored rows", f"{stale_id}, which was overwritten", "Sample again."))
             leaves = self._read(slots, None, reader, finish)
             return assemble(leaves, leaves[INDEX].shape)
 
@@ -572,10 +572,10 @@ class ReplayBuffer(StateDictMixin):
         cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
     ) -> ReplayBuffer:
         """Open the buffer in a folder of disk memory with the settings of its last commit; see `relive.load`."""
-        name, saved = read_last_commit(root)
+        name, commit = read_last_commit(root)
         changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
         try:
-            return cls(**arguments_of(saved.config, saved, changes))
+            return cls(**arguments_of(commit.config, commit, changes))
         except SchemaError as error:
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
@@ -597,7 +597,7 @@ class ReplayBuffer(StateDictMixin):
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
-        """The complete rows, which never change."""
+        """The rows to save: complete transitions, which are never modified."""
         return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:

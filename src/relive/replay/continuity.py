@@ -101,8 +101,8 @@ class ContinuityCounter:
     """The counts of one buffer object, and the names of warnings it has issued: each once."""
 
     is_on: bool
-    """Whether writes count; on other devices `check()` counts the stored rows instead, to save launches."""
-    seen: ContinuityStats = field(default_factory=ContinuityStats)
+    """Whether writes update the counts. On other devices `check()` counts the stored rows instead, to save launches."""
+    stats: ContinuityStats = field(default_factory=ContinuityStats)
     issued: set[str] = field(default_factory=set)
 
     def next_warning(self, stats: ContinuityStats) -> str | None:
@@ -118,7 +118,7 @@ def step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
 ) -> ContinuityStats:  # fmt: skip
-    """Count a step of the environments `env` [K] before it is written; on the CPU only.
+    """Count a step of the environments `env` [K] before it is written. Used on the CPU only.
 
     `head`, `is_open` and `resetting` [K] are the ring state of these environments.
     """
@@ -129,13 +129,13 @@ def step_continuity(
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
     continues_last = _equal_obs(rows, np.where(opened, pending, final), obs)
     follows = opened & ~(resetting.numpy() & rows.next_step)
-    watched = opened if rows.has_stats else opened & ~follows
-    restarted = int((watched & ~continues_last).sum())
-    counted = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
+    is_watched = opened if rows.has_stats else opened & ~follows
+    restarted = int((is_watched & ~continues_last).sum())
+    stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
-        return counted
+        return stats
     is_end, is_over, leads_away = _ends(rows, final)
-    return counted + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
+    return stats + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
@@ -151,12 +151,12 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     own, start = ring.before(final), ring.after(final)
     flags = [flag.view(-1)[own] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
-    counted = ContinuityStats(int(continues.sum()) + cut, cut)
+    stats = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
-        return counted
+        return stats
     is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
-    return counted + _count_ends(
+    return stats + _count_ends(
         is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
     )
 
@@ -167,24 +167,27 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
 
 
 def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks of final slots: ends an episode of several steps; is terminated; differs from its own `obs`."""
+    """Return three masks of the slots `final`, for the step before each slot.
+
+    The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.
+    """
     ring = rows.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
     terminated, truncated = (flag.view(-1).cpu().numpy()[own] for flag in rows.flags())
     is_step = (kind[own] == TRANSITION) | (kind[own] == HISTORY)
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
-    stays = np.ones(len(final), bool)
+    is_equal = np.ones(len(final), bool)
     for i in rows.obs_leaves:
-        stays &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
-    return is_end, terminated, ~stays
+        is_equal &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
+    return is_end, terminated, ~is_equal
 
 
 def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Mask of flat slots whose observations equal `obs` bit by bit."""
     same = np.ones(len(slots), bool)
-    for i, given in zip(rows.obs_leaves, obs, strict=True):
-        same &= (_bytes_at(rows, slots, i) == _as_bytes(given, len(slots))).all(1)
+    for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
+        same &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
     return same
 
 

@@ -28,13 +28,13 @@ class ResolvedRows(NamedTuple):
     is_padding: torch.Tensor | None = None
     """Mask of padding [K]; None without padding."""
 
-    def without_padding(self, gone: Any) -> Any:
-        """Subtract the padding from `gone`, the number of slots that are -1; a tensor on other devices."""
-        return gone if self.is_padding is None else gone - _count(self.is_padding)
+    def without_padding(self, num_skipped: Any) -> Any:
+        """Subtract the padding from a number of skipped slots; a tensor on devices other than the CPU."""
+        return num_skipped if self.is_padding is None else num_skipped - _count(self.is_padding)
 
     @property
     def stale(self) -> Any:
-        """Number of overwritten rows; a tensor on other devices."""
+        """Number of overwritten rows; a tensor on devices other than the CPU."""
         return self.without_padding(_count(self.slots < 0))
 
 
@@ -63,8 +63,8 @@ def resolve_padded_ids(backend: Backend, flat: torch.Tensor, lead: tuple[int, ..
     return ResolvedRows(slots, lead, is_padding)
 
 
-def _unresolved(backend: Backend, index: Any) -> ResolvedRows:
-    """Keep the ids in place of slots, for a sampler that resolves them itself."""
+def _unresolved_rows(backend: Backend, index: Any) -> ResolvedRows:
+    """Return the ids unresolved, as `slots`, for a sampler that resolves ids itself."""
     flat, lead = flat_ids(index, backend.device)
     return ResolvedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
 
@@ -105,16 +105,16 @@ def write_back(
 def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     """Flatten fields to leaves by index in the schema; raises if one is not mutable."""
     mutable = mutable_schema(schema)
-    known = ", ".join(mutable.names) or "none is declared"
+    names = ", ".join(mutable.names) or "none is declared"
     if not fields:
         remedy = "Pass the new values by name."
-        raise SchemaError(explain("write", f"at least one Mutable field ({known})", "no field", remedy))
+        raise SchemaError(explain("write", f"at least one Mutable field ({names})", "no field", remedy))
     leaves: dict[int, Any] = {}
     for name, value in fields.items():
         schema.require(name)
         if name not in mutable.names:
             remedy = "Declare it as rl.Mutable(…), if it is not an observation."
-            raise SchemaError(explain(name, f"a Mutable field ({known})", "a field that never changes", remedy))
+            raise SchemaError(explain(name, f"a Mutable field ({names})", "a field that never changes", remedy))
         paths = (mutable.paths[i] for i in mutable.leaf_indices[name])
         leaves |= dict(zip(map(schema.paths.index, paths), mutable.flatten(name, value), strict=True))
     return leaves
@@ -122,7 +122,7 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
 
 def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of rows; returns how many rows were stale and skipped."""
-    rows = _unresolved(backend, index) if sampler.updates_by_id else resolve_ids(backend, index)
+    rows = _unresolved_rows(backend, index) if sampler.updates_by_id else resolve_ids(backend, index)
     if rows.is_padding is None:
         return sampler.update(rows.slots, priority)
     if tuple(priority.shape) != rows.leading_shape:
@@ -137,12 +137,12 @@ class SortedRows(NamedTuple):
 
     ids: torch.Tensor
     slots: torch.Tensor
-    """Flat slots."""
+    """Flat slots of the transitions."""
     starts: torch.Tensor
     """Mask of the first stored transition of each episode."""
 
     def episodes(self) -> list[torch.Tensor]:
-        """The ids of each episode."""
+        """Split the ids into one tensor per episode."""
         edges = [*self.starts.nonzero().squeeze(1).tolist(), len(self.starts)]
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
 

@@ -51,10 +51,10 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
 
 def device_faults(rows: RowStorage) -> Iterator[str]:
     """Yield messages about inputs that a device counted instead of raising, which would synchronise."""
-    broken = int(rows.num_invalid_stacks) if rows.has_values else 0
-    if broken:
+    num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
+    if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
-        yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
+        yield explain("obs", "stacks of the stored frames", f"{num_invalid} steps with other stacks", remedy)
     yield from overflows_of(rows.overflowed)
     unknown = int(rows.unknown_envs) if rows.has_values else 0
     if unknown:
@@ -69,11 +69,11 @@ def _check_form(rows: RowStorage) -> None:
     expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
     require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
-    lead, copied = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
-    fields = [*schema.fields, *(schema.fields[i] for i in copied)]
-    of_ring = Ring.forms(ring.slots, ring.num_envs)
-    paths = [*schema.paths, *(rows.next_paths if copied else ()), *((name,) for name in of_ring)]
-    forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *of_ring.values()]
+    lead, copied_leaves = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
+    fields = [*schema.fields, *(schema.fields[i] for i in copied_leaves)]
+    ring_forms = Ring.forms(ring.slots, ring.num_envs)
+    paths = [*schema.paths, *(rows.next_paths if copied_leaves else ()), *((name,) for name in ring_forms)]
+    forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *ring_forms.values()]
     for path, tensor, (shape, dtype) in zip(paths, rows.tensors, forms, strict=True):
         require_form(path_name(path), tensor, shape, dtype, rows.device)
     require_addresses(paths, rows.tensors, rows.addresses)
@@ -115,17 +115,17 @@ class _Host:
 
 
 class _Ages:
-    """Ages of the rows at all slots [S, N], and masks derived from them.
+    """Ages of the rows at all slots [S, N], and masks computed from the ages.
 
     The newest row of an environment has age 0. Ages fit in int32, which compares faster than row numbers.
     """
 
     def __init__(self, ring: Ring, host: _Host) -> None:
         self._newest, self.kind, slots = host.head - ~host.open, host.kind, ring.slots
-        small = np.int32 if slots < 1 << 30 else np.int64
-        since = np.minimum(self._newest - host.floor, slots).astype(small)
+        age_dtype = np.int32 if slots < 1 << 30 else np.int64
+        since = np.minimum(self._newest - host.floor, slots).astype(age_dtype)
         """Age [N] of the first row since the last clear."""
-        self.age = (self._newest % slots).astype(small) - np.arange(slots, dtype=small)[:, None]
+        self.age = (self._newest % slots).astype(age_dtype) - np.arange(slots, dtype=age_dtype)[:, None]
         self.age[self.age < 0] += slots
         self.is_stored = self.age <= since
         self.is_first = self.age == since
@@ -146,9 +146,9 @@ class _Ages:
             return
         slot, env = np.argwhere(~holds)[0].tolist()
         where = f"{what} of row {int(self._newest[env] - self.age[slot, env])}, environment {env}"
-        found = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
+        got_value = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
         remedy = "Call clear(), or load a checkpoint: the memory was changed from outside the buffer."
-        raise InvariantError(explain(where, expected, found, remedy))
+        raise InvariantError(explain(where, expected, got_value, remedy))
 
 
 def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
@@ -166,7 +166,7 @@ def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         f"no transition {ring.num_sampleable} rows before the head",
         kind,
     )
-    # The first rows after dropped ones may be frames of later stacks without a complete stack themselves.
+    # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
     may_be_history = ~ages.is_sampleable | ages.is_early
     may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes its row history
     ages.require(
@@ -183,9 +183,9 @@ def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     if not rows.next_step:
         ages.require(~(final & (after_final | ages.is_first)), "kind", "a transition before a final row", kind)
     else:
-        # A reset, and after it an observation without a step.
-        twice = final & after_final
-        ages.require(~(final & ages.after(twice)), "kind", "at most two final rows in a row", kind)
+        # Two final rows: a reset, then an observation from which no step was taken.
+        is_second_final = final & after_final
+        ages.require(~(final & ages.after(is_second_final)), "kind", "at most two final rows in a row", kind)
     if rows.stores_next_obs:
         ages.require(first | ~ages.is_stored, "first", "a start in every unordered row", first)
     else:
@@ -202,8 +202,8 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
         is_reset = ages.follows & (kind == FINAL)
         ages.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
-        closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
-        ages.require(closed | ~after_end, "kind", "final after an end", kind)
+        is_closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
+        ages.require(is_closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
     # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
@@ -216,8 +216,8 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
 
 def _check_counts(host: _Host) -> None:
     """Verify that the counts of transitions agree with the kinds."""
-    found = np.count_nonzero(host.kind == TRANSITION, axis=0)
-    require_all(host.count == found, "count", "the number of transitions", host.count)
+    num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
+    require_all(host.count == num_transitions, "count", "the number of transitions", host.count)
 
 
 def check_kernels(backend: Backend) -> None:
@@ -226,8 +226,8 @@ def check_kernels(backend: Backend) -> None:
     count = int(ring.count.sum())
     require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
     # A sample of slots of every environment suffices: ids are computed from the head.
-    every = ring.kind.numel() // _MAX_COMPARED + 1
-    slot, env = (ring.kind[::every] == TRANSITION).nonzero(as_tuple=True)
-    slots = slot * every * ring.num_envs + env
+    stride = ring.kind.numel() // _MAX_COMPARED + 1
+    slot, env = (ring.kind[::stride] == TRANSITION).nonzero(as_tuple=True)
+    slots = slot * stride * ring.num_envs + env
     ids = backend.ids(slots)
     require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)

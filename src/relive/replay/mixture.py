@@ -56,10 +56,10 @@ class Mixture:
     def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
         self.buffers = dict(buffers)
         self._parts = _integer_ratios(list(self.buffers), ratios)
-        """The ratios as ints, so that the carried remainder never drifts."""
+        """The ratios as ints: remainders are exact and do not drift."""
         _require_alike(self.buffers)
         self._owed = [0] * len(self.buffers)
-        """Rows that each buffer is behind its share, times the sum of the parts; they add up to 0."""
+        """Rows that each buffer is owed (negative: received too many), times the sum of the ratios; adds up to 0."""
         self._lock = threading.Lock()
 
     @property
@@ -96,13 +96,13 @@ class Mixture:
 
     def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
         """Return the number of rows of each buffer, and the new remainders."""
-        whole = sum(self._parts)
-        counts = [part * batch_size // whole for part in self._parts]
-        owed = [rest + part * batch_size % whole for rest, part in zip(self._owed, self._parts, strict=True)]
+        total = sum(self._parts)
+        counts = [part * batch_size // total for part in self._parts]
+        owed = [rest + part * batch_size % total for rest, part in zip(self._owed, self._parts, strict=True)]
         for _ in range(batch_size - sum(counts)):
-            last = owed.index(max(owed))  # the furthest behind
+            last = owed.index(max(owed))  # the buffer that is owed most
             counts[last] += 1
-            owed[last] -= whole
+            owed[last] -= total
         return counts, owed
 
     def _require_rows(self, counts: list[int]) -> None:
@@ -133,10 +133,10 @@ class Mixture:
         rows = len(leaves["index",])
         if out is None:
             return assemble(leaves, leaves["index",].shape)
-        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # the end of an epoch
+        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end early
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
-        """Verify `out` before anything is drawn; its fields too, unless a user's view computes them."""
+        """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._bound(view)
         plan = plan_of_batch(reader.plan, finish)
@@ -152,7 +152,7 @@ class Mixture:
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
 
-        Buffers without priorities have nothing to update; when none has any, that is an error.
+        Rows of buffers without priorities are ignored. Raises if no buffer has priorities.
         """
         buffers = list(self.buffers.values())
         prioritized = [buffer.sampler.takes_priorities for buffer in buffers]
@@ -165,9 +165,8 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        if (
-            numpy_view(values) is not None
-        ):  # before any buffer is changed; not checked on other devices: it would synchronise
+        # Checked before any buffer is changed, but only on the CPU: on other devices it would synchronise.
+        if numpy_view(values) is not None:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
@@ -202,15 +201,15 @@ class Mixture:
 
 
 def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
-    given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
-    known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
-    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in given]
-    if not names or len(given) != len(names) or not known or not all(right) or not any(given):
+    shares = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
+    has_all_names = not isinstance(ratios, Mapping) or set(ratios) == set(names)
+    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]
+    if not names or len(shares) != len(names) or not has_all_names or not all(right) or not any(shares):
         remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
-    exact = [Fraction(ratio) for ratio in given]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    exact = [Fraction(ratio) for ratio in shares]  # pyright: ignore[reportArgumentType, reportCallIssue]
     return [int(ratio * math.lcm(*(one.denominator for one in exact))) for ratio in exact]
 
 
@@ -225,9 +224,9 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         fields = {
             path: (caller_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)
         }
-        form = (str(buffer.device), fields)
-        first = first or (name, form)
-        if form != first[1]:
+        signature = (str(buffer.device), fields)
+        first = first or (name, signature)
+        if signature != first[1]:
             odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
             got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
             expected = f"the fields and the device of {first[0]}"

@@ -44,7 +44,7 @@ class NativeBackend(Backend):
         self._is_alone = not rows.allocator.persistent
         """Whether no other process writes these rows and no file holds them."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
-        self._few: torch.Tensor | None = None
+        self._few_slots: torch.Tensor | None = None
         """Cached slots of all transitions, if there are few; None after a write."""
         self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
@@ -58,7 +58,7 @@ class NativeBackend(Backend):
         count = 1 if steps is None else steps
         if self._rows_left < MAX_ROWS_PER_STEP * count:
             self._rows_left = self.ring.require_rows_left(count)
-        self._few = None
+        self._few_slots = None
         self._rows_left -= MAX_ROWS_PER_STEP * count
         status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
         if status >= 0:
@@ -89,15 +89,15 @@ class NativeBackend(Backend):
         return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
 
     def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
-        self._few = None
+        self._few_slots = None
         super().cut(envs, then)
 
     def clear(self) -> None:
-        self._few = None
+        self._few_slots = None
         super().clear()
 
     def refresh(self) -> None:
-        self._few = None
+        self._few_slots = None
         self._rows_left = self.ring.rows_left()
 
     # Drawing
@@ -110,13 +110,13 @@ class NativeBackend(Backend):
         return not self._core.stored()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        drawn = self._core.draw(count, random.capsule, None)
-        return self._draw_from_few(count, random) if drawn is None else drawn
+        slots = self._core.draw(count, random.capsule, None)
+        return self._draw_from_few(count, random) if slots is None else slots
 
     def _draw_from_few(self, count: int, random: Randomness) -> torch.Tensor:
-        """Draw if transitions are too rare for the core's rejection sampling."""
-        slots = self.stored() if self._few is None else self._few
-        self._few = slots if self._is_alone else None
+        """Draw from the list of all transitions, if they are too rare for the core's rejection sampling."""
+        slots = self.stored() if self._few_slots is None else self._few_slots
+        self._few_slots = slots if self._is_alone else None
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
@@ -163,7 +163,7 @@ class NativeBackend(Backend):
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.behind(slots, None)
 
-    # Naming
+    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.ids(slots, None)
@@ -178,8 +178,10 @@ class NativeBackend(Backend):
 
     def check(self) -> None:
         super().check()
-        if self._few is not None:
-            require(torch.equal(self._few, self.stored()), "few transitions", "those of the ring", self._few)
+        if self._few_slots is not None:
+            require(
+                torch.equal(self._few_slots, self.stored()), "few transitions", "those of the ring", self._few_slots
+            )
 
     def recover(self) -> None:
         if self._write_back is not None:
@@ -204,21 +206,21 @@ class NativeBackend(Backend):
 
     def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Mask [S, N] of slots whose row, from `since` [N] to before `until` [N], does not match its checksum."""
-        broken = torch.zeros_like(self.ring.first)
-        self._core.find_broken(since, until, broken)
-        return broken
+        is_damaged = torch.zeros_like(self.ring.first)
+        self._core.find_broken(since, until, is_damaged)
+        return is_damaged
 
     def check_bytes(self) -> None:
         """Verify the checksum of every row on the disk."""
         ring = self.ring
         if not self._reads_files:
             return
-        broken = self.damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
-        if broken.any():
-            slot, env = broken.nonzero()[0].tolist()
+        is_damaged = self.damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
+        if is_damaged.any():
+            slot, env = is_damaged.nonzero()[0].tolist()
             where = f"row {int(ring.rows()[slot, env])}, environment {env} (slot {slot})"
             remedy = "Call clear(), or load a checkpoint: the disk has changed the row."
-            got = f"other bytes (in {int(broken.sum())} rows)"
+            got = f"other bytes (in {int(is_damaged.sum())} rows)"
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
@@ -227,7 +229,7 @@ class NativeBackend(Backend):
 
 
 class BridgedBackend(NativeBackend):
-    """The C++ core under a torch version whose tensors it cannot make: batches are read leaf by leaf."""
+    """The C++ core under a torch version whose tensors it cannot create: batches are read leaf by leaf."""
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TorchReader(self, plan)
@@ -259,7 +261,7 @@ class NativeReader(PlanReader):
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        # Without strict=: the keyword takes as long as the loop.
+        # Without strict=, which would double the time of this loop.
         return dict(zip(self.plan.paths, self._core.read(slots)))  # noqa: B905
 
     def sample(self, count: int, random: Randomness) -> lazy.TensorDict | None:

@@ -53,11 +53,11 @@ class Layout(IntEnum):
     """The treatment of offsets outside the stored episode. The native core uses the same numbers."""
 
     NEAREST = 0
-    """The nearest step is repeated in their places."""
+    """Each offset outside the episode repeats the nearest step."""
     ZEROS = 1
-    """Zeros in their places."""
+    """Each offset outside the episode gives zeros."""
     PACKED = 2
-    """Real steps come first, then zeros."""
+    """All stored steps come first, followed by zeros."""
 
 
 class Group(NamedTuple):
@@ -121,9 +121,9 @@ class ReadPlan:
         """The paths of a batch, in the order of every backend."""
         discount = (DISCOUNT,) if self.n else ()
         masks = tuple(group.mask for group in self.masked if group.mask is not None)
-        marks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
+        step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
         steps = (STEP_INDEX,) if self.step_index else ()
-        return *(read.path for read in self.reads), INDEX, *discount, *masks, *marks, *steps
+        return *(read.path for read in self.reads), INDEX, *discount, *masks, *step_masks, *steps
 
     @cached_property
     def is_transition(self) -> bool:
@@ -137,7 +137,8 @@ class ReadPlan:
         before, after = 0, last
         for group in self.groups:
             if group.offsets is not None and self.layout is Layout.PACKED:
-                before, after = -group.offsets[0], group.offsets[-1]  # a range, which may be long
+                # The ends of a range, which may be too long to iterate over.
+                before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT
                 before = max(before, -min(group.offsets) - is_next)

@@ -44,11 +44,11 @@ only the newest observation, from which the next step starts. HISTORY: too old t
 stacks."""
 
 
-def _of_slots(dtype: torch.dtype) -> dict[str, Any]:
+def _per_slot(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": dtype, "of_slots": True}
 
 
-def _of_envs(dtype: torch.dtype) -> dict[str, Any]:
+def _per_env(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": dtype, "of_slots": False}
 
 
@@ -62,19 +62,19 @@ class Ring:
     num_sampleable: int
     slots: int
     num_envs: int
-    kind: torch.Tensor = field(metadata=_of_slots(torch.uint8))
+    kind: torch.Tensor = field(metadata=_per_slot(torch.uint8))
     """The kind of every slot [S, N]."""
-    first: torch.Tensor = field(metadata=_of_slots(torch.bool))
+    first: torch.Tensor = field(metadata=_per_slot(torch.bool))
     """Whether the observation of a slot starts an episode [S, N]."""
-    head: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    head: torch.Tensor = field(metadata=_per_env(torch.int64))
     """Number of the next row [N]."""
-    open: torch.Tensor = field(metadata=_of_envs(torch.bool))
+    open: torch.Tensor = field(metadata=_per_env(torch.bool))
     """Whether the head row already holds an observation, the `next_obs` of the last step [N]."""
-    resetting: torch.Tensor = field(metadata=_of_envs(torch.bool))
+    resetting: torch.Tensor = field(metadata=_per_env(torch.bool))
     """Whether the next step only resets (NEXT_STEP) [N]."""
-    count: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    count: torch.Tensor = field(metadata=_per_env(torch.int64))
     """Number of transitions [N]."""
-    floor: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    floor: torch.Tensor = field(metadata=_per_env(torch.int64))
     """First valid row [N]: rows before it were cleared or dropped."""
     journal: torch.Tensor | None = None
     """1 + 2 · head + open at the start of an unfinished write, else 0 [N]; see `recover`. Not saved."""
@@ -141,7 +141,7 @@ class Ring:
 
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Ids of the newest rows at flat slots."""
-        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # one past the newest row
+        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
         top = beyond[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
@@ -154,11 +154,11 @@ class Ring:
         return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Kinds of flat slots."""
+        """Kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
-        """Mask of ints that are flat slots of transitions."""
+        """Mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
         inside = slots.clamp(0, self.kind.numel() - 1)
         return (slots == inside) & (self.kind_at(inside) == TRANSITION)
 
@@ -174,26 +174,27 @@ class Ring:
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
         """Number of transitions of the same episode after each slot."""
-        stops = torch.cat([self.kind, self.kind]) != TRANSITION  # twice: runs continue across the end of the ring
-        return self._since(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
+        # Repeated twice: episodes continue across the end of the ring.
+        stops = torch.cat([self.kind, self.kind]) != TRANSITION
+        return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Number of transitions of the same episode before each slot."""
         # A run starts with its episode, or after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
-        return self._since(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
+        return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `preceding` and `ahead`, limited to `before` and `after`, which are below the number of slots."""
-        if before + after > _MANY_STEPS:  # a pass over all slots is faster
+        """Return `preceding` up to `before` and `ahead` up to `after`; both limits are below the number of slots."""
+        if before + after > _MANY_STEPS:  # for many steps a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
         at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
         is_step = self.kind_at(at) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
-    def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Distance from each place back to the last stop."""
+    def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Distance from each place back to the nearest earlier stop in its column."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
@@ -212,8 +213,8 @@ class Ring:
             run, is_no_step = self.run(ids, min(after, self.slots))
             steps = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
-        apart = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
-        back, ahead = (min(apart * steps, self.slots - 1) for steps in (before, after - 1))
+        row_spacing = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
+        back, ahead = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
         near = ids.unsqueeze(1) + offsets
         at = near % self.size
@@ -245,7 +246,7 @@ class Ring:
         self.journal.zero_()
 
     def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
-        """Return the environments `where` to earlier heads [N]; up to `reach` rows may have been written since."""
+        """Roll the environments `where` back to earlier heads [N]; up to `reach` rows may have been written since."""
         kind = self.kind.view(-1)
         pending = self.at(head, self.first_ids[0])
         kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
@@ -260,8 +261,8 @@ class Ring:
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
         lost = below > self.floor
-        nothing = self.newest() + 1
-        begins = torch.where((row >= below) & (kind != FINAL), row, nothing).amin(0)
+        past_newest = self.newest() + 1
+        begins = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
         self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
         unsafe = lost & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
@@ -305,11 +306,11 @@ class Ring:
 
     def require_rows_left(self, steps: int) -> int:
         """Return `rows_left`; raises if they do not suffice for `steps` steps."""
-        left = self.rows_left()
-        if left < MAX_ROWS_PER_STEP * steps:
-            got = f"room for {left} rows per environment"
+        remaining = self.rows_left()
+        if remaining < MAX_ROWS_PER_STEP * steps:
+            got = f"room for {remaining} rows per environment"
             raise OverflowError(explain("add", "ids below 2^63", got, "Make a new buffer."))
-        return left
+        return remaining
 
     def clear(self) -> None:
         """Delete every row; ids and pending resets continue."""
@@ -372,7 +373,7 @@ def check_ring(*state: torch.Tensor) -> None:
     """Verify kind, head, count and floor of untrusted state: a wrong one could address memory outside the ring."""
     kind, head, count, floor = map(on_host, state)
     most = (1 << 62) // (2 * len(head))
-    for name, right, found, expected in (
+    for name, right, got, expected in (
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
         ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
         ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
@@ -380,4 +381,4 @@ def check_ring(*state: torch.Tensor) -> None:
     ):
         if not bool(right.all()):
             place = np.argwhere(~right)[0].tolist()
-            raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).error(expected)
+            raise Node(f"state: ring.{name}{place}", got[tuple(place)].item()).error(expected)

@@ -82,9 +82,9 @@ class RowStorage:
         """Number of finite values that became infinite in their dtype, counted on devices; not saved."""
         self.unknown_envs = torch.zeros((), dtype=torch.int64, device=self.device)
         """Number of skipped steps with invalid `env_ids` on the device."""
-        self._given = tuple(map(caller_field, schema.fields))
+        self._caller_fields = tuple(map(caller_field, schema.fields))
         """The fields of leaves as callers pass them."""
-        self._given_shapes = tuple((*self.leading_shape, *field.shape) for field in self._given)
+        self._caller_shapes = tuple((*self.leading_shape, *field.shape) for field in self._caller_fields)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """The addresses of `tensors`, for native kernels."""
         self.memory_ranges = tuple(memory_range(tensor) for tensor in self.tensors if tensor.numel())
@@ -93,11 +93,11 @@ class RowStorage:
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Allocate the journal of rewrites and the checksums [S, N] of mutable leaves; None if not needed."""
         allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
-        kept = bool(self.mutable) and allocator.persistent
-        journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
-        sealed = kept and allocator.durable
+        has_journal = bool(self.mutable) and allocator.persistent
+        journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if has_journal else None
+        has_checksums = has_journal and allocator.durable
         shape = tuple(self.ring.kind.shape)
-        return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if sealed else None
+        return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if has_checksums else None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -117,7 +117,8 @@ class RowStorage:
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
-        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # empty if they are shared
+        # `next_leaves` is empty if next observations are shared.
+        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))
         return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
@@ -132,13 +133,13 @@ class RowStorage:
         assert isinstance(field, Stacked)
         frames, first = bits_of(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
         at, missing = slots.clamp(min=0), slots < 0
-        found, started = [frames[at]], torch.zeros_like(missing)
+        parts, has_started = [frames[at]], torch.zeros_like(missing)
         for _ in range(field.k - 1):
-            started = started | first[at]
-            at = torch.where(started, at, ring.before(at))
+            has_started = has_started | first[at]
+            at = torch.where(has_started, at, ring.before(at))
             frame = frames[at]
-            found.append(frame if field.pad == "repeat" else frame.masked_fill(wide(started, frame), 0))
-        stack = torch.stack(found[::-1], 1 + field.axis)
+            parts.append(frame if field.pad == "repeat" else frame.masked_fill(wide(has_started, frame), 0))
+        stack = torch.stack(parts[::-1], 1 + field.axis)
         return stack.masked_fill(wide(missing, stack), 0).view(field.dtype)
 
     # Conversion of a caller's values
@@ -146,7 +147,7 @@ class RowStorage:
     def convert_leaf(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """Convert a value to a tensor `[*lead, …]` of its leaf's shape and dtype; raises a SchemaError."""
         where = prefix + path_name(self.schema.paths[leaf])
-        return convert(where, self._given[leaf], value, lead, self.device, overflowed=self.overflowed)
+        return convert(where, self._caller_fields[leaf], value, lead, self.device, overflowed=self.overflowed)
 
     def leading_shape_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """Leading shape of a step, or of a block of steps, for all environments or for `envs`."""
@@ -155,7 +156,7 @@ class RowStorage:
 
     def fits(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
         """Whether a step of all environments can be stored without conversion."""
-        fields, shapes, device = self._given, self._given_shapes, repeat(self.device)
+        fields, shapes, device = self._caller_fields, self._caller_shapes, repeat(self.device)
         if not all(map(fits, fields, leaves, shapes, device)):
             return False
         for i, following in zip(self.obs_leaves, nexts, strict=True):
@@ -173,16 +174,16 @@ class RowStorage:
             refuse_reused_leaves(self.schema, *observed)
         else:  # a block cut from one array shares obs with the next_obs of other steps: compare the first row only
             refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in observed))
-        fitted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
+        converted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
         fitted_nexts = tuple(
             self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
         )
-        if steps is None:  # again: only converted objects show their memory
-            refuse_reused_leaves(self.schema, [fitted[i] for i in self.obs_leaves], fitted_nexts)
-        return fitted, fitted_nexts
+        if steps is None:  # checked again: the memory of some objects is known only after conversion
+            refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], fitted_nexts)
+        return converted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
-        """The error for a frame stack that cannot be rebuilt; indices after all leaves are next observations."""
+        """The error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.obs_leaves[leaf - count] if is_next else leaf
@@ -203,9 +204,9 @@ class RowStorage:
         """The state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
-        waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
-        parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, waiting)}
-        if self.mutable:  # keeps the format of checkpoints without mutable leaves
+        pending_obs = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
+        parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
+        if self.mutable:  # omitted without mutable leaves, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 
@@ -214,15 +215,15 @@ class RowStorage:
         ring = self.ring
         load_ring(ring, saved.part("ring"))
         self.num_invalid_stacks.fill_(saved.part("ring").values.entry("broken").integer())
-        pending, waiting = ring.pending(), saved.part("pending")
+        pending, pending_obs = ring.pending(), saved.part("pending")
         for i in self.obs_leaves:
             leaf = self.leaves[i].flatten(0, 1)
-            bits_of(leaf)[pending] = bits_of(waiting.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
+            bits_of(leaf)[pending] = bits_of(pending_obs.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
         if self.mutable:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
-        """The complete rows without mutable leaves; they never change."""
+        """The complete rows, without mutable leaves: no later write modifies them."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring

@@ -60,11 +60,11 @@ class ReplaySettings:
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
-        """Whether every field is one leaf and there are no extra fields."""
+        """Whether no field is nested and there are no extra fields."""
 
-    def _refuse_uncounted(self, *given: bool) -> None:
+    def _refuse_uncounted(self, *flags: bool) -> None:
         """Raise for statistics or norms in shared memory: they would count only this process's steps."""
-        for name, is_given in zip(("stats", "norm"), given, strict=True):
+        for name, is_given in zip(("stats", "norm"), flags, strict=True):
             if is_given and self.memory.is_shared:
                 raise SchemaError(explain(name, *_UNCOUNTED))
 

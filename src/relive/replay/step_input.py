@@ -43,15 +43,15 @@ class StepInput:
 
     def stage(self, values: Mapping[str, Any]) -> None:
         """Copy fields of the next step."""
-        fresh: Staged = {}
+        staged: Staged = {}
         for name, value in values.items():
             self._schema.require(name)
             if name in self.staged:
                 raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
-            fresh[name] = self._copied(name, self._schema.flatten(name, value))
-        self.staged |= fresh
+            staged[name] = self._copy_leaves(name, self._schema.flatten(name, value))
+        self.staged |= staged
 
-    def _copied(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
+    def _copy_leaves(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
         pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
         return tuple(self._rows.convert_leaf(i, leaf, self._rows.leading_shape).clone() for i, leaf in pairs)
 
@@ -59,8 +59,8 @@ class StepInput:
         """Flatten a step: the values of its first five fields, and the other fields by name."""
         if not self.staged:
             return self._flatten(values, extra)
-        others = self._flatten.by_field(values, extra, self.staged)
-        return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or others[name])
+        extra_leaves = self._flatten.by_field(values, extra, self.staged)
+        return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or extra_leaves[name])
 
     def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
         """Flatten a next observation."""
@@ -93,9 +93,9 @@ class StepInput:
         return leaves, self.next_leaves(batch["next_obs"]), shape[0]
 
     def _require_names(self, batch: Any) -> None:
-        given = set(batch.keys()) if hasattr(batch, "keys") else None
-        if given != self._block_names:
-            got = type(batch).__name__ if given is None else sorted(map(str, given))
+        names = set(batch.keys()) if hasattr(batch, "keys") else None
+        if names != self._block_names:
+            got = type(batch).__name__ if names is None else sorted(map(str, names))
             expected = f"the fields {sorted(self._block_names)}"
             raise SchemaError(explain("extend", expected, got, "Pass exactly the declared fields."))
 
@@ -107,8 +107,8 @@ class StepInput:
     @property
     def max_bytes(self) -> int:
         """Number of bytes of all fields of one step."""
-        given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
-        return self._rows.ring.num_envs * sum(given)
+        sizes = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
+        return self._rows.ring.num_envs * sum(sizes)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore saved staged fields."""

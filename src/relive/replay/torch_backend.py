@@ -38,10 +38,10 @@ class TorchBackend(Backend):
         """Counts of continued and cut steps."""
         self.is_empty = True
         """Whether nothing was written since the last clear, known without synchronising."""
-        self._counted = as_numpy_if_cpu(rows.ring.count)
+        self._host_counts = as_numpy_if_cpu(rows.ring.count)
         self._written: list[Written] = []
         self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
-        self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
         """The slots of the last draw, their entries in the index, and the slots' version."""
         self._row_table: torch.Tensor | None = None
         """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
@@ -58,11 +58,11 @@ class TorchBackend(Backend):
         self._use_rows(1 if steps is None else steps)
         leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
         writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
-        complete(partial(self._write, writer, self.counter.seen, then))
-        if writer.refusal is not None:
-            raise writer.refusal
+        complete(partial(self._write, writer, self.counter.stats, then))
+        if writer.write_error is not None:
+            raise writer.write_error
         if self.counter.is_on:
-            self.warning = self.counter.next_warning(self.counter.seen)
+            self.warning = self.counter.next_warning(self.counter.stats)
 
     def _use_rows(self, steps: int) -> None:
         """Subtract the rows of `steps` steps from the remaining ids; raises if they do not suffice."""
@@ -70,17 +70,17 @@ class TorchBackend(Backend):
             self._rows_left = self.ring.require_rows_left(steps)
         self._rows_left -= MAX_ROWS_PER_STEP * steps
 
-    def _write(self, writer: TorchWriter, seen: ContinuityStats, then: Callable[[], None] | None) -> None:
+    def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
         """Perform a write; called again after an interruption, it continues."""
         has_tables, writer.has_tables = writer.has_tables, False
         self._written = writer.write()
-        if writer.refusal is not None:
+        if writer.write_error is not None:
             return
-        self._drawn, self.counter.seen, self.is_empty = None, seen + writer.counted, False
+        self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
         if has_tables:
             self._uniform_index.follow(self._written)
             self._renew_row_table()
-        else:  # an interruption may have left them half updated
+        else:  # an interruption may have left the tables half updated
             self._forget_tables()
         if then is not None:
             then()
@@ -89,10 +89,10 @@ class TorchBackend(Backend):
         # A device writes repeated slots in any order: every row takes the values of the last row for its slot. A row
         # without a slot repeats the row of the highest slot.
         order = slots.argsort(stable=True)
-        ordered = slots[order]
-        highest = ordered[-1]
+        sorted_slots = slots[order]
+        highest = sorted_slots[-1]
         target = torch.where(slots < 0, highest, slots)
-        last = order[torch.searchsorted(ordered, target, right=True) - 1]
+        last = order[torch.searchsorted(sorted_slots, target, right=True) - 1]
         has_row, at = highest >= 0, target.clamp(min=0)
         columns = {i: bits_of(self.rows.leaves[i].flatten(0, 1)) for i in leaves}
         values = {i: torch.where(has_row, bits_of(leaf)[last], columns[i][at]) for i, leaf in leaves.items()}
@@ -105,11 +105,11 @@ class TorchBackend(Backend):
 
     def continuity(self) -> ContinuityStats:
         """Continuity statistics of the steps written by this object."""
-        return self.counter.seen
+        return self.counter.stats
 
     def changed_slots(self) -> ChangedSlots:
-        """Every slot that the last write filled or retired."""
-        slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
+        """Slots that the last write filled, and slots whose rows left the sampling window."""
+        slots = [each for step in self._written for each in (step.slots.view(-1), step.retired) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
     def clear(self) -> None:
@@ -130,15 +130,15 @@ class TorchBackend(Backend):
 
     def _forget_tables(self) -> None:
         self._uniform_index.forget()
-        self._row_table = self._drawn = None
+        self._row_table = self._last_draw = None
 
     def _renew_row_table(self) -> None:
         if self._row_table is None:
             return
         ids = self._row_table[2]
         for step in self._written:
-            if step.left is not None:
-                ids.index_fill_(0, step.left, NO_ID)
+            if step.retired is not None:
+                ids.index_fill_(0, step.retired, NO_ID)
             ids.index_fill_(0, step.slots[-1], NO_ID)
             rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, NO_ID)
             ids.index_copy_(0, step.slots[0], rows)
@@ -153,17 +153,17 @@ class TorchBackend(Backend):
     # Drawing
 
     def __len__(self) -> int:
-        return int(self._counted.sum())
+        return int(self._host_counts.sum())
 
     @property
     def maybe_empty(self) -> bool:
         return not len(self) if self._is_host else self.is_empty
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        drawn = self._uniform_index.draw(count, random)
-        slots = drawn[0]
+        entries = self._uniform_index.draw(count, random)
+        slots = entries[0]
         version = self._version(slots)
-        self._drawn = None if version is None else (slots, drawn, version)
+        self._last_draw = None if version is None else (slots, entries, version)
         return slots
 
     def tree(self) -> PriorityTree:
@@ -191,17 +191,17 @@ class TorchBackend(Backend):
             rows = self._table_of_rows().index_select(1, slots)
         return rows[:2], rows[2]
 
-    # Naming
+    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        drawn = self._last_entries(slots)
-        return self.ring.id_of(slots) if drawn is None else drawn[-1]
+        entries = self._last_entries(slots)
+        return self.ring.id_of(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """The index entries of these slots if they are the last draw; None otherwise."""
-        if self._drawn is None or self._drawn[0] is not slots or self._version(slots) != self._drawn[2]:
-            return None  # a sampler may have changed them in place
-        return self._drawn[1]
+        if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
+            return None  # a sampler may have changed the slots in place
+        return self._last_draw[1]
 
     @staticmethod
     def _version(slots: torch.Tensor) -> int | None:
@@ -230,8 +230,8 @@ class TorchBackend(Backend):
         if self._row_table is not None:
             require_all(self._row_table[2] == ring.ids(), "ids of slots", "the ids of the rows", self._row_table[2])
 
-    def _check_is_empty(self, written: bool) -> None:
-        require(self.is_empty != written, "is_empty", f"{not written}, as the heads show", self.is_empty)
+    def _check_is_empty(self, has_rows: bool) -> None:
+        require(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
 
 
 _LAST = 2**63 - 1
@@ -284,7 +284,7 @@ class UniformIndex:
 
     def _add_up(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last: every number maps to an environment, even if none has rows
+        self._bounds = counts[:-1]  # without the last bound: every number maps to an environment, even if none has rows
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
@@ -302,12 +302,12 @@ class UniformIndex:
         """Verify that the index lists the transitions of each environment, oldest first."""
         if self._entries is None:
             return
-        ring, fresh = self._ring, UniformIndex(self._ring, in_order=self._in_order)
-        fresh._entries = fresh._make_entries()
+        ring, rebuilt = self._ring, UniformIndex(self._ring, in_order=self._in_order)
+        rebuilt._entries = rebuilt._make_entries()
         number = torch.arange(ring.slots, device=ring.kind.device).unsqueeze(1)
         first = self._ends - ring.count * ring.num_envs
         places = (first + number * ring.num_envs) % ring.size
-        expected = fresh._entries.view(-1, ring.slots, ring.num_envs)
+        expected = rebuilt._entries.view(-1, ring.slots, ring.num_envs)
         right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
         require_all(right, "uniform index", "the transitions of each environment", self._entries[-1][places])
         drawable = (ring.kind == TRANSITION).sum()
@@ -318,14 +318,14 @@ class Written(NamedTuple):
     """One written step: its rows and, if next observations are shared, the rows after them."""
 
     envs: torch.Tensor | None
-    """Environments that stepped; None: all."""
+    """Environments of the step; None if all environments stepped."""
     ids: torch.Tensor
     """Ids [2, K] of the rows and the rows after them; [1, K] if next observations are stored."""
     slots: torch.Tensor
     """Slots of `ids`; the second row of slots holds no transitions."""
     is_reset: torch.Tensor | None
     """Mask of dummy reset steps, which are not transitions [K]; None without any."""
-    left: torch.Tensor | None
+    retired: torch.Tensor | None
     """Slots of rows that became history [2 K]; None if rows are overwritten directly."""
 
 
@@ -336,11 +336,11 @@ class Changes:
         self._calls: list[Callable[[], Any]] = []
 
     def add(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Add a call."""
+        """Append a call to the list."""
         self._calls.append(partial(function, *arguments, **options))
 
     def apply(self) -> None:
-        """Apply all changes."""
+        """Make all calls of the list, in order."""
         for call in self._calls:
             call()
 
@@ -349,7 +349,7 @@ class TorchWriter:
     """Writes one step, or with `blocks` several steps in time order, of all environments or of `envs`: all or nothing.
 
     Each step is first computed from the stored rows and then assigned: `write` may be interrupted anywhere and called
-    again. With `counts`, `counted` holds the continuity of the steps, which synchronises.
+    again. With `counts`, the continuity of the steps is counted in `counted`; counting synchronises.
     """
 
     def __init__(
@@ -368,20 +368,20 @@ class TorchWriter:
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
-        self._own = (ring.head, ring.open, ring.resetting, ring.count)
+        self._env_state = (ring.head, ring.open, ring.resetting, ring.count)
         """The ring state of these environments: the ring's tensors, or copies that are written back at the end."""
         if envs is not None:
-            self._own = tuple(each[envs] for each in self._own)
-        self._head, self._open, self._resetting, self._count = self._own
+            self._env_state = tuple(each[envs] for each in self._env_state)
+        self._head, self._open, self._resetting, self._count = self._env_state
         self._written: list[Written] = []
         """Steps written so far."""
         self._current: tuple[Written, Changes, ContinuityStats] | None = None
         """The current step: its rows, assignments and continuity; None between steps."""
         # Only a block of frame stacks can be refused after its first steps were written.
         undone = rows.stacked and blocks and rows.device.type == "cpu"
-        undo = (*self._own, ring.kind, ring.first, *rows.leaves) if undone else ()
+        undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if undone else ()
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
-        self.refusal: SchemaError | None = None
+        self.write_error: SchemaError | None = None
         """The error of a refused write; None without one."""
         self.has_tables = True
         """Whether the tables were not updated for this write yet."""
@@ -389,7 +389,7 @@ class TorchWriter:
     def write(self) -> list[Written]:
         """Write the steps, or the remaining steps after an interruption."""
         ring, steps, next_steps = self._ring, self._steps, self._next_steps
-        while self.refusal is None and len(self._written) < len(steps[0]):
+        while self.write_error is None and len(self._written) < len(steps[0]):
             t = len(self._written)
             try:
                 if self._current is None:
@@ -401,15 +401,17 @@ class TorchWriter:
                     after,
                     counted,
                     None,
-                )  # one statement without calls: no signal in between
+                )  # one statement without calls: a signal cannot separate the assignments
             except SchemaError as error:
-                self.refusal = error
-        if self.refusal is not None:
-            for tensor, old in self._undo:
-                tensor.copy_(old)
+                self.write_error = error
+        if self.write_error is not None:
+            for tensor, old_values in self._undo:
+                tensor.copy_(old_values)
         elif self._envs is not None:
-            for tensor, own in zip((ring.head, ring.open, ring.resetting, ring.count), self._own, strict=True):
-                tensor[self._envs] = own
+            for tensor, new_values in zip(
+                (ring.head, ring.open, ring.resetting, ring.count), self._env_state, strict=True
+            ):
+                tensor[self._envs] = new_values
         return self._written
 
     def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
@@ -421,20 +423,20 @@ class TorchWriter:
     ) -> tuple[Written, Changes, ContinuityStats]:
         """Compute one step: its rows, the assignments that store it, and its continuity."""
         rows, ring, changes = self._rows, self._ring, Changes()
-        counted = ContinuityStats()
+        continuity = ContinuityStats()
         if self._counts:
             obs, env = [leaves[i] for i in rows.obs_leaves], self._first_ids[0]
-            counted = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
+            continuity = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
             rewards = (leaves[i] for i in rows.schema.leaf_indices["reward"])
             infinite = any(x.is_floating_point() and not _is_finite(x) for x in rewards)
-            counted += ContinuityStats(infinite=int(infinite))
+            continuity += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        continues = self._continuing(leaves, nexts, pending, reset, changes)
-        head = self._head + (self._open > continues)  # open > continues: open and not continued
+        continues = self._find_continuing(leaves, nexts, pending, reset, changes)
+        head = self._head + (self._open > continues)  # of bools: open and not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
-        left, count = self._retire(ids, slots, changes)
+        retired, count = self._retire(ids, slots, changes)
         # The pending row becomes final if it is cut; otherwise the step overwrites its kind below.
         changes.add(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset, changes)
@@ -449,20 +451,20 @@ class TorchWriter:
             self._write_next(nexts, slots[1], head, reset, None if rows.next_step else end, changes)
         if reset is not None:
             changes.add(self._resetting.copy_, end & ~reset)
-        return Written(self._envs, ids, slots, reset, left), changes, counted
+        return Written(self._envs, ids, slots, reset, retired), changes, continuity
 
-    def _continuing(
+    def _find_continuing(
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
         changes: Changes,
     ) -> torch.Tensor:  # fmt: skip
         """Mask of steps that continue from the pending observations, or reset there; others skip the pending row."""
         rows = self._rows
-        same = self._open
+        continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
-            same = same & _equal_bits(rows.bits_at(i, pending), leaves[i])
+            continues = continues & _equal_bits(rows.bits_at(i, pending), leaves[i])
         if rows.stacked:
-            self._check_stacks(leaves, nexts, same, reset, changes)
-        return same if reset is None else same | (self._open & reset)
+            self._check_stacks(leaves, nexts, continues, reset, changes)
+        return continues if reset is None else continues | (self._open & reset)
 
     def _retire(
         self, ids: torch.Tensor, slots: torch.Tensor, changes: Changes
@@ -484,14 +486,16 @@ class TorchWriter:
         """Write the row of the step: a transition, or final if it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
-            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
-            if reset is not None and i in rows.obs_leaves:  # a reset keeps the last next observation
-                kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
-            changes.add(flat.index_copy_, 0, slots, kept)
+            flat, bits = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
+            # The row of a reset keeps the observation that is already stored there.
+            if reset is not None and i in rows.obs_leaves:
+                bits = torch.where(wide(fresh, bits), bits, flat.index_select(0, slots))
+            changes.add(flat.index_copy_, 0, slots, bits)
         if reset is None:
             changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)  # FINAL is one more
+            # The kind is FINAL = TRANSITION + 1 for resets.
+            changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
             fresh |= self._first.index_select(0, slots)  # a continued reset starts an episode
         changes.add(self._first.index_copy_, 0, slots, fresh)
 
@@ -513,7 +517,8 @@ class TorchWriter:
             changes.add(torch.add, head, 1, out=self._head)
             changes.add(self._open.fill_, True)
         else:
-            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))  # FINAL is one less
+            # The kind is FINAL = PENDING - 1 at ends.
+            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))
             changes.add(torch.add, head + 1, closes, out=self._head)
             changes.add(torch.logical_not, closes, out=self._open)
 
@@ -522,7 +527,7 @@ class TorchWriter:
         changes: Changes,
     ) -> None:  # fmt: skip
         rows = self._rows
-        broken = rows.num_invalid_stacks
+        num_invalid = rows.num_invalid_stacks
         reset = torch.zeros_like(same) if reset is None else reset
         for place, i in enumerate(rows.obs_leaves):
             field = rows.schema.fields[i]
@@ -533,16 +538,16 @@ class TorchWriter:
             bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
             bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
             if rows.device.type != "cpu":
-                broken = broken + (bad | bad_next).sum()
+                num_invalid = num_invalid + (bad | bad_next).sum()
             elif bad.any():
                 raise rows.unstackable(i)
             elif bad_next.any():
                 raise rows.unstackable(len(rows.leaves) + place)
-        if broken is not rows.num_invalid_stacks:
-            changes.add(rows.num_invalid_stacks.copy_, broken)
+        if num_invalid is not rows.num_invalid_stacks:
+            changes.add(rows.num_invalid_stacks.copy_, num_invalid)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """The stored part of a leaf: the newest frame of a stack, else the whole leaf."""
+        """The part of a leaf that is stored: the newest frame of a stack; a leaf without stacking is stored whole."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
@@ -556,9 +561,9 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     dtype = _BITS[a.element_size()]
     # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
-    same = a == b
+    is_equal = a == b
     # As bytes: amin is several times faster than all(1) on the CPU.
-    return same.view(torch.uint8).amin(1).view(torch.bool) if same.numel() else same.all(1)
+    return is_equal.view(torch.uint8).amin(1).view(torch.bool) if is_equal.numel() else is_equal.all(1)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

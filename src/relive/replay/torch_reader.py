@@ -37,11 +37,11 @@ class EpisodeExtent(NamedTuple):
     preceding: torch.Tensor
     ahead: torch.Tensor
     last: torch.Tensor | None
-    """Distance to the last of n steps; None: the row itself is the last."""
+    """Distance from each row to the last of its n steps; None if each row is its own last step."""
 
 
 def until_last(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B] of rows from the first one that is no step on, and their number [B]."""
+    """Return a mask [n, B], True from the first row that is not a step, and the number of True rows [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
@@ -60,8 +60,8 @@ class TorchReader(PlanReader):
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
         self._items = {group.anchor: _leaf_paths(plan, group) for group in items}
         rows, nexts = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
-        both = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in nexts]
-        self._both = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in both}
+        shared_leaves = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in nexts]
+        self._shared_leaves = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in shared_leaves}
         """Leaves of a row and of its next observation, which one call reads."""
 
     def read(self, slots: torch.Tensor) -> Leaves:
@@ -81,12 +81,12 @@ class TorchReader(PlanReader):
         else:
             at, batch[INDEX] = backend.next_and_ids(slots)
             places = _PLACES | {Anchor.LAST: 0}
-        if self._both:
-            read = backend.take(at[:2].view(-1), tuple(self._both))
-            for (path, led_to), leaf in zip(self._both.values(), read, strict=True):
-                both = leaf.view(2, len(slots), *leaf.shape[1:])
+        if self._shared_leaves:
+            read = backend.take(at[:2].view(-1), tuple(self._shared_leaves))
+            for (path, led_to), leaf in zip(self._shared_leaves.values(), read, strict=True):
+                row_and_next = leaf.view(2, len(slots), *leaf.shape[1:])
                 # A copy: in-place changes of one leaf would invalidate a gradient that needs the other.
-                batch[path], batch[led_to] = both[0], both[1].clone()
+                batch[path], batch[led_to] = row_and_next[0], row_and_next[1].clone()
         for anchor, leaves in self._items.items():
             if anchor is Anchor.NEXT and backend.stores_next_obs:
                 batch |= zip(leaves.values(), backend.take_stored_next(slots, tuple(leaves)), strict=True)
@@ -140,17 +140,19 @@ class TorchReader(PlanReader):
         batch: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
-                read = backend.take(ring.after(flat), tuple(leaves))  # slot -1 reads some row, which is zeroed below
+                # For slot -1 an arbitrary row is read; it is zeroed below.
+                read = backend.take(ring.after(flat), tuple(leaves))
                 is_none = flat < 0
                 for leaf in read:
-                    bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch cannot fill uint16
+                    bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # as bits: torch cannot fill uint16
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
         for leaves in self._items.values():
             batch |= zip(leaves.values(), backend.take(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
-        is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # and later steps
-        batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}  # -1 is a slot here
+        is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # True from the drawn step on
+        # Index -1 reads the last slot; `is_step` masks it.
+        batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}
         if plan.step_index:
             batch[STEP_INDEX] = torch.where(is_step, ring.id_of(flat).view(windows.shape), -1)
         return batch
@@ -161,18 +163,18 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
 
 
 def nearest(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
-    """For the offsets of all groups in order [B, offsets]: the nearest stored step, and whether it is exact."""
+    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of exact matches."""
     steps, of_next, has_next = _constants(plan, extent.ahead.device)
-    wanted = steps if extent.last is None else steps + of_next * extent.last.unsqueeze(1)
+    target_steps = steps if extent.last is None else steps + of_next * extent.last.unsqueeze(1)
     max_steps = extent.ahead.unsqueeze(1) + has_next
-    steps = torch.minimum(torch.maximum(wanted, -extent.preceding.unsqueeze(1)), max_steps)
-    return steps, steps == wanted
+    steps = torch.minimum(torch.maximum(target_steps, -extent.preceding.unsqueeze(1)), max_steps)
+    return steps, steps == target_steps
 
 
 @lru_cache(maxsize=128)  # making a tensor from numbers synchronises
 @torch.inference_mode(False)  # inference tensors could not be used outside inference mode
 def _constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For all offsets of all groups: the step, whether it counts from the last step, whether it counts observations."""
+    """For each offset of all groups: its steps, and flags for "counts from the last step", "counts observations"."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]
@@ -222,18 +224,18 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
     for group, step, mask in zip(groups, steps_taken.split(sizes, 1), inside.split(sizes, 1), strict=True):
         at = torch.minimum(step, ahead) + extent.preceding.unsqueeze(1)
         for path in _leaf_paths(plan, group).values():
-            own = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
-            leaf = bits_of(steps[own])[rows, at]
+            obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
+            leaf = bits_of(steps[obs_path])[rows, at]
             if group.of_observations:
-                leaf = torch.where(_wide(step > ahead, leaf), bits_of(steps[next_path(own)])[rows, at], leaf)
+                leaf = torch.where(_add_axes(step > ahead, leaf), bits_of(steps[next_path(obs_path)])[rows, at], leaf)
             if plan.layout is Layout.ZEROS:
-                leaf = leaf.masked_fill(_wide(~mask, leaf), 0)
-            batch[path] = leaf.view(steps[own].dtype)
+                leaf = leaf.masked_fill(_add_axes(~mask, leaf), 0)
+            batch[path] = leaf.view(steps[obs_path].dtype)
         if group.mask is not None:
             batch[group.mask] = mask.contiguous()
     return batch
 
 
-def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _add_axes(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Add trailing axes to flags [B, L] until they broadcast with `like` [B, L, …]."""
     return flags.view(flags.shape + (1,) * (like.ndim - 2))

@@ -59,15 +59,15 @@ class TritonBackend(TorchBackend):
         self._may_be_replayed = False
         """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
         leaves, nexts = leaves_of(rows)
-        others = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
-        self._groups = rows.obs_leaves, others
+        other_leaves = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
+        self._groups = rows.obs_leaves, other_leaves
         """Indices of the observation's leaves, and of all other leaves."""
-        obs, rest = ([leaves[i] for i in which] for which in self._groups)
+        obs, other_leaf_tensors = ([leaves[i] for i in which] for which in self._groups)
         terminated, truncated = (
-            others.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
+            other_leaves.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
         )
         self._writer = StepWriter(
-            rings, obs, nexts, rest, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
+            rings, obs, nexts, other_leaf_tensors, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
             flags=(terminated, truncated), next_step=rows.next_step,
         )  # fmt: skip
         self._tracks_changes = False
@@ -138,7 +138,7 @@ class TritonBackend(TorchBackend):
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TritonReader(self, plan) if has_kernels(plan) else super().reader(plan)
 
-    # Naming
+    # Ids of rows
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """Slots of row ids; ids never issued are treated as overwritten, since checking would synchronise."""
@@ -151,9 +151,9 @@ class TritonBackend(TorchBackend):
         expected = group_totals(self.ring.count)
         require_all(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
 
-    def _check_is_empty(self, written: bool) -> None:
+    def _check_is_empty(self, has_rows: bool) -> None:
         if not self._may_be_replayed:
-            super()._check_is_empty(written)
+            super()._check_is_empty(has_rows)
 
 
 _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
@@ -180,7 +180,7 @@ def rings_of(rows: RowStorage) -> Rings:
 def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
-    leaves = [Leaf.of(leaf, how, MOST_COLUMNS) for leaf, how in zip(rows.leaves, frames, strict=True)]
+    leaves = [Leaf.of(leaf, frame_layout, MOST_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MOST_COLUMNS) for leaf in rows.next_leaves]
 
 
@@ -191,7 +191,7 @@ def _frames(field: Field) -> Frames:
 
 
 def has_kernels(plan: ReadPlan) -> bool:
-    """Whether kernels can read a plan; unpacked offsets need torch ops."""
+    """Whether the kernels can read this plan. Plans with offsets that are not packed need torch ops."""
     is_packed = plan.layout is Layout.PACKED
     return plan.length <= MOST_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 
@@ -203,14 +203,14 @@ class TritonReader(PlanReader):
         super().__init__(backend, plan)
         rows, self._rings = backend.rows, rings_of(backend.rows)
         leaves, nexts = leaves_of(rows)
-        copied = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
+        copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
-        self._copied, self._summed = ([read.path for read in reads] for reads in (copied, summed))
+        self._copied, self._summed = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
             Source(nexts[rows.obs_leaves.index(read.leaf)], OWN.value)
             if nexts and read.group.anchor is Anchor.NEXT
             else Source(leaves[read.leaf], _PLACES[read.group.anchor].value)
-            for read in copied
+            for read in copied_reads
         ]
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)

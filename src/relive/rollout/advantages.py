@@ -23,7 +23,7 @@ from relive.schema.invariants import require, require_form, same_bits
 from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
-"""Value after a truncated step. True: of its final observation; False: 0; "own_value": of its own observation."""
+"""Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(its observation)."""
 
 
 class Advantages:
@@ -141,18 +141,18 @@ def _unknown_final_error(is_cut: torch.Tensor, positions: list[tuple[int, int]])
 
 
 _MIN_ENDS = 8
-"""Ends to see before the warning about the autoreset mode."""
+"""Number of ends after which the warning about the autoreset mode may be issued."""
 
 
 class RewardWarnings:
-    """Warns once about rewards that are not finite, and once if they look like NEXT_STEP; on the host only."""
+    """Warns once about infinite or NaN rewards, and once if rewards look like those of NEXT_STEP; on the host only."""
 
     def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
         self._storage, self._flags = storage, flags
         self._may_be_infinite = storage.device.type == "cpu"
         self._may_reset_later = self._may_be_infinite and not flags.has_reset_rows
-        self._num_ends = self._num_others = self._num_other_rewards = 0
-        """Steps that follow an end, steps that do not, and the latter with a reward other than 0."""
+        self._num_ends = self._num_other_steps = self._num_other_rewards = 0
+        """Three counts: steps after an end, other steps, and other steps with a reward other than 0."""
 
     def check_rewards(self, steps: int) -> None:
         """Look at the rewards of the first `steps` stored steps."""
@@ -173,19 +173,19 @@ class RewardWarnings:
             warn_user(explain("autoreset", "steps after an end that are steps of new episodes", got, remedy))
 
     def _look_like_reset_rows(self, rewards: list[np.ndarray], steps: int) -> bool:
-        """Whether every step after an end has a reward of 0 and ends nothing, while most other steps have a reward."""
+        """Whether all steps after an end have reward 0 and no end themselves, while most other steps have a reward."""
         ended = self._flags.ended(slice(0, steps)).numpy()
         nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
-        rewarded = np.logical_or.reduce(nonzero)
+        has_reward = np.logical_or.reduce(nonzero)
         after_end = ended[:-1]
-        if (after_end & (rewarded | ended)[1:]).any():
+        if (after_end & (has_reward | ended)[1:]).any():
             self._may_reset_later = False
             return False
         num_ends = np.count_nonzero(after_end)
         self._num_ends += num_ends
-        self._num_others += after_end.size - num_ends
-        self._num_other_rewards += np.count_nonzero(rewarded[1:] & ~after_end)
-        return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_others
+        self._num_other_steps += after_end.size - num_ends
+        self._num_other_rewards += np.count_nonzero(has_reward[1:] & ~after_end)
+        return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_other_steps
 
 
 class StepFinals(NamedTuple):
@@ -297,8 +297,8 @@ class FinalObservations:
             return
         terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))
         truncated_steps = set(map(tuple, (truncated & ~terminated).nonzero().tolist()))
-        others = [position for position in positions if position not in truncated_steps]
-        require(not others, "final_obs", "(step, environment) of truncated steps", others)
+        unexpected = [position for position in positions if position not in truncated_steps]
+        require(not unexpected, "final_obs", "(step, environment) of truncated steps", unexpected)
 
 
 class LastStep:
@@ -355,8 +355,8 @@ class LastStep:
             return
         for name, leaves in self.leaves.items():
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
-                stored = storage.tensors[i][storage.num_stored]
-                require(same_bits(leaf, stored), f"last_{path_name(schema.paths[i])}", leaf.tolist(), stored.tolist())
+                row = storage.tensors[i][storage.num_stored]
+                require(same_bits(leaf, row), f"last_{path_name(schema.paths[i])}", leaf.tolist(), row.tolist())
 
 
 def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:
@@ -376,8 +376,8 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))
         used_names.add(name)
         if name in schema.leaf_indices:
-            declared = zip(schema.leaf_indices[name], schema.flatten(name, tree), strict=True)
-            leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared]
+            declared_leaves = zip(schema.leaf_indices[name], schema.flatten(name, tree), strict=True)
+            leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared_leaves]
         else:
             tensors = ((path, as_tensor(path_name(path), x, device).to(device)) for path, x in named_leaves(name, tree))
             leaves = [(path, Field(tuple(x.shape[len(leading_shape) :]), x.dtype), x) for path, x in tensors]

@@ -153,8 +153,8 @@ def sequence_source(
     """
     steps = storage.require_steps("sequences")
     step_leaves = storage.select(storage.leaves(), fields)
-    declared = zip(storage.schema.paths, storage.schema.fields, strict=True)
-    carries = [path for path, field in declared if isinstance(field, Carry) and path in step_leaves]
+    declared_fields = zip(storage.schema.paths, storage.schema.fields, strict=True)
+    carries = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
     initial_leaves = {path: step_leaves.pop(path) for path in carries}
     columns, initial_columns = list(step_leaves.values()), list(initial_leaves.values())
     tensors = [*columns, *initial_columns]
@@ -170,5 +170,5 @@ def sequence_source(
 def sequences_to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
     """Move a batch to another device, except for "batch_sizes" of packed sequences: torch needs them on the host."""
     sizes = batch.get("batch_sizes", None)
-    moved = to_device(batch, device)
-    return moved if sizes is None else moved.clear_device_().set("batch_sizes", sizes)
+    device_batch = to_device(batch, device)
+    return device_batch if sizes is None else device_batch.clear_device_().set("batch_sizes", sizes)

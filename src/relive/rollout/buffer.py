@@ -158,8 +158,8 @@ class RolloutBuffer(StateDictMixin):
 
         The final observation of a truncated episode is read from where the autoreset mode puts it.
         """
-        unpacked = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, info = unpacked
+        step_values = unpack_step(step, self.autoreset)
+        next_obs, reward, terminated, truncated, info = step_values
         with self._lock:
             row = self._storage.num_stored
             if row == self.num_steps:
@@ -169,9 +169,9 @@ class RolloutBuffer(StateDictMixin):
                 self._declared.look_at(info)
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
-                continuity.check_step(row, obs, unpacked)
+                continuity.check_step(row, obs, step_values)
             measured = self._observers.measured(info, self._storage.leading_shape, self.autoreset)
-            finals = self._finals.of_step(row, unpacked)
+            finals = self._finals.of_step(row, step_values)
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
 
     def _write(
@@ -233,8 +233,8 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             storage.clean_bools()
-            self._advantages.last.set({})  # the collector may have overwritten it
-            stored = storage.num_stored
+            self._advantages.last.set({})  # the collector may have overwritten the last row
+            num_stored = storage.num_stored
             last = {name: storage.row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
@@ -243,7 +243,7 @@ class RolloutBuffer(StateDictMixin):
                 self._flags.take_back()
                 self._advantages.last.set(last)
 
-            self._flags.count(stored, count - stored, frozenset(), _NOTHING, change)
+            self._flags.count(num_stored, count - num_stored, frozenset(), _NOTHING, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.
@@ -380,7 +380,8 @@ class RolloutBuffer(StateDictMixin):
             plan = EpochPlan(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
             if drop_last:
                 plan.drop_last("sequences", f"{size} or more sequences")
-            read = read_fresh(source, paths, layout == "batch_first")  # only there [B] is the first axis
+            # Only batch-first batches have [B] as their first axis.
+            read = read_fresh(source, paths, layout == "batch_first")
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
@@ -469,7 +470,7 @@ class RolloutBuffer(StateDictMixin):
         }
 
     def state(self) -> State:
-        """Return everything that changes, rows included."""
+        """Return the state to save, including the rows."""
         parts: dict[str, State] = {}
         for name, part in self._parts().items():
             if name == "random":

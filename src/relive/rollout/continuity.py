@@ -66,13 +66,13 @@ class Continuity:
         """Count the environments whose observation differs; return a warning, or None."""
         num_cut = 0
         if start != before:  # as bytes, NaN equals itself
-            same = np.ones(self._num_envs, bool)
+            is_equal = np.ones(self._num_envs, bool)
             for leaf, leaf_before in zip(start, before, strict=True):
                 if len(leaf) != len(leaf_before) or len(leaf) % self._num_envs:
                     return None
                 rows = (np.frombuffer(x, np.uint8).reshape(self._num_envs, -1) for x in (leaf, leaf_before))
-                same &= np.equal(*rows).all(1)
-            num_cut = int((~(same | self._ended)).sum())
+                is_equal &= np.equal(*rows).all(1)
+            num_cut = int((~(is_equal | self._ended)).sum())
         if is_first and num_cut and 2 * self._num_cut <= self._num_compared:
             self.compared_rows = ()
             return _restart_message(num_cut, self._num_envs)
@@ -114,14 +114,14 @@ class ReusedMemory:
         last, self._last = self._last, view
         if view is None or last is None or not row or not view.size:
             return
-        stored = numpy_view(self._storage.tensors[self._leaf][row - 1])
-        if stored is None or stored.size != view.size:
+        stored_obs = numpy_view(self._storage.tensors[self._leaf][row - 1])
+        if stored_obs is None or stored_obs.size != view.size:
             return
         if view.__array_interface__["data"][0] != last.__array_interface__["data"][0] or view.dtype != last.dtype:
             self.num_left -= 1
             return
         is_equal = np.array_equal(
-            view.reshape(-1).astype(stored.dtype), stored.reshape(-1), equal_nan=view.dtype.kind == "f"
+            view.reshape(-1).astype(stored_obs.dtype), stored_obs.reshape(-1), equal_nan=view.dtype.kind == "f"
         )
         self.num_left = self.num_left - 1 if is_equal else 0
         if not self.num_left:
@@ -139,12 +139,12 @@ def _restart_message(count: int, num_envs: int) -> str:
     return explain("obs", "a rollout that starts where the last one led", got, remedy)
 
 
-def _cut_message(count: int, of: int) -> str:
+def _cut_message(count: int, total: int) -> str:
     remedy = (
         "Assign obs = step[0] after add_step. Observations that are changed before they are added look the same: "
         "values are then not those of what the steps led to."
     )
-    return explain("obs", "steps that start where the step before led", f"{count:,} of {of:,} that do not", remedy)
+    return explain("obs", "steps that start where the step before led", f"{count:,} of {total:,} that do not", remedy)
 
 
 def _in_place_message() -> str:

@@ -52,7 +52,7 @@ class Storage:
         """Number of finite values that became infinite in their field; counted on devices other than the host."""
         self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
-        """Whether every field is one leaf and there are no extra fields."""
+        """Whether no field is nested and there are no extra fields."""
         self._optional_names = optional
         self._optional = tuple(path[0] in optional for path in schema.paths)
         self._set_present((True,) * len(optional))
@@ -77,7 +77,7 @@ class Storage:
         """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
         before, present, which = self._present, (values[5] is not None, values[6] is not None), None
         try:
-            if present == before and not self.staged:  # false only for a first step and after `stage`
+            if present == before and not self.staged:  # False only at the first step and after `stage`
                 leaves = values if self._is_plain and not extra else self._flatten(values, extra)
             else:
                 has_value, has_log_prob = present
@@ -138,7 +138,7 @@ class Storage:
         paths, fields = self.schema.paths, self.schema.fields
         indices = range(len(self.tensors)) if which is None else which
         before = self.age, len(self.staged)
-        converted = tuple(
+        converted_leaves = tuple(
             None
             if leaf is None and self._optional[i]
             else convert(
@@ -148,7 +148,7 @@ class Storage:
         )
         if before != (self.age, len(self.staged)):
             raise _reentry_error()
-        misfit = self._writer.put(row, converted, which)
+        misfit = self._writer.put(row, converted_leaves, which)
         if misfit >= 0:
             raise misaligned_error(path_name(paths[indices[misfit]]))
 
@@ -264,8 +264,8 @@ class Storage:
     def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` + 1 rows of leaves as a TensorDict `[N, T + 1]` that shares their memory."""
         self.is_exposed = True
-        transposed = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
-        return assemble(transposed, torch.Size((self.num_envs, steps + 1)))
+        transposed_leaves = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
+        return assemble(transposed_leaves, torch.Size((self.num_envs, steps + 1)))
 
     @property
     def nbytes(self) -> int:
@@ -277,14 +277,14 @@ class Storage:
         names = {path[0] for path in leaves}
         for path in [path for path in self.attached if path[0] in names]:
             del self.attached[path]
-        steps, declared = self.num_stored, self.declared_leaves()
+        steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
-            if path in declared:
-                declared[path][:steps] = tensor.clone()  # the tensor may share this memory
-                self.attached[path] = declared[path]
+            if path in declared_leaves:
+                declared_leaves[path][:steps] = tensor.clone()  # cloned: `tensor` may overlap the leaf that is written
+                self.attached[path] = declared_leaves[path]
                 continue
-            rest = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
-            self.attached[path] = torch.cat([tensor, rest])
+            padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
+            self.attached[path] = torch.cat([tensor, padding])
 
     # State
 
@@ -294,12 +294,14 @@ class Storage:
 
     def state(self) -> State:
         """Return every row, and the names of staged and attached fields."""
-        stored, own = self.num_stored, set(self.schema.paths)
-        attached = {f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in own}
-        present = [name for name in self._optional_names if stored and name not in self.missing]
+        num_steps, declared_paths = self.num_stored, set(self.schema.paths)
+        attached = {
+            f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
+        }
+        present = [name for name in self._optional_names if num_steps and name not in self.missing]
         values = {
-            "num_stored": stored,
-            "valued": stored if "value" in present else 0,
+            "num_stored": num_steps,
+            "valued": num_steps if "value" in present else 0,
             "given": present,
             "staged": sorted(self.staged),
             "attached": [list(path) for path in self.attached],
@@ -308,12 +310,12 @@ class Storage:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
-        node, own = saved.values, self.declared_leaves()
-        stored = node.entry("num_stored").integer(0, self._num_rows - 1)
+        node, declared_leaves = saved.values, self.declared_leaves()
+        num_steps = node.entry("num_stored").integer(0, self._num_rows - 1)
         saved.copy_into(self.rows())
         self.clear()
-        self.num_stored = stored
-        present = self._saved_optional_fields(saved, stored)
+        self.num_stored = num_steps
+        present = self._saved_optional_fields(saved, num_steps)
         self._set_present(tuple(name in present for name in self._optional_names))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
@@ -323,18 +325,18 @@ class Storage:
             path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
                 raise entry.error("a name of its own")
-            if path not in own:  # an optional field is its declared leaf
+            if path not in declared_leaves:  # an optional field is its declared leaf
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
-                own[path] = saved.tensor(f"attached{i}").to(self.device)
-            self.attached[path] = own[path]
+                declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
+            self.attached[path] = declared_leaves[path]
 
-    def _saved_optional_fields(self, saved: SnapshotReader, stored: int) -> set[str]:
+    def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
         node, names = saved.values, self._optional_names
         if "given" in node.entries():
             return {name.one_of(names) for name in node.entry("given").items(len(names))}
         # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
-        has_value = node.entry("valued").integer(0, stored) == stored
-        leaves = (self.tensors[i][:stored] for i in self.schema.leaf_indices["log_prob"])
+        has_value = node.entry("valued").integer(0, num_stored) == num_stored
+        leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
         return set(itertools.compress(("value", "log_prob"), (has_value, has_log_prob)))
 
@@ -359,12 +361,12 @@ class Storage:
 
     def _check_attached(self) -> None:
         """Verify that attached tensors have the rollout's rows, and zeros after the stored steps."""
-        steps, declared = self.num_stored, self.declared_leaves()
+        steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, leaf in self.attached.items():
             is_present = path[0] in self.schema.names and path[0] not in self.missing
             require(not is_present, path_name(path), "a name that no field has", "the name of a field")
-            if path in declared:
-                require(leaf is declared[path], path_name(path), "the memory of the field", "other memory")
+            if path in declared_leaves:
+                require(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
                 continue
             shape = (self._num_rows, self.num_envs, *leaf.shape[2:])
             require_form(path_name(path), leaf, shape, leaf.dtype, self.device)
@@ -513,13 +515,13 @@ class EpisodeFlags:
     def check(self) -> None:
         """Verify every flag, and that the next reset rows follow from the stored flags."""
         storage, steps = self._storage, self._storage.num_stored
-        own = {"resetting": self.resetting, "starting": self.starting}
-        for name, flags in own.items():
+        own_masks = {"resetting": self.resetting, "starting": self.starting}
+        for name, flags in own_masks.items():
             require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
         ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
         if not storage.has_values:
             return
-        for name, flags in {**ends, **own}.items():
+        for name, flags in {**ends, **own_masks}.items():
             require_flags(name, flags)
         is_allowed = ~self.resetting | self.has_reset_rows
         require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)

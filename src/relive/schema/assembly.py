@@ -41,7 +41,7 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    # Without strict=: the keyword takes as long as the loop.
+    # Without strict=, which would double the time of this loop.
     return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
@@ -82,13 +82,13 @@ def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Pat
     """Select leaves by the names or paths `fields`; all leaves if None."""
     if fields is None:
         return leaves
-    wanted = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
+    paths = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
     chosen = {
         path: leaf
         for path, leaf in leaves.items()
-        if path in wanted or any(path[:depth] in wanted for depth in range(1, len(path)))
+        if path in paths or any(path[:depth] in paths for depth in range(1, len(path)))
     }
-    for head in wanted - leaves.keys():
+    for head in paths - leaves.keys():
         if not any(path[: len(head)] == head for path in leaves):
             names = ", ".join(sorted({path[0] for path in leaves}))
             raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(head), "Name only stored fields."))
@@ -103,7 +103,7 @@ def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy
     return out
 
 
-@torch.inference_mode()  # accepts inference tensors and others
+@torch.inference_mode()  # inference mode may write both inference tensors and normal ones
 def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy pairs (target, source)."""
     for target, leaf in pairs:
@@ -160,7 +160,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
     # Sorted by address: if any two ranges overlap, two neighbours do.
     ranges = sorted(
         [(*memory_range(leaf), path) for path, leaf in targets.items()] + [(start, stop, None) for start, stop in own],
-        key=_start,
+        key=_start_address,
     )
     for (_, stop, path), (start, _, after) in pairwise(ranges):
         if stop <= start or path is after is None:
@@ -179,7 +179,7 @@ def memory_range(tensor: torch.Tensor) -> MemoryRange:
     return (start, start + tensor.nbytes) if start else (0, 0)
 
 
-def _start(memory: tuple[int, int, Path | None]) -> int:
+def _start_address(memory: tuple[int, int, Path | None]) -> int:
     return memory[0]
 
 

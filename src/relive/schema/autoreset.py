@@ -29,10 +29,10 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
     """Return the AutoresetMode for a mode, its name or its value; None stays None."""
     if mode is None or isinstance(mode, AutoresetMode):
         return mode
-    for known in AutoresetMode:
-        if isinstance(mode, str) and mode.upper() in (known.name, known.value.upper()):
-            return known
-    expected = ", ".join(f"AutoresetMode.{known.name}" for known in AutoresetMode)
+    for member in AutoresetMode:
+        if isinstance(mode, str) and mode.upper() in (member.name, member.value.upper()):
+            return member
+    expected = ", ".join(f"AutoresetMode.{member.name}" for member in AutoresetMode)
     raise SchemaError(explain("autoreset", f"one of {expected} or None", repr(mode), "Pass the environment's mode."))
 
 
@@ -98,7 +98,7 @@ def warn_of_frame_stacks(env: Any) -> None:
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-    """Return the 5-tuple of `env.step`; raises if it is none or if the autoreset mode is unknown."""
+    """Return the 5-tuple of `env.step`; raises if `step` is no 5-tuple or the autoreset mode is unknown."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
         raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
@@ -150,35 +150,37 @@ def true_next_obs(
     if not envs:
         return leaves, reward, terminated, truncated
     refuse_reused_obs(schema, obs, next_obs)
-    known, finals = final_observations(info, envs, schema, lead, device)
-    if len(known) < len(envs):
-        missing = next(env for env in envs if env not in known)
+    final_envs, finals = final_observations(info, envs, schema, lead, device)
+    if len(final_envs) < len(envs):
+        missing_env = next(env for env in envs if env not in final_envs)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
         raise SchemaError(
             explain(
                 'info["final_obs"]',
-                f"an observation for environment {missing}",
-                f"observations for environments {known}",
+                f"an observation for environment {missing_env}",
+                f"observations for environments {final_envs}",
                 remedy,
             )
         )
-    fixed = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
-    for leaf, final in zip(fixed, finals, strict=True):
-        as_numpy_if_cpu(bits_of(leaf))[known if lead else ...] = as_numpy_if_cpu(bits_of(final))
-    return tuple(fixed), reward, terminated, truncated
+    next_leaves = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
+    for leaf, final in zip(next_leaves, finals, strict=True):
+        as_numpy_if_cpu(bits_of(leaf))[final_envs if lead else ...] = as_numpy_if_cpu(bits_of(final))
+    return tuple(next_leaves), reward, terminated, truncated
 
 
 def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
     """Return flags of a step as arrays [N] on the host; synchronises for tensors of another device."""
     arrays: list[np.ndarray] = []
     for name, flag in flags.items():
-        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ():  # vector environments
+        if (
+            type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()
+        ):  # flags of a vector environment
             arrays.append(flag)
-        elif not lead and (flag is True or flag is False):  # single environments
+        elif not lead and (flag is True or flag is False):  # the flag of a single environment
             arrays.append(np.array([flag]))
         else:
-            there = device if isinstance(flag, torch.Tensor) else _HOST
-            arrays.append(convert(name, FLAG, flag, lead, there).view(-1).cpu().numpy())
+            flag_device = device if isinstance(flag, torch.Tensor) else _HOST
+            arrays.append(convert(name, FLAG, flag, lead, flag_device).view(-1).cpu().numpy())
     return arrays
 
 
@@ -203,19 +205,21 @@ def final_observations(
     if key is None:
         return [], []
     finals = _without_masks(info[key], schema.trees["obs"])
-    known = envs
+    final_envs = envs
     if lead and (mask := info.get(f"_{key}")) is not None:
-        there = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
-        flags = as_tensor(f"info: _{key}", mask, there).tolist()
-        known = [env for env in envs if env < len(flags) and flags[env]]
+        mask_device = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
+        flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
+        final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
-        each = {env: _entry(finals, env) for env in known}
-        known = [env for env in known if each[env] is not None]
-        leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in known]
-        return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
-    if not known:
+        each = {env: _entry(finals, env) for env in final_envs}
+        final_envs = [env for env in final_envs if each[env] is not None]
+        leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in final_envs]
+        return final_envs, [torch.stack(group) for group in zip(*leaves, strict=True)]
+    if not final_envs:
         return [], []
-    return known, convert_leaves(schema, "obs", finals, lead, device, known if lead else None, prefix="final_")
+    return final_envs, convert_leaves(
+        schema, "obs", finals, lead, device, final_envs if lead else None, prefix="final_"
+    )
 
 
 def info_numbers(
@@ -231,7 +235,10 @@ def info_numbers(
     if finals is None:
         return numbers
     if not isinstance(finals, Mapping):
-        finals, ended = {name: [(of or {}).get(name) for of in finals]}, [of is not None for of in finals]
+        finals, ended = (
+            {name: [(env_info or {}).get(name) for env_info in finals]},
+            [env_info is not None for env_info in finals],
+        )
     else:
         ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
     last = _numbers(finals, name, lead, device)

@@ -18,17 +18,17 @@ _T = TypeVar("_T")
 
 
 def positive(where: str, value: object, most: float = _MAX) -> int:
-    """A positive int of at most `most`, by default below 2^63."""
+    """Return a positive int of at most `most`, by default below 2^63."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > most:
         expected = "a positive int below 2^63" if most == _MAX else f"at most {most}"
-        raise SchemaError(explain(where, expected, _short(int(value)), "Pass a smaller int."))
+        raise SchemaError(explain(where, expected, _short_integer(int(value)), "Pass a smaller int."))
     return int(value)
 
 
 def count(where: str, value: Any, *, least: int, remedy: str) -> int:
-    """An int of at least `least`."""
+    """Return an int of at least `least`."""
     if isinstance(value, bool) or (not isinstance(value, int) and not isinstance(value, numbers.Integral)):
         raise SchemaError(explain(where, f"an int of at least {least}", kind(value), remedy))
     if value < least:
@@ -37,7 +37,7 @@ def count(where: str, value: Any, *, least: int, remedy: str) -> int:
 
 
 def number(where: str, value: Any) -> float:
-    """A Python or numpy number as a float; tensors are refused, because reading one waits for its device."""
+    """Return a Python or numpy number as a float; tensors are refused, because reading one waits for its device."""
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not isinstance(value, numbers.Real)):
         raise SchemaError(explain(where, "a number", kind(value), "Pass a Python float."))
     try:
@@ -48,32 +48,32 @@ def number(where: str, value: Any) -> float:
 
 
 def share(where: str, value: Any, remedy: str = "Pass such a number.") -> float:
-    """A number from 0 to 1."""
-    known = number(where, value)
-    if not 0 <= known <= 1:
+    """Return a number from 0 to 1."""
+    result = number(where, value)
+    if not 0 <= result <= 1:
         raise SchemaError(explain(where, "a number from 0 to 1", value, remedy))
-    return known
+    return result
 
 
 def above_zero(where: str, value: Any, remedy: str = "Pass math.inf for no bound.") -> float:
-    """A number above 0, which may be infinite."""
-    known = number(where, value)
-    if not known > 0:
+    """Return a number above 0, possibly infinite."""
+    result = number(where, value)
+    if not result > 0:
         raise SchemaError(explain(where, "a number above 0", value, remedy))
-    return known
+    return result
 
 
 def finite(where: str, value: Any, *, may_be_zero: bool = True) -> float:
-    """A finite number of at least 0, or above 0."""
-    known = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
-    if not 0 <= known < math.inf or (known == 0 and not may_be_zero):
+    """Return a finite number of at least 0, or above 0."""
+    result = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
+    if not 0 <= result < math.inf or (result == 0 and not may_be_zero):
         expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
         raise SchemaError(explain(where, expected, repr(value), f"Pass {expected}."))
-    return known
+    return result
 
 
 def as_float(value: Any) -> float:
-    """A real number as a float; infinite if it is too large for one."""
+    """Return a real number as a float; infinite if it is too large for a float."""
     try:
         return float(value)
     except OverflowError:
@@ -81,7 +81,7 @@ def as_float(value: Any) -> float:
 
 
 def one_of(where: str, value: _T, choices: Collection[str | None], remedy: str = "Pass one of them.") -> _T:
-    """One of the names `choices`, which may include None."""
+    """Return `value` if it is one of `choices`, which may include None; raise otherwise."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         *names, last = [repr(name) if name is None else json.dumps(name, ensure_ascii=False) for name in choices]
         raise SchemaError(explain(where, f"{', '.join(names)} or {last}", repr(value), remedy))
@@ -110,13 +110,13 @@ def same_keys(
 
 
 def same_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str, match: str = "") -> None:
-    """Raise if a tensor has another shape; `match` ends the expectation in the message."""
+    """Raise if a tensor has another shape. The message says "expected shape <shape><match>"."""
     if tensor.shape != shape:
         raise SchemaError(explain(where, f"shape {tuple(shape)}{match}", tuple(tensor.shape), remedy))
 
 
 def same_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
-    """Raise if a tensor is on another device; `match` ends the expectation in the message."""
+    """Raise if a tensor is on another device. The message says "expected a tensor on <device><match>"."""
     if tensor.device != device:
         remedy = f"Call .to({str(device)!r})."
         raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))
@@ -129,7 +129,7 @@ def dense(where: str, tensor: torch.Tensor) -> None:
 
 
 def nonempty(where: str, size: int, what: str = "step", remedy: str = "Add steps first.") -> int:
-    """A number of stored steps; raises a NotReadyError if it is 0."""
+    """Return `size`, a number of stored steps; raise a NotReadyError if it is 0."""
     if not size:
         raise NotReadyError(explain(where, f"at least 1 stored {what}", 0, remedy))
     return size
@@ -139,10 +139,12 @@ def kind(value: object) -> str:
     """The type of a value, with its module unless it is built in."""
     if value is None:
         return "None"
-    of = type(value)
-    return of.__name__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__name__}"
+    value_type = type(value)
+    return (
+        value_type.__name__ if value_type.__module__ == "builtins" else f"{value_type.__module__}.{value_type.__name__}"
+    )
 
 
-def _short(value: int) -> str:
+def _short_integer(value: int) -> str:
     """The digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

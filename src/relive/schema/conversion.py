@@ -132,7 +132,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # contiguous, aligned, writeable
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
-        raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _of_dict(where)))
+        raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _dict_remedy(where)))
     try:
         array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
     except Exception as error:
@@ -141,12 +141,11 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
         raise SchemaError(
             explain(where, "numbers or bools", f"dtype {array.dtype}", "Convert it to a numeric or bool dtype.")
         )
-    if array.dtype not in DTYPES.values():  # another byte order, or a long double
+    if array.dtype not in DTYPES.values():  # an array in another byte order, or of long doubles
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
-    array = array.view(
-        np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
-    )  # one dtype object per type: C has several names for some
+    # C has several names for some types: use one dtype object per type.
+    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
     # torch has no read-only or reversed memory; at unaligned addresses it may crash, and the native core refuses.
     odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
     if odd or not array.flags.writeable or not array.flags.c_contiguous:
@@ -154,7 +153,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _of_dict(where: str) -> str:
+def _dict_remedy(where: str) -> str:
     if where in ("terminated", "truncated"):
         return (
             f"{where} is the environment's: pass one flag, and keep which agents are alive in the observation or an "
@@ -170,14 +169,19 @@ def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> tor
     """
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
-    there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
-    given = as_tensor("env_ids", env_ids, there)
-    if not given.is_cpu:
-        if given.ndim != 1 or given.dtype.is_floating_point or given.dtype.is_complex or given.dtype == torch.bool:
-            got = f"{given.dtype} of shape {tuple(given.shape)}"
+    source_device = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
+    env_tensor = as_tensor("env_ids", env_ids, source_device)
+    if not env_tensor.is_cpu:
+        if (
+            env_tensor.ndim != 1
+            or env_tensor.dtype.is_floating_point
+            or env_tensor.dtype.is_complex
+            or env_tensor.dtype == torch.bool
+        ):
+            got = f"{env_tensor.dtype} of shape {tuple(env_tensor.shape)}"
             raise SchemaError(explain("env_ids", "a vector of distinct ints", got, "Pass each environment once."))
-        return given.to(torch.int64).contiguous()
-    ids = given.numpy()
+        return env_tensor.to(torch.int64).contiguous()
+    ids = env_tensor.numpy()
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
         raise SchemaError(explain("env_ids", "a vector of distinct ints", env_ids, "Pass each environment once."))
     if ids.min() < 0 or ids.max() >= num_envs:
@@ -190,15 +194,15 @@ class EnvNumbers:
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
-        self._known: dict[Any, torch.Tensor] = {}
+        self._cache: dict[Any, torch.Tensor] = {}
 
     def __call__(self, env_ids: Any) -> torch.Tensor:
         key = _key(env_ids)
-        envs = self._known.get(key)
+        envs = self._cache.get(key)
         if envs is None:
             envs = env_numbers(env_ids, self._num_envs, self._device)
-            if key is not None and len(self._known) < _MAX_KNOWN:
-                self._known[key] = envs
+            if key is not None and len(self._cache) < _MAX_KNOWN:
+                self._cache[key] = envs
         return envs
 
 
@@ -206,7 +210,7 @@ _MAX_KNOWN = 256
 
 
 def _key(env_ids: Any) -> Any:
-    """Return a hashable key for `env_ids`; None if a key would take longer than another check."""
+    """Return a hashable key for `env_ids`; None if making a key would take longer than checking again."""
     if type(env_ids) is torch.Tensor:
         env_ids = numpy_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
@@ -249,8 +253,8 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
         remedy = "Pass one environment's value, or declare num_envs."
     else:
         remedy = "Pass the declared shape."
-    of = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
-    raise SchemaError(explain(where, f"shape {expected}{of}", got, remedy))
+    suffix = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
+    raise SchemaError(explain(where, f"shape {expected}{suffix}", got, remedy))
 
 
 def _kind(dtype: torch.dtype) -> int:
@@ -271,7 +275,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
     if want == 1:
         _check_integers_fit(where, tensor, dtype)
     converted = tensor.to(dtype)
-    if want >= 2 and tensor.device.type != "meta" and _largest(dtype) < _largest(tensor.dtype):
+    if want >= 2 and tensor.device.type != "meta" and _max_finite(dtype) < _max_finite(tensor.dtype):
         if _is_host(tensor):
             _check_numbers_fit(where, tensor, converted)
         elif overflowed is not None:
@@ -283,7 +287,7 @@ def _is_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _largest(dtype: torch.dtype) -> float:
+def _max_finite(dtype: torch.dtype) -> float:
     if dtype == torch.bool:
         return 1.0
     return float((torch.finfo if dtype.is_floating_point or dtype.is_complex else torch.iinfo)(dtype).max)
@@ -302,7 +306,7 @@ def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor
     bad = _overflows(tensor, converted)
     if bad.any():
         dtype = str(converted.dtype).removeprefix("torch.")
-        expected = f"finite numbers of at most {_largest(converted.dtype):.4g} ({dtype})"
+        expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype})"
         remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
         raise SchemaError(explain(where, expected, tensor[bad].view(-1)[0].item(), remedy))
 

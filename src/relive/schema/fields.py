@@ -108,7 +108,7 @@ class Carry(Field):
         super().__init__(shape, dtype)
 
     def settings(self) -> list[Any]:
-        return [1]  # format 1 keeps a number here: once the steps between two kept states
+        return [1]  # format 1 has a number here, formerly the number of steps between two stored states
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
@@ -237,16 +237,16 @@ def _shape(where: str, shape: object) -> tuple[int, ...]:
 
 def _dtype(where: str, dtype: object) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
-        found = dtype if dtype in DTYPES else None
+        torch_dtype = dtype if dtype in DTYPES else None
     else:
         try:
-            found = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
+            torch_dtype = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
         except TypeError:
-            found = None
-    if found is None:
-        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise SchemaError(explain(where, f"one of the dtypes {known}", dtype, "Pass a torch dtype."))
-    return found
+            torch_dtype = None
+    if torch_dtype is None:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise SchemaError(explain(where, f"one of the dtypes {names}", dtype, "Pass a torch dtype."))
+    return torch_dtype
 
 
 FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)
@@ -346,7 +346,7 @@ def tree_of(node: lazy.Node) -> Tree:
         raise parts[1].error("positive sizes")
     try:
         return kind.with_settings(Field(shape, dtype), parts[3:])
-    except ValueError as error:  # more settings, or fewer
+    except ValueError as error:  # unknown or missing settings
         raise node.error(f"the settings of a {kind.__name__} ({error})") from None
 
 
@@ -381,11 +381,9 @@ class Schema:
     def require(self, name: str) -> None:
         """Raise if `name` was not declared."""
         if name not in self.leaf_indices:
-            declared = ", ".join(self.names)
+            names = ", ".join(self.names)
             raise SchemaError(
-                explain(
-                    name, f"a declared field ({declared})", name, field_remedy(name, (*self.leaf_indices, "next_obs"))
-                )
+                explain(name, f"a declared field ({names})", name, field_remedy(name, (*self.leaf_indices, "next_obs")))
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
@@ -462,19 +460,19 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
             raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))
 
 
-@lru_cache(maxsize=64)  # called at every write
+@lru_cache(maxsize=64)  # cached: called at every write
 def mutable_schema(schema: Schema) -> Schema:
     """The schema of the mutable leaves only."""
-    pruned = {name: _pruned(tree) for name, tree in schema.trees.items()}
-    return Schema({name: tree for name, tree in pruned.items() if tree is not None})
+    mutable_trees = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
+    return Schema({name: tree for name, tree in mutable_trees.items() if tree is not None})
 
 
-def _pruned(tree: Tree) -> Tree | None:
+def _mutable_part(tree: Tree) -> Tree | None:
     """The mutable leaves of a declaration; None if it has none."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
-    pruned = {name: _pruned(child) for name, child in tree.items()}
-    return {name: child for name, child in pruned.items() if child is not None} or None
+    mutable_children = {name: _mutable_part(child) for name, child in tree.items()}
+    return {name: child for name, child in mutable_children.items() if child is not None} or None
 
 
 def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:

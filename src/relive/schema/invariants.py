@@ -44,12 +44,12 @@ def require_flags(where: str, flags: torch.Tensor) -> None:
 def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], addresses: Iterable[int]) -> None:
     """Raise unless every tensor is at the address that the native core uses."""
     for path, tensor, address in zip(paths, tensors, addresses, strict=True):
-        there = tensor.data_ptr()
+        actual_address = tensor.data_ptr()
         require(
-            there == address,
+            actual_address == address,
             f"memory of {path_name(path)}",
             f"the address {address}, which the buffer writes to",
-            there,
+            actual_address,
         )
 
 

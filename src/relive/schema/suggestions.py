@@ -128,7 +128,7 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
             if unknown is None:
                 raise
             ours = tuple(name for name in parameters if name not in ("self", "cls"))
-            message = _answer(where, unknown, kwargs[unknown], ours)
+            message = _keyword_message(where, unknown, kwargs[unknown], ours)
             if kwargs.keys() >= _OF_SB3.get(where, {None}):
                 argument = f"{where.removesuffix('Buffer').lower()}_buffer_class"
                 remedy = f"Pass {argument}=relive.compat.stable_baselines3.{where}."
@@ -172,27 +172,27 @@ def field_remedy(name: str, declared: Iterable[str]) -> str:
     """The remedy for an undeclared field: our name for it, or how to declare it."""
     if name in _DONES:
         return f"Pass {_DONE}."
-    known = _ours(name, tuple(declared))
-    return f"Pass it as {known}." if known else f"Declare it: extra={{{name!r}: shape}}."
+    our_name = _find_our_name(name, tuple(declared))
+    return f"Pass it as {our_name}." if our_name else f"Declare it: extra={{{name!r}: shape}}."
 
 
-def _answer(where: str, name: str, value: object, ours: Collection[str]) -> str:
+def _keyword_message(where: str, name: str, value: object, ours: Collection[str]) -> str:
     remedy = _REMEDIES.get(where, {}).get(name)
-    got = f"{name}={_short(value)}"
+    got = f"{name}={_source_text(value)}"
     if remedy is not None:
         return explain(where, f"keywords among {', '.join(ours)}", got, remedy)
-    known = _ours(name, tuple(ours))
-    if known is None:
+    our_name = _find_our_name(name, tuple(ours))
+    if our_name is None:
         return explain(where, f"keywords among {', '.join(ours)}", got, "Leave it out.")
-    return explain(where, f"the keyword {known}", got, f"Write {known}={_short(value)}.")
+    return explain(where, f"the keyword {our_name}", got, f"Write {our_name}={_source_text(value)}.")
 
 
-def _ours(name: str, ours: Collection[str]) -> str | None:
-    meant = (known for known, words in _KEYWORDS.items() if name in words and known in ours)
+def _find_our_name(name: str, ours: Collection[str]) -> str | None:
+    meant = (our_name for our_name, words in _KEYWORDS.items() if name in words and our_name in ours)
     close = iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75))
     return next(meant, next(close, None))
 
 
-def _short(value: object) -> str:
+def _source_text(value: object) -> str:
     """The source text of a number or short string; an ellipsis for any other value."""
     return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) <= 20 else "…"

@@ -51,8 +51,8 @@ class Accumulator:
             kernels.complete(lambda: [tensor.copy_(tensors[name]) for name, tensor in self._tensors.items()])
 
     def __getstate__(self) -> dict[str, Any]:
-        others = {name: value for name, value in vars(self).items() if name not in self._not_pickled}
-        return others | {"_device": str(self.device), "_packed": pack(self.snapshot())}
+        attributes = {name: value for name, value in vars(self).items() if name not in self._not_pickled}
+        return attributes | {"_device": str(self.device), "_packed": pack(self.snapshot())}
 
     @torch.inference_mode(False)
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Accumulator:
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
         """Move to another device and return this object."""
-        target = torch.empty(0, device=device_of(device)).device  # "cuda" is "cuda:0"
+        target = torch.empty(0, device=device_of(device)).device  # "cuda" becomes "cuda:0"
         if target == self.device:
             return self
         if self._is_bound:
@@ -113,7 +113,7 @@ def bind(accumulator: Accumulator) -> None:
 def set_owner(stats: Accumulator, owner: object) -> None:
     """Set the only buffer that updates `stats`; raise if there is another: its steps would mix with these episodes."""
     if stats._owner() is not None:
-        gc.collect()  # the other buffer may be garbage
+        gc.collect()  # the other buffer may be unreachable but not collected yet
     if stats._owner() is not None:
         remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
         expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"

@@ -62,7 +62,7 @@ class EpisodeStats(counting.Accumulator):
         # float64: returns of long episodes stay precise, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
-            # The extra row receives rows to discard: selecting the others would synchronise.
+            # Discarded rows are written to the extra row: selecting the kept rows would synchronise.
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
@@ -125,9 +125,9 @@ class EpisodeStats(counting.Accumulator):
         The caller holds `counting.lock` until it has called the function, which is idempotent.
         """
         device, envs = self.device, self.num_envs or 1
-        none = torch.zeros(envs, dtype=torch.bool, device=device)
+        all_false = torch.zeros(envs, dtype=torch.bool, device=device)
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
-        finished: list[tuple[torch.Tensor, torch.Tensor]] = []
+        finished_steps: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
             if (
                 device.type == "cpu" and counts[1] > _MAX_STEPS - envs
@@ -135,37 +135,39 @@ class EpisodeStats(counting.Accumulator):
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             step = {name: column[t] for name, column in values.items()}
-            played = ~none if mask is None else mask[t]
-            for i, increment in enumerate([step["reward"], played, *(step.get(name, none) for name in self.metrics)]):
+            played = ~all_false if mask is None else mask[t]
+            for i, increment in enumerate(
+                [step["reward"], played, *(step.get(name, all_false) for name in self.metrics)]
+            ):
                 running[i] += torch.where(played, increment, 0.0)
             counts[1] += played.sum()
-            flags = [step["terminated"], *(step.get(name, none) for name in self.reasons)]
+            flags = [step["terminated"], *(step.get(name, all_false) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & played
-            # Rows of running episodes go to the extra row: selecting the others would synchronise.
+            # Rows of running episodes are written to the extra row: selecting finished ones would synchronise.
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
             slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)
-            finished.append((slots, torch.stack([counts[1] + 0 * rank, *running, *flags], 1)))
+            finished_steps.append((slots, torch.stack([counts[1] + 0 * rank, *running, *flags], 1)))
             counts[0] += rank[-1]
             running = torch.where(ended, 0.0, running)
 
         def change() -> None:
             self._tensors["open"].copy_(running)
-            for slots, rows in finished:
+            for slots, rows in finished_steps:
                 self._tensors["ring"][slots] = rows
             self._tensors["counts"].copy_(counts)
 
         return change
 
     def _reason_flags(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
-        """Return a flag [N] per name, for reasons in either form."""
+        """Convert reasons, flags by name or a name per environment, to flags [N] by name."""
         if reasons is None or isinstance(reasons, Mapping):
             return reasons or {}
         names = np.asarray(reasons, dtype=object)
         if names.shape != self._lead:
-            of = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
+            suffix = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
             remedy = "Pass names or None in this shape."
-            raise SchemaError(explain("reasons", f"a name or None{of}", repr(reasons), remedy))
+            raise SchemaError(explain("reasons", f"a name or None{suffix}", repr(reasons), remedy))
         distinct = {name for name in names.reshape(-1).tolist() if name is not None}
         return {name: np.asarray(names == name, dtype=np.bool_) for name in distinct}
 
@@ -207,14 +209,18 @@ class EpisodeStats(counting.Accumulator):
         before the first one it is the only number.
         """
         with counting.lock:
-            total, finished = float(self.num_episodes), self._finished_rows().cpu().numpy()
-        if not len(finished):
+            total, finished_rows = float(self.num_episodes), self._finished_rows().cpu().numpy()
+        if not len(finished_rows):
             return _Summary(episodes=total)
-        columns = dict(zip(self._columns, finished.T, strict=True))
-        measured = {name: columns[name] for name in self._sums}
-        measured["step_reward"] = columns["return"] / columns["length"]
-        measured |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
-        moments = {f"{name}_{kind}": float(of(x)) for name, x in measured.items() for kind, of in _MOMENTS.items()}
+        columns = dict(zip(self._columns, finished_rows.T, strict=True))
+        measured_columns = {name: columns[name] for name in self._sums}
+        measured_columns["step_reward"] = columns["return"] / columns["length"]
+        measured_columns |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
+        moments = {
+            f"{name}_{kind}": float(compute(x))
+            for name, x in measured_columns.items()
+            for kind, compute in _MOMENTS.items()
+        }
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
         return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
@@ -238,20 +244,20 @@ class EpisodeStats(counting.Accumulator):
         episodes, steps = self._tensors["counts"].tolist()
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
         require(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
-        running, finished = self._tensors["open"][1], self._finished_rows()
+        running, finished_rows = self._tensors["open"][1], self._finished_rows()
         require_all(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
-        step, length, flags = finished[:, 0], finished[:, 2], finished[:, 1 + len(self._sums) :]
-        whole = (length >= 1) & (length == length.floor()) & (length <= step)
-        require_all(whole, "stats: length", "a whole number of the counted steps", length)
+        step, length, flags = finished_rows[:, 0], finished_rows[:, 2], finished_rows[:, 1 + len(self._sums) :]
+        is_whole = (length >= 1) & (length == length.floor()) & (length <= step)
+        require_all(is_whole, "stats: length", "a whole number of the counted steps", length)
         require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
         require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
         require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
         played = float(running.sum() + length.sum())
         require(played <= steps, "stats: steps", f"at least the {played:.0f} of the episodes", steps)
-        rest = self._tensors["ring"][episodes : self.window]
-        require_all(rest == 0, "stats: window", "0 after the last episode", rest)
+        unused_rows = self._tensors["ring"][episodes : self.window]
+        require_all(unused_rows == 0, "stats: window", "0 after the last episode", unused_rows)
 
     def config(self) -> dict[str, Any]:
         """Return the arguments of equal statistics, except `num_envs`, as JSON."""
@@ -270,10 +276,10 @@ class _Summary(dict[str, float]):
 
 
 def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:
-    listed = tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed):
+    listed_names = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed_names):
         raise SchemaError(explain(where, "a tuple of names", repr(names), "Pass strings in a tuple."))
-    return listed
+    return listed_names
 
 
 def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:

@@ -86,15 +86,15 @@ class RunningNorm(Accumulator):
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, lead = self._convert(x)
-        counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
+        is_counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         if self._counters is not None:
-            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks it
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
-            resetting = None if counted is None else kernels.buffer_of(~counted.reshape(-1))
+            resetting = None if is_counted is None else kernels.buffer_of(~is_counted.reshape(-1))
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
             return
         with lock:
-            self._plan(rows, counted)()
+            self._plan(rows, is_counted)()
 
     def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts rows with torch ops.
@@ -104,13 +104,13 @@ class RunningNorm(Accumulator):
         # One copy, changed in place: with thousands of rows, allocating memory takes most of the time.
         rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
-        ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
-        if ignored is not None:
-            rows.masked_fill_(ignored, 0.0)
+        is_ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
+        if is_ignored is not None:
+            rows.masked_fill_(is_ignored, 0.0)
         mean = rows.sum(0) / count.clamp(min=1)
         rows.sub_(mean)
-        if ignored is not None:
-            rows.masked_fill_(ignored, 0.0)
+        if is_ignored is not None:
+            rows.masked_fill_(is_ignored, 0.0)
         return partial(self._assign, self._merge_moments(count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:
@@ -177,7 +177,8 @@ class RunningNorm(Accumulator):
             # Native counters change the moments without a call here: compare the number of rows.
             count = float(tensors["count"]) if self._counters is not None else None
             if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
-                with torch.inference_mode(False):  # a fit computed while acting is used while training
+                # Normal tensors: a fit computed in inference mode is also used in training.
+                with torch.inference_mode(False):
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
                     self._cached_fit = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))

@@ -29,10 +29,10 @@ class _ByField(dict["str | Path", RunningNorm]):
     """Norms by the keys of the caller; a name and the path `(name,)` find the same norm."""
 
     def __missing__(self, key: Any) -> RunningNorm:
-        other = (key,) if isinstance(key, str) else key[0] if isinstance(key, tuple) and len(key) == 1 else key
-        if other is key or other not in self:
+        equivalent_key = (key,) if isinstance(key, str) else key[0] if isinstance(key, tuple) and len(key) == 1 else key
+        if equivalent_key is key or equivalent_key not in self:
             raise KeyError(key)
-        return self[other]
+        return self[equivalent_key]
 
 
 class Observers:
@@ -145,9 +145,9 @@ class Observers:
             return steps, mask
 
         def widen(values: torch.Tensor) -> torch.Tensor:
-            whole = values.new_zeros((len(values), self._num_envs or 1))
-            whole[:, envs] = values
-            return whole
+            all_envs = values.new_zeros((len(values), self._num_envs or 1))
+            all_envs[:, envs] = values
+            return all_envs
 
         mask = torch.ones_like(steps["terminated"]) if mask is None else mask
         return {name: widen(values) for name, values in steps.items()}, widen(mask)

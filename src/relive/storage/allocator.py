@@ -154,11 +154,11 @@ class Memory:
         """Return the memory for a `device=` argument; "cuda" means the current device of this thread."""
         if isinstance(device, Memory):
             return device
-        named = device_of(device)
-        if named.type == "cuda" and named.index is None and torch.cuda.is_available():
+        resolved_device = device_of(device)
+        if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
             # Tensors of later calls belong there too, whatever device is current then.
-            named = torch.device("cuda", torch.cuda.current_device())
-        return Memory(named)
+            resolved_device = torch.device("cuda", torch.cuda.current_device())
+        return Memory(resolved_device)
 
     def __repr__(self) -> str:
         return self.name or ("Memory.pinned()" if self.is_pinned else f"Memory.of({str(self.device)!r})")
@@ -181,20 +181,20 @@ class Memory:
         the argument that determines the size.
         """
         if self.free_bytes is not None:
-            free = self.free_bytes()
+            free_bytes = self.free_bytes()
         elif self.device.type != "cpu":
-            free = 1 << 62  # larger than any memory
-        elif (free := available_bytes()) is not None:
-            free = max(free - unwritten_bytes(), 0)
-        if free is not None and nbytes > free:
-            expected = f"at most {in_gibibytes(free)}, {self.free_of}"
+            free_bytes = 1 << 62  # larger than any memory
+        elif (free_bytes := available_bytes()) is not None:
+            free_bytes = max(free_bytes - unwritten_bytes(), 0)
+        if free_bytes is not None and nbytes > free_bytes:
+            expected = f"at most {in_gibibytes(free_bytes)}, {self.free_of}"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
             raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
 
 
 # Arrays in anonymous mappings and in mapped files
 
-_LARGE = 1 << 15
+_MAPPED_BYTES = 1 << 15
 """Arrays of at least this many bytes are mapped: their pages are allocated when they are written."""
 _LARGE_PAGE = 1 << 21
 """Bytes of a large page; arrays of at least two get large pages."""
@@ -222,7 +222,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
+    if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
         # Linux aligns mappings of whole large pages to their boundaries, as `expect_bulk` needs.
@@ -264,15 +264,15 @@ def available_bytes() -> int | None:
     """Free bytes of host memory; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
     try:
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):  # no limit, or no such file
-        return free
-    return min(free, limit)
+        return free_bytes
+    return min(free_bytes, limit)
 
 
 def resident_bytes() -> int:
@@ -285,9 +285,9 @@ def resident_bytes() -> int:
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
     """Raise a MemoryError if the host has fewer free bytes; the system would grant them and kill the process later."""
-    free = available_bytes() if nbytes > _MUCH else None
-    if free is not None and nbytes > free:
-        expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
+    free_bytes = available_bytes() if nbytes > _MUCH else None
+    if free_bytes is not None and nbytes > free_bytes:
+        expected = f"at most {in_gibibytes(free_bytes)}, the free memory of this machine"
         raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
 
 
@@ -314,7 +314,7 @@ def stream_lock(device: torch.device) -> Any:
         stream = torch.cuda.current_stream(device)
         if stream == last:
             return
-        with torch.cuda.device(device):  # torch queries the current device
+        with torch.cuda.device(device):  # is_current_stream_capturing has no device argument
             if torch.cuda.is_current_stream_capturing():
                 return
         if last is not None:

@@ -249,7 +249,8 @@ class Node:
             and all(type(x) is int and 0 <= x <= maximum for x in value)
         ):
             return tuple(value)
-        return tuple(item.integer(0, maximum) for item in self.items(max_items))  # raises an error with the place
+        # Raises for the first invalid item, with its place in the document.
+        return tuple(item.integer(0, maximum) for item in self.items(max_items))
 
     def shape(self) -> tuple[int, ...]:
         """Return the sizes of axes."""

@@ -18,9 +18,9 @@ from tests.kernels.compiling.two_gpus import Gpus, torch_with
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
     """Whether Triton serves a device is remembered by the process."""
-    kernels._serves.cache_clear()
+    kernels._triton_works_on.cache_clear()
     yield
-    kernels._serves.cache_clear()
+    kernels._triton_works_on.cache_clear()
 
 
 def served() -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""AgileRL's own classes as base classes, and TensorDicts of rows with any names and nesting."""
+"""Helpers of the AgileRL adapter: lookup of its classes, to inherit from, and TensorDicts of rows."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Memory(TensorDict):
     """
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        named = isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
-        if not (named and self.is_locked):
+        is_name = isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+        if not (is_name and self.is_locked):
             super().__setitem__(key, value)
         elif value is not self.get(key):
             self.set_(key, value)

@@ -23,11 +23,11 @@ class ResetStrategy(Enum):
     """The behaviour of `add` when the buffer is full."""
 
     ERROR = "error"
-    """Raise a RuntimeError."""
+    """`add` to a full buffer raises a RuntimeError."""
     RECURRENT = "recurrent"
-    """Overwrite the oldest step."""
+    """`add` to a full buffer overwrites the oldest step."""
     AUTO = "auto"
-    """Remove all steps and start again."""
+    """`add` to a full buffer removes all steps first."""
 
 
 class Sized:

@@ -65,7 +65,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
         seed: int | None = None,
     ) -> None:
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        Prioritized(alpha, beta, epsilon)  # raises for invalid settings
+        Prioritized(alpha, beta, epsilon)  # raises if a setting is invalid
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._of_batch = _Beta(beta)
         # The core gets priorities to the power of alpha: its own exponent could not change later.
@@ -102,7 +102,7 @@ class RowTree(SumTree):
         self._core, self._ids = core, ids
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
         sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
-        while first > 1:  # from the leaves to the root
+        while first > 1:  # compute the sums level by level, from the leaves to the root
             first //= 2
             sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
 

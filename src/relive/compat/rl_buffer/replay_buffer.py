@@ -69,14 +69,14 @@ class Transitions:
 
     def convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> tuple[Any, ...]:
         """Convert one step for the core. `truncated` and `next_obs` may be exchanged."""
-        if self._are_exchanged(next_obs, truncated):
+        if self._is_swapped(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
-        given = (obs, action, reward, flags(done), flags(truncated), next_obs)
-        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, given, strict=True))
+        values = (obs, action, reward, flags(done), flags(truncated), next_obs)
+        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, values, strict=True))
         _refuse_shared(step[0], step[5])
         return step
 
-    def _are_exchanged(self, next_obs: Any, truncated: Any) -> bool:
+    def _is_swapped(self, next_obs: Any, truncated: Any) -> bool:
         """Whether `next_obs` are flags: by their shape, or by their dtype if observations are scalars."""
         if self._flag is not None:
             return np.shape(next_obs) == self._flag and not is_tree(next_obs)
@@ -166,11 +166,11 @@ class TransitionBuffer(Sized):
         `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
         """
         core, tracker = self.core, self._stats_tracker
-        with core._lock:  # another process or thread may add, too: the check and the write are one change
+        with core._lock:  # other processes and threads may add too: check and write must be atomic
             is_full = self._is_full
             refuse_full(is_full, self.reset_strategy)
             step = self._transitions.convert(obs, action, reward, done, next_obs, truncated)
-            if tracker is not None:  # first, since it may refuse the metrics
+            if tracker is not None:  # before the write, since the tracker may refuse the metrics
                 ended = on_host(step[3])
                 if getattr(tracker, "truncated_ends", False) is True:
                     ended = ended | on_host(step[4])
@@ -184,7 +184,7 @@ class TransitionBuffer(Sized):
         """Called after each stored step."""
 
     def get(self, batch_size: int) -> ReplayBatch:
-        """Draw transitions with replacement, at most as many as are stored."""
+        """Draw transitions with replacement; the batch is limited to the number of stored transitions."""
         available = self.total_current_size
         if 0 < available < batch_size:
             raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")

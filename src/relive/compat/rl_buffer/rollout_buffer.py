@@ -49,9 +49,9 @@ class SequenceBatch(RolloutBatch):
 
 
 _STEP = ("obs", "action", "reward", "terminated", "value", "log_prob")
-_STORED = {"observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob"}
+_FIELD_NAMES = {"observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob"}
 _SCORES = {"returns": "return", "advantages": "advantage"}
-_SEQUENCES = {**_STORED, **_SCORES, "masks": "mask", "starts": "is_first"}
+_SEQUENCES = {**_FIELD_NAMES, **_SCORES, "masks": "mask", "starts": "is_first"}
 
 
 class RolloutBuffer(BaseBuffer):
@@ -77,12 +77,12 @@ class RolloutBuffer(BaseBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        there = torch.device(device if store_device is None else store_device)
+        storage_device = torch.device(device if store_device is None else store_device)
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
         seed = experiment_seed(seed)
-        make = partial(_Rollout, buffer_size, num_envs, *fields, device=there, seed=seed)
+        make = partial(_Rollout, buffer_size, num_envs, *fields, device=storage_device, seed=seed)
         self._rows = StepRows(make, _STEP)
-        self._random = generator_on(there, seed)
+        self._random = generator_on(storage_device, seed)
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
@@ -126,8 +126,8 @@ class RolloutBuffer(BaseBuffer):
         """Store one step of every environment; `done` is True where this step ended its episode."""
         rows = self._rows
         refuse_full(rows.is_full, self.reset_strategy)
-        given = (obs, action, reward, flags(done), value, log_prob)
-        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, given, strict=True)]
+        values = (obs, action, reward, flags(done), value, log_prob)
+        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, values, strict=True)]
         track(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
@@ -167,17 +167,17 @@ class RolloutBuffer(BaseBuffer):
         return self._batches(positive("batch_size", batch_size), shuffle)
 
     def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
-        rows, there = self._rows, self.store_device
+        rows, storage_device = self._rows, self.store_device
         total = rows.step * self.num_envs
-        memory = {theirs: rows.flat[ours] for theirs, ours in _STORED.items()}
+        memory = {theirs: rows.flat[ours] for theirs, ours in _FIELD_NAMES.items()}
         memory |= {theirs: rows.view(ours).flatten() for theirs, ours in _SCORES.items()}
-        order = torch.randperm(total, generator=self._random, device=there) if shuffle else None
+        order = torch.randperm(total, generator=self._random, device=storage_device) if shuffle else None
         for start in range(0, total, batch_size):
             batch = slice(start, min(start + batch_size, total))
             fields = {
                 name: x[batch].clone() if order is None else rows_at(order[batch], x) for name, x in memory.items()
             }
-            if there != self.device:
+            if storage_device != self.device:
                 fields = {name: x.to(self.device) for name, x in fields.items()}
             yield RolloutBatch(**fields)
 

@@ -32,13 +32,13 @@ class SharedMemoryComponents:
 
 @dataclass
 class SharedStates:
-    """Empty: the shared memory includes the counters."""
+    """rl-buffer's shared counters. Empty here: the shared memory of the rows includes them."""
 
 
 class SharedTransitions(Transitions):
     """A core replay buffer in new shared memory, or in the memory of another process if a `handle` is given.
 
-    A spawned process that gets them as an argument uses the same memory; any other copy has its own.
+    A spawned process that receives this object as an argument uses the same memory; any other copy has its own memory.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        given = shared_memory_components
-        _check_components(is_main_process, given, shared_states)
+        components = shared_memory_components
+        _check_components(is_main_process, components, shared_states)
         if store_device is not None and torch.device(store_device) != CPU:
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
         make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
-        handle = None if given is None else given.handle
+        handle = None if components is None else components.handle
         self._shared, self._process = SharedTransitions(make, obs_shape, handle, make.keywords["seed"]), os.getpid()
 
     @property
     def _transitions(self) -> SharedTransitions:
-        if self._process != os.getpid():  # a forked child
+        if self._process != os.getpid():  # this process is a forked child
             self._shared, self._process = self._shared.rejoin(), os.getpid()
         return self._shared
 
@@ -114,9 +114,9 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def pos(self) -> int:
         """The position of the next time step: from 0 after `reset` to `buffer_size - 1`, then 0 again."""
-        stored = len(self.core) // self.num_envs
-        if stored < self._buffer_size:
-            return stored
+        num_steps = len(self.core) // self.num_envs
+        if num_steps < self._buffer_size:
+            return num_steps
         return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
 
     def set_pos(self, value: int) -> None:
@@ -151,12 +151,14 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return SharedMemoryComponents(self.core.handle()), SharedStates()
 
 
-def _check_components(is_main_process: bool, given: Any, states: Any) -> None:
-    if is_main_process and (given is not None or states is not None):
+def _check_components(is_main_process: bool, memory_components: Any, states: Any) -> None:
+    if is_main_process and (memory_components is not None or states is not None):
         remedy = "Leave them out: the main process makes them."
         where, expected = "SharedReplayBuffer", "no shared components in the main process"
-        raise ValueError(explain(where, expected, type(states if given is None else given).__name__, remedy))
-    if not is_main_process and given is None:
+        raise ValueError(
+            explain(where, expected, type(states if memory_components is None else memory_components).__name__, remedy)
+        )
+    if not is_main_process and memory_components is None:
         remedy = "Pass shared_memory_components= of the main process's buffer."
         where, expected = "SharedReplayBuffer", "the main process's shared components in a worker"
         raise ValueError(explain(where, expected, None, remedy))

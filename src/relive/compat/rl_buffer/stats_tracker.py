@@ -123,8 +123,12 @@ class StatsTracker:
 
 def _moments(values: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
     """Mean, std, min and max of the metrics `names`; 0 for a metric without values."""
-    chosen = {name: x for name, x in values.items() if name in names}
-    return {f"{name}_{k}": float(getattr(x, k)()) if x.size else 0.0 for name, x in chosen.items() for k in _MOMENTS}
+    selected_values = {name: x for name, x in values.items() if name in names}
+    return {
+        f"{name}_{k}": float(getattr(x, k)()) if x.size else 0.0
+        for name, x in selected_values.items()
+        for k in _MOMENTS
+    }
 
 
 def on_host(value: Any) -> np.ndarray:

@@ -35,7 +35,7 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
             self.replay_buffer_class = self._choose_class()
-            self.n_steps = 1  # otherwise Stable-Baselines3 warns that n_steps is ignored with a replay_buffer_class
+            self.n_steps = 1  # avoids Stable-Baselines3's warning that it ignores n_steps
         super()._setup_model()
         self.n_steps = n_steps
 

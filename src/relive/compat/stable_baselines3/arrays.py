@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WrittenDict, map_tree
+from relive.compat.views import WriteThroughDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Stacked
 
@@ -121,7 +121,7 @@ def overwrite(place: Any, value: Any) -> None:
         place[...] = cast
 
 
-class Arrays(WrittenDict):
+class Arrays(WriteThroughDict):
     """The arrays of a Dict space; assigning to a key writes into its array."""
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -156,7 +156,7 @@ class Gathered(np.ndarray):
 
     @staticmethod
     def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
-        """Make one over the memory of `copied`."""
+        """Make an array over the memory of `copied` that passes writes to `write`."""
         gathered = copied.view(Gathered)
         gathered.flags.writeable = False
         gathered.write, gathered.copied = write, copied
@@ -164,7 +164,7 @@ class Gathered(np.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
-            raise ValueError("assignment destination is read-only")  # of an array that numpy derived from this one
+            raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
         value = np.asarray(value)
         self.write(key, value)
         self.copied[key] = value
@@ -179,19 +179,19 @@ class Gathered(np.ndarray):
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
         """Write to `inner` of the part `key`."""
-        whole = np.array(self.copied[key])
-        whole[inner] = value
-        self.write(key, whole)
+        part = np.array(self.copied[key])
+        part[inner] = value
+        self.write(key, part)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""
-        computed = getattr(ufunc, method)(*map(_plain, inputs), **options)
+        result = getattr(ufunc, method)(*map(_as_plain_array, inputs), **options)
         if not out:
-            return computed
+            return result
         (target,) = out
-        target[...] = computed
+        target[...] = result
         return target
 
 
-def _plain(value: Any) -> Any:
+def _as_plain_array(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, Gathered) else value

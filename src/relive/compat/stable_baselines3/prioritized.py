@@ -70,7 +70,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
-        if self._is_custom:  # with these methods Stable-Baselines3's own code draws, uniformly
+        if self._is_custom:  # Stable-Baselines3's code would make the batches, and it draws uniformly
             remedy = "Override sample, and change the batch that super().sample returns."
             expected = "a class without its own _get_samples and conversions"
             raise SchemaError(explain("PrioritizedReplayBuffer", expected, type(self).__name__, remedy))
@@ -144,19 +144,19 @@ class _PrioritizedAlgorithm:
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
         """Train: draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
-        if not hasattr(buffer, "update_priorities"):  # e.g. loaded from another algorithm's save
+        if not hasattr(buffer, "update_priorities"):  # for example after loading a file of another algorithm
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
         buffer.progress_remaining = self._current_progress_remaining
         self.policy.set_training_mode(mode=True)
         self._update_learning_rate(self._optimizers())
-        logged: dict[str, list[float]] = {}
+        logged_values: dict[str, list[float]] = {}
         for step in range(gradient_steps):
             self._n_updates += 1
             for name, value in self._update(buffer.sample(batch_size, env=self._vec_normalize_env), step):
-                logged.setdefault(name, []).append(value.item())
+                logged_values.setdefault(name, []).append(value.item())
         self.logger.record("train/beta", buffer.beta(self._current_progress_remaining))
-        for name, numbers in logged.items():
+        for name, numbers in logged_values.items():
             self.logger.record(f"train/{name}", np.mean(numbers))
         self.logger.record("train/n_updates", self._n_updates, "tensorboard")
 
@@ -204,8 +204,8 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
         self._learn(gradient_steps, batch_size)
 
     def _optimizers(self) -> list[Any]:
-        every = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
-        return [optimizer for optimizer in every if optimizer is not None]
+        optimizers = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         if self.use_sde:
@@ -288,9 +288,9 @@ def _squared_error(
     return (batch.weights * (torch.cat(tuple(values), 1) - target) ** 2).mean(0).sum()
 
 
-def _descend(optimizer: Any, loss: torch.Tensor, clipped: Any = None, max_norm: float = 0.0) -> None:
+def _descend(optimizer: Any, loss: torch.Tensor, clipped_parameters: Any = None, max_norm: float = 0.0) -> None:
     optimizer.zero_grad()
     loss.backward()
-    if clipped is not None:
-        torch.nn.utils.clip_grad_norm_(clipped, max_norm)
+    if clipped_parameters is not None:
+        torch.nn.utils.clip_grad_norm_(clipped_parameters, max_norm)
     optimizer.step()

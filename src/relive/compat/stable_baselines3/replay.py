@@ -106,22 +106,22 @@ class ReplayBuffer(theirs.ReplayBuffer):
             raise ValueError(explain("optimize_memory_usage", "no timeouts to handle", "both", remedy))
 
     def _storage_of(self, next_obs: str | None) -> str:
-        """How next observations are stored: as the argument says, or by the size of observations."""
+        """Return "stored" or "shared": the argument `next_obs`, or a default by the size of observations."""
         one_of("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
             expected = '"shared" with n_stack or optimize_memory_usage'
             raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
-        large = nbytes_of(self.observation_space) > _MAX_STORED_TWICE and not (
+        is_large = nbytes_of(self.observation_space) > _MAX_STORED_TWICE and not (
             self._is_custom or overrides(self, "add", "sample")
         )
-        return "shared" if large or self.optimize_memory_usage or self.n_stack is not None else "stored"
+        return "shared" if is_large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
     def _start(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
-        """Further fields of the next step."""
+        """Additional fields that are stored with the next step, by name."""
         self._fits = not self.n_stack
         """Whether all observations so far could be stored without reshaping."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
@@ -160,8 +160,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
     @property
     def _core_is_current(self) -> bool:
         """Whether the core has every step: none was written by setting the arrays and `pos`."""
-        written = self._rows.written
-        return self.pos == written % self.buffer_size and self.full == (written >= self.buffer_size)
+        num_written = self._rows.written
+        return self.pos == num_written % self.buffer_size and self.full == (num_written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:
@@ -181,8 +181,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._random.bit_generator.state = draws
         load_packed_state(self._core, state["_core"])
         self._rows.load(state["_rows"])
-        for name, saved in arrays.items():
-            self._assign(name, saved)
+        for name, saved_array in arrays.items():
+            self._assign(name, saved_array)
 
     # Writing
 
@@ -248,7 +248,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         if self._is_custom or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
-                count -= 1  # the oldest position holds the newest next observation
+                # The newest next observation has overwritten the observation of the oldest transition.
+                count -= 1
             ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
         return self._samples(self._rows.sample(batch_size, self._view(), env if self._sums_rewards else None), env)

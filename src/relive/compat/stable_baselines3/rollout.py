@@ -34,7 +34,13 @@ from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as Core
 from relive.schema.fields import Field
 
-_STORED = {"observations": "obs", "actions": "action", "rewards": "reward", "values": "value", "log_probs": "log_prob"}
+_CORE_FIELDS = {
+    "observations": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "values": "value",
+    "log_probs": "log_prob",
+}
 """Stable-Baselines3's arrays that are the core's memory."""
 _ATTACHED = {"advantages": "advantage", "returns": "return"}
 """Stable-Baselines3's arrays that are attached to the core for batches."""
@@ -48,7 +54,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
     flattened, as in Stable-Baselines3.
     """
 
-    observations, actions, rewards, values, log_probs = memory_views(*_STORED)
+    observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
     advantages, returns, episode_starts = memory_views(*_ATTACHED, "episode_starts")
 
     def __init__(
@@ -86,7 +92,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
             seed=experiment_seed(),
         )
         memory = self._core.columns
-        self._arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _STORED.items()}
+        self._arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _CORE_FIELDS.items()}
         for name in ("advantages", "returns", "episode_starts"):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
@@ -94,20 +100,20 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:
-        memory, given = self._arrays[name], value
+        memory, new_value = self._arrays[name], value
         if isinstance(memory, dict):
             value = ExchangedArrays(memory)
             value.clear()
-            value.update(given)
+            value.update(new_value)
         elif np.shape(value) == memory.shape:
-            overwrite(memory, given)
+            overwrite(memory, new_value)
             value = memory
-        vars(self)[name] = value  # other shapes are users' own arrays
+        vars(self)[name] = value  # an array of another shape replaces the attribute
 
     @property
     def nbytes(self) -> int:
         """The size of the memory in bytes."""
-        outside_core = set(self._arrays) - set(_STORED)
+        outside_core = set(self._arrays) - set(_CORE_FIELDS)
         return self._core.nbytes + sum(self._arrays[name].nbytes for name in outside_core)
 
     def reset(self) -> None:
@@ -129,8 +135,8 @@ class RolloutBuffer(theirs.RolloutBuffer):
         arrays = state["_arrays"]
         vars(self).update(state)
         self._allocate()
-        for name, saved in arrays.items():
-            setattr(self, name, saved)
+        for name, saved_array in arrays.items():
+            setattr(self, name, saved_array)
         self.generator_ready = False  # the restored arrays are not flattened
 
     def add(
@@ -199,12 +205,12 @@ class RolloutBuffer(theirs.RolloutBuffer):
 
     def _samples(self, parts: list[Any]) -> Any:
         """Make the named tuple that algorithms read."""
-        obs, action, *rest = parts
+        obs, action, *other_parts = parts
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
         if isinstance(obs, torch.Tensor):
-            return self._kinds[0](obs, action, *rest)
-        return self._kinds[1](dict(obs.items()), action, *rest)
+            return self._kinds[0](obs, action, *other_parts)
+        return self._kinds[1](dict(obs.items()), action, *other_parts)
 
     _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
     """The types of batches with one tensor of observations, and with a dict of them."""
@@ -217,5 +223,5 @@ class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match this
+            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match it
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))

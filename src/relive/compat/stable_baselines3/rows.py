@@ -76,8 +76,8 @@ class StoredRows(_Rows):
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
     ) -> None:
         """Store one step of every environment at the next position."""
-        never, pos = self._never, self.written % self.size
-        self.core.add(obs, action, reward, never, never, next_obs, **beside)
+        no_flags, pos = self._never, self.written % self.size
+        self.core.add(obs, action, reward, no_flags, no_flags, next_obs, **beside)
         self._dones[pos] = done
         self._timeouts[pos] = self._in_time if timeout is None else timeout
         self.written += 1
@@ -168,8 +168,8 @@ class SharedRows(_Rows):
 
     def size_at(self, pos: int, is_full: bool) -> int:
         """Number of positions before `pos` with a step of every environment."""
-        stored, newer = int(self.core.storage.ring.count.min()), (self.written - pos) % self.size
-        return max(stored - newer, 0)
+        num_stored, newer = int(self.core.storage.ring.count.min()), (self.written - pos) % self.size
+        return max(num_stored - newer, 0)
 
     # Reading
 
@@ -180,11 +180,11 @@ class SharedRows(_Rows):
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Read the rows at these positions of these environments."""
-        index, stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
-        if not stored.all():
-            gone = int(positions[int((~stored).nonzero()[0])])
+        index, is_stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
+        if not is_stored.all():
+            lost_position = int(positions[int((~is_stored).nonzero()[0])])
             remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
-            raise IndexError(explain("batch_inds", "stored positions", gone, remedy))
+            raise IndexError(explain("batch_inds", "stored positions", lost_position, remedy))
         batch = self.core.read(index, view)
         return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
@@ -202,30 +202,30 @@ class SharedRows(_Rows):
     def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The core's ids of the stored steps at these positions, and a mask of the stored ones."""
         index = self.core.ids()
-        index = index[(index % self.n_envs).argsort(stable=True)]  # by environment, then time
+        index = index[(index % self.n_envs).argsort(stable=True)]  # sorted by environment, then time
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
         age = (self.written - 1 - positions) % self.size
-        stored = age < count[envs]
+        is_stored = age < count[envs]
         place = count.cumsum(0)[envs] - 1 - age
-        return index[place[stored]] if len(index) else index, stored
+        return index[place[is_stored]] if len(index) else index, is_stored
 
-    def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The core's ids of all stored steps by position, and a mask of stored positions [size · n_envs]."""
-        every = torch.arange(self.size * self.n_envs, device="cpu")
-        return self._index_at(every // self.n_envs, every % self.n_envs)
+        flat_positions = torch.arange(self.size * self.n_envs, device="cpu")
+        return self._index_at(flat_positions // self.n_envs, flat_positions % self.n_envs)
 
     # The arrays
 
     def array(self, name: str) -> Any:
         """Copy a field at all positions; a dict of copies for Dict observations."""
-        index, stored = self._all()
+        index, is_stored = self._all_ids()
         rows = self.core.read(index)
         if name == "dones":
             field: Any = rows["terminated"] | rows["truncated"]
         else:
             field = rows["truncated" if name == "timeouts" else _MEMORY[name]]
-        placed = map_tree(lambda leaf: self._show(name, leaf, stored), field)
-        return Arrays(placed) if isinstance(placed, dict) else placed
+        arrays = map_tree(lambda leaf: self._show(name, leaf, is_stored), field)
+        return Arrays(arrays) if isinstance(arrays, dict) else arrays
 
     def put_newest(self, observations: Gathered) -> None:
         """Copy the newest next observations to the next position, where `optimize_memory_usage` reads them."""
@@ -234,47 +234,47 @@ class SharedRows(_Rows):
             index, _ = self._index_at(torch.full_like(envs, self.written - 1), envs)
             observations.copied[self.written % self.size] = self.core.read(index)["next_obs"].numpy()
 
-    def _show(self, name: str, leaf: torch.Tensor, stored: torch.Tensor) -> Gathered:
+    def _show(self, name: str, leaf: torch.Tensor, is_stored: torch.Tensor) -> Gathered:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
-        everything = leaf.new_zeros((len(stored), *leaf.shape[1:]))
-        everything[stored] = leaf
-        array = everything.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
+        all_rows = leaf.new_zeros((len(is_stored), *leaf.shape[1:]))
+        all_rows[is_stored] = leaf
+        array = all_rows.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
         return Gathered.of(array, lambda key, value: self._write(name, array, key, value))
 
     def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
         """Store the values that are written to an array, or raise."""
-        new = array.copy()
-        new[key] = value
-        changed = (new != array).reshape(self.size, self.n_envs, -1).any(2)
-        if not changed.any():
+        new_array = array.copy()
+        new_array[key] = value
+        is_changed = (new_array != array).reshape(self.size, self.n_envs, -1).any(2)
+        if not is_changed.any():
             return
         if name in ("dones", "timeouts"):
-            self._mark(name, key, changed, new)
+            self._mark(name, key, is_changed, new_array)
         elif name in _WRITABLE:
-            self._overwrite(name, new, changed)
+            self._overwrite(name, new_array, is_changed)
         else:
             remedy = 'Add steps with other observations, or pass replay_buffer_kwargs={"next_obs": "stored"}.'
             raise SchemaError(
                 explain(name, "no writing, since neighbouring steps share observations", repr(key), remedy)
             )
 
-    def _overwrite(self, name: str, new: np.ndarray, changed: np.ndarray) -> None:
-        index, stored = self._all()
-        lost = torch.from_numpy(changed.reshape(-1)) & ~stored
-        if lost.any():
-            position = int(lost.nonzero()[0]) // self.n_envs
+    def _overwrite(self, name: str, new_array: np.ndarray, is_changed: np.ndarray) -> None:
+        index, is_stored = self._all_ids()
+        is_lost = torch.from_numpy(is_changed.reshape(-1)) & ~is_stored
+        if is_lost.any():
+            position = int(is_lost.nonzero()[0]) // self.n_envs
             raise IndexError(explain(name, "stored positions", position, "Write to steps that are still stored."))
-        rows = torch.from_numpy(new.reshape(len(stored), *new.shape[2:]))[stored]
-        self._put(_MEMORY[name], index, rows)
+        rows = torch.from_numpy(new_array.reshape(len(is_stored), *new_array.shape[2:]))[is_stored]
+        self._write_field(_MEMORY[name], index, rows)
 
-    def _put(self, field: str, index: torch.Tensor, values: Any) -> None:
+    def _write_field(self, field: str, index: torch.Tensor, values: Any) -> None:
         """Write a field of the rows with these ids."""
         memory: Any = self.core.columns[field]
         memory[index // self.n_envs % len(memory), index % self.n_envs] = values
 
-    def _mark(self, name: str, key: Any, changed: np.ndarray, new: np.ndarray) -> None:
-        envs = changed[self.newest].nonzero()[0]
-        if changed.sum() > len(envs) or not new[self.newest, envs].all():
+    def _mark(self, name: str, key: Any, is_changed: np.ndarray, new_array: np.ndarray) -> None:
+        envs = is_changed[self.newest].nonzero()[0]
+        if is_changed.sum() > len(envs) or not new_array[self.newest, envs].all():
             remedy = "Mark only the newest step: older steps have been sampled already."
             raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
         self.cut(envs)
@@ -283,5 +283,5 @@ class SharedRows(_Rows):
         """Truncate the episodes of these environments at their newest steps."""
         newest = np.full(len(envs), self.newest)
         index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
-        self._put("truncated", index, True)
+        self._write_field("truncated", index, True)
         self.core.cut(envs)

@@ -74,8 +74,8 @@ class Launch:
             compiled[grid](*plain, *self._rest)
 
     def _as_words(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        viewed = (tuple(map(as_words, each, like)) for each, like in zip(arguments, self._words, strict=False))
-        return *viewed, *arguments[len(self._words) :]
+        word_views = (tuple(map(as_words, each, like)) for each, like in zip(arguments, self._words, strict=False))
+        return *word_views, *arguments[len(self._words) :]
 
     def _compile(self, aligned: bool, arguments: tuple[Any, ...]) -> Any:
         """Compile the kernel for the arguments of a call."""

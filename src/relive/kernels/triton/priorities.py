@@ -33,9 +33,9 @@ TINY_TOTAL = tl.constexpr(2.0**-400)
 LEAST_WEIGHT = tl.constexpr(2.0**-126)
 """The smallest normal float32: a weight of zero would drop the row."""
 LOWER = 3
-"""Levels per subtree."""
+"""Number of tree levels in a subtree."""
 SUBTREE = tl.constexpr(16**LOWER)
-"""Leaves per subtree."""
+"""Number of leaves in a subtree."""
 BLOCK = 256
 DRAW_BLOCK = 2 * CELL.value
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -83,7 +83,7 @@ def renew_kernel(
     """Recompute dirty subtrees, one per program. `size` is the number of sums per scale."""
     subtree = tl.program_id(0).to(tl.int64)
     is_dirty = tl.load(dirty + subtree) != 0
-    tl.debug_barrier()  # all warps must have read it
+    tl.debug_barrier()  # all warps must have read the flag before it is cleared
     if is_dirty:
         tl.store(dirty + subtree, (subtree * 0).to(tl.uint8))
         group = subtree * 256 + tl.arange(0, 256)
@@ -143,16 +143,16 @@ def get_mass(priority, alpha, eps):
 @triton.jit
 def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
     """Flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
-    known = inside & (ids >= 0)
-    positive = tl.where(known, ids, 0)
+    is_id = inside & (ids >= 0)
+    positive = tl.where(is_id, ids, 0)
     env, row = positive % num_envs, positive // num_envs
-    next_row = tl.load(head + env, known, other=0)
-    newest = next_row - 1 + tl.load(is_open + env, known, other=0).to(tl.int64)
+    next_row = tl.load(head + env, is_id, other=0)
+    newest = next_row - 1 + tl.load(is_open + env, is_id, other=0).to(tl.int64)
     slot = row % slots * num_envs + env
-    held = tl.load(kind + slot, known, other=0)
-    is_kept = known & (row > newest - alive)
-    never = inside & ((ids < -1) | (known & (row >= next_row)) | (is_kept & (held == FINAL)))
-    return tl.where(is_kept & (held == TRANSITION) & ~never, slot, -1), never
+    row_kind = tl.load(kind + slot, is_id, other=0)
+    is_kept = is_id & (row > newest - alive)
+    never = inside & ((ids < -1) | (is_id & (row >= next_row)) | (is_kept & (row_kind == FINAL)))
+    return tl.where(is_kept & (row_kind == TRANSITION) & ~never, slot, -1), never
 
 
 @triton.jit
@@ -221,9 +221,9 @@ def mark_kernel(
     inside = place < count
     where = tl.load(changed + place, inside, other=0) != 0
     slot = tl.load(touched + place, where, other=0)
-    held = tl.load(kind + slot, where, other=0)
+    row_kind = tl.load(kind + slot, where, other=0)
     # A repeated slot is set to the same number twice.
-    tl.store(leaves + slot, tl.where(held == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), where)
+    tl.store(leaves + slot, tl.where(row_kind == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), where)
     tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), where)
 
 
@@ -231,7 +231,7 @@ def mark_kernel(
 
 
 @triton.jit
-def _just_below(x):
+def _next_smaller(x):
     """The next smaller float64 of a positive x; 0 for 0."""
     bits = x.to(tl.int64, bitcast=True)
     return tl.where(x > 0, bits - 1, 0).to(tl.float64, bitcast=True)
@@ -245,7 +245,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
-    first = (root + 1) // 16  # one past the last node
+    first = (root + 1) // 16  # index after the last node
     for i in range(levels):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
@@ -253,7 +253,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
         node = tl.minimum(node, nodes - 1)  # has an effect only if sums are wrong or all zero
         at = (first + node) * 16
         ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
-        inside = tl.minimum(point, _just_below(tl.max(ends, axis=1)))
+        inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))
         passed = ends <= inside[:, None]
         point = inside - tl.max(tl.where(passed, ends, 0.0), axis=1)
         node = node * 16 + tl.minimum(tl.sum(passed.to(tl.int64), axis=1), 15)
@@ -284,7 +284,8 @@ def prioritized_draw_kernel(
     inside = place < rows
     call = load_calls(stream, place, inside)
     bits, _ = random_pair(tl.load(stream), call, place, 0)
-    share = (start + place).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16  # 53 bits: in [0, 1)
+    # The second term has 53 random bits: a number in [0, 1).
+    share = (start + place).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
     is_tiny = tl.load(sums + root) < TINY_TOTAL
     own = sums + tl.where(is_tiny, size, 0)
     total = tl.load(own + root)
@@ -313,7 +314,7 @@ def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: 
 
 _SIZES = {"num_leaves": "i64", "size": "i64"}
 _TREE = {"leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "dirty": "*u8", **_SIZES}
-_TOP = {"sums": "*fp64", "least": "*fp64", **_SIZES, "levels": "i64"}
+_RENEW_TOP_TYPES = {"sums": "*fp64", "least": "*fp64", **_SIZES, "levels": "i64"}
 _RATES = {"alpha": "fp64", "eps": "fp64"}
 _ACCEPT = {
     "index": "*i64", "priority": "*fp32", "touched": "*i64", "masses": "*fp64", "stale": "*i64", "count": "i64",
@@ -347,7 +348,7 @@ VARIANTS = (
     Variant(mark_kernel, "of a write", _MARK, {"BLOCK": BLOCK}, OPTIONS),
     Variant(renew_kernel, "4,096 leaves", _TREE, {"LEVELS": 3, "LEAST": False}, OPTIONS),
     Variant(renew_kernel, "4,096 leaves, minima", _TREE, {"LEVELS": 3, "LEAST": True}, OPTIONS),
-    Variant(renew_top_kernel, "minima", _TOP, {"LEAST": True, "BLOCK": BLOCK}, TOP_OPTIONS),
+    Variant(renew_top_kernel, "minima", _RENEW_TOP_TYPES, {"LEAST": True, "BLOCK": BLOCK}, TOP_OPTIONS),
     *(
         Variant(prioritized_draw_kernel, name, _DRAW, {"IS_WEIGHED": by_all, "BLOCK": DRAW_BLOCK}, OPTIONS)
         for name, by_all in (("leaves only", False), ("weights by all", True))

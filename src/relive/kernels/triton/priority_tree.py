@@ -43,7 +43,7 @@ class TritonTree:
         self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
         """Flags of subtrees with changed leaves."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
-        """Last position of each leaf in the current update, from 1 on; otherwise 0."""
+        """1 + the last position of each leaf in the current update; 0 for leaves that are not updated."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         """Largest priority passed to `accept`."""
         self.faults = torch.zeros(3, dtype=torch.int64, device=device)
@@ -136,7 +136,7 @@ class TritonTree:
             )  # fmt: skip
             top(sums, (1, 1, 1))
 
-    # Looking
+    # Reading
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
         return self._leaves.index_select(0, leaves)

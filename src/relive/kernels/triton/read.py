@@ -23,15 +23,15 @@ from relive.kernels.triton.words import INTERPRETED, MOST_COLUMNS, Form, Frames,
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 OWN = tl.constexpr(0)
-"""Read at the row itself."""
+"""Place of a leaf that is read at the drawn row."""
 LAST = tl.constexpr(1)
-"""Read at the last of the n steps."""
+"""Place of a leaf that is read at the last of the n steps."""
 NEXT = tl.constexpr(2)
-"""Read at the row after the last step."""
+"""Place of a leaf that is read at the row after the last step."""
 CHUNK = 1 << 20 if INTERPRETED else 2048
-"""Words of a wide leaf that a program copies per row."""
+"""Maximum number of words of a row that one program copies."""
 START = tl.constexpr(3)
-"""Read at the first row of a sequence, one item per sequence."""
+"""Place of a leaf that is read at the first row of a sequence: one item per sequence."""
 
 
 @triton.jit

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
 
 CELL = tl.constexpr(16)
-"""Positions that share a counter. A program draws for a multiple of them."""
+"""Number of adjacent positions that share a counter; a program draws for a multiple of it."""
 CELLS = 2048
 MOST_DRAWS = CELLS * CELL.value
 """Largest number of positions per launch."""

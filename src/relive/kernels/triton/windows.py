@@ -36,13 +36,13 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
         inside = at <= newest[:, None]
     inside = inside & valid[:, None]
     slot = tl.maximum(at, 0) % slots * num_envs + env[:, None]
-    held = tl.load(kind + slot, inside, other=0)
-    is_step = inside & (held == TRANSITION)
+    row_kind = tl.load(kind + slot, inside, other=0)
+    is_step = inside & (row_kind == TRANSITION)
     if not BACK:
         is_step = is_step | (inside & (away == 0))  # the row itself is always a step
     stops = ~is_step
     if CROSS:
-        stops = stops & (held != FINAL)
+        stops = stops & (row_kind != FINAL)
     elif BACK:
         after = (at + 1) % slots * num_envs + env[:, None]
         stops = stops | (tl.load(first + after, inside, other=1) != 0)

@@ -18,7 +18,7 @@ MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 Form = tuple[int, int, int, int, bool]
-"""Form of a leaf for kernels: words per row, columns per tile, frames k, inner, pads with zeros; see `Frames`."""
+"""Layout of a leaf for kernels: words per row, columns per tile, and `k`, `inner` and `zero` of its `Frames`."""
 
 
 class Frames(NamedTuple):

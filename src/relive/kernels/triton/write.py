@@ -58,10 +58,10 @@ def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: t
         at = pending
         started = pending < 0
         for back in range(FORM[2]):
-            kept = tl.load(stored + at[:, None] * FORM[0] + column[None, :], inside, other=0)
+            stored_words = tl.load(stored + at[:, None] * FORM[0] + column[None, :], inside, other=0)
             if FORM[4]:
-                kept = tl.where(started[:, None], 0, kept)
-            differs |= (kept != given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)).to(tl.int32)
+                stored_words = tl.where(started[:, None], 0, stored_words)
+            differs |= (stored_words != given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)).to(tl.int32)
             if FORM[2] > 1:
                 started |= tl.load(first + at, valid, other=0) != 0
                 at = tl.where(started, at, earlier(at, 1, num_envs, size))
@@ -81,11 +81,11 @@ def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr)
         if FORM[4]:
             padding = newest * 0
         for back in range(1, FORM[2]):
-            shown = given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)
-            unpadded |= (shown != padding).to(tl.int32)
+            words = given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)
+            unpadded |= (words != padding).to(tl.int32)
             follows = given_words(following, item, column, FORM[2] - 1 - back, valid, FORM)
             unfollowed |= (follows != younger).to(tl.int32)
-            younger = shown
+            younger = words
     bad = valid & ~resets & ((~same & (tl.max(unpadded, axis=1) > 0)) | (tl.max(unfollowed, axis=1) > 0))
     return tl.sum(bad.to(tl.int64), axis=0)
 
@@ -105,13 +105,13 @@ def _store(stored, slot, given, item, where, FORM: tl.constexpr):
 def _leaves_window(kind, row, slot, where, slots, num_envs, size, alive):
     """Slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
     leaving = later(slot, slots - alive, num_envs, size)
-    held = tl.load(kind + leaving, where, other=0)
-    return leaving, where & (row >= alive) & (held == TRANSITION)
+    row_kind = tl.load(kind + leaving, where, other=0)
+    return leaving, where & (row >= alive) & (row_kind == TRANSITION)
 
 
 @triton.jit
 def _store_leaves(leaves, slot, given, item, where, FORMS: tl.constexpr):
-    """`_store` every leaf."""
+    """Call `_store` for every leaf."""
     for i in tl.static_range(len(FORMS)):
         _store(leaves[i], slot, given[i], item, where, tl.constexpr(FORMS[i]))
 
@@ -215,7 +215,7 @@ def write_kernel(
         if HAS_HISTORY:
             tl.store(kind + leaving, _byte(env, HISTORY), dies)
             tl.store(kind + next_leaving, _byte(env, HISTORY), next_dies)
-            tl.debug_barrier()  # with one row of history, the leaving slot is that of the next row
+            tl.debug_barrier()  # with one row of history, `leaving` and `next_slot` are the same slot
         tl.store(kind + pending, _byte(env, FINAL), cut)
         tl.store(kind + slot, tl.where(resets, FINAL, TRANSITION).to(tl.uint8), valid)
         tl.store(first + slot, _byte(env, 1), fresh)
@@ -242,11 +242,11 @@ def write_kernel(
 
 
 Given = tuple[torch.Tensor, ...]
-"""Contiguous leaves of steps."""
+"""Leaves of the caller's steps, as contiguous tensors."""
 
 
 def _environments(*forms: Sequence[Form]) -> int:
-    """Environments per program."""
+    """Number of environments per program."""
     return 1 if any(form[0] * form[2] > NARROW for group in forms for form in group) else 8
 
 
@@ -255,9 +255,9 @@ def _options(environments: int) -> dict[str, Any]:
 
 
 def _set_tiles(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
-    """Forms with the widest tiles that this number of environments allows."""
+    """Set the widest tiles that this number of environments allows; returns the new forms of the leaves."""
     most = words.MOST_COLUMNS if INTERPRETED else min(1024 // environments, 512)
-    interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # stacks along the last axis
+    interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # whether frames are stacked along the last axis
     limits = [most // 2 if each else most for each in interleaved]
     columns = [min(triton.next_power_of_2(max(form[0], 1)), limit) for form, limit in zip(forms, limits, strict=True)]
     return tuple((form[0], wide, *form[2:]) for form, wide in zip(forms, columns, strict=True))

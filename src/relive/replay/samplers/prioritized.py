@@ -152,14 +152,14 @@ class Prioritized(Sampler):
 
     def _draw(self, count: int, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         beta = self._beta()
-        drawn = self.tree.draw_weighted(count, self.rng, beta, self.normalize == "global", weight)
-        if drawn is None:
+        batch = self.tree.draw_weighted(count, self.rng, beta, self.normalize == "global", weight)
+        if batch is None:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
         self._num_drawn += count
         if self._calls is not None:
             self._calls[0] += 1
-        return drawn
+        return batch
 
     def _beta(self) -> float:
         if callable(self.beta) and is_capturing(self.storage.device):
@@ -176,13 +176,13 @@ class Prioritized(Sampler):
         is_gone = slots < 0
         largest = self._largest
         if len(values):
-            largest = self._larger(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
+            largest = self._max_priority_with(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
         leaves, masses = slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0)
         kernels.complete(partial(self._set, leaves, masses, largest))
         stale = as_numpy_if_cpu(is_gone).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
-    def _larger(self, largest: Any) -> Any:
+    def _max_priority_with(self, largest: Any) -> Any:
         if isinstance(largest, torch.Tensor):
             return largest.clamp_(min=self._largest)
         return max(self._largest, float(largest))
@@ -193,7 +193,7 @@ class Prioritized(Sampler):
 
     def after_write(self) -> None:
         largest = self._largest
-        if not isinstance(largest, float):  # on a device, where a comparison would synchronise
+        if not isinstance(largest, float):  # a tensor on a device: comparing it would synchronise
             self.storage.mark(self.mass(largest))
             return
         if largest != self._new_row[0]:
@@ -208,15 +208,15 @@ class Prioritized(Sampler):
         self._check_numbers()
         ring, leaves = self._ring, self.tree.leaves_view()
         slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
-        known = (slots > 0) | (self.eps == 0)
-        slots.copy_(torch.where(drawable, torch.where(known, slots, self.mass(self._largest)), 0.0))
+        has_mass = (slots > 0) | (self.eps == 0)
+        slots.copy_(torch.where(drawable, torch.where(has_mass, slots, self.mass(self._largest)), 0.0))
         leaves[-1] = 0.0
         self.tree.rebuild()
 
     def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
-        drawn = torch.tensor(self._num_drawn, device="cpu")
-        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+        num_drawn = torch.tensor(self._num_drawn, device="cpu")
+        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": num_drawn}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:  # `state` also makes tensors of numbers, for every batch
@@ -230,8 +230,8 @@ class Prioritized(Sampler):
             raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
         self.tree.leaves_view()[: self._slots].copy_(mass)
         self.tree.rebuild()
-        there = saved["largest"].to(self.storage.device)
-        self._largest = there if as_numpy_if_cpu(there) is there else largest
+        device_largest = saved["largest"].to(self.storage.device)
+        self._largest = device_largest if as_numpy_if_cpu(device_largest) is device_largest else largest
         self._num_drawn = int(saved["draws"])
         if self._calls is not None:
             self._calls[0] = int(saved["calls"])
@@ -283,7 +283,7 @@ class Prioritized(Sampler):
         return self._num_drawn
 
     def total(self) -> tuple[float, int]:
-        """Total mass as (m, e) for m · 2^e: the sum of large priorities may exceed float64."""
+        """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
         total = float(self.tree.total())
         if math.isfinite(total):
             return math.frexp(total)
@@ -311,7 +311,7 @@ class Prioritized(Sampler):
         if isinstance(base, float):
             return max(base**self.alpha, 5e-324) if base else 0.0
         mass = base.pow(self.alpha)
-        if self.eps**self.alpha > 0 and self.eps:  # no base is smaller than eps
+        if self.eps**self.alpha > 0 and self.eps:  # every base is at least eps: nothing underflows
             return mass
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 
@@ -323,9 +323,12 @@ class Prioritized(Sampler):
         check_priorities(priority, count)
         values = priority.to(torch.float64)
         mass = self.mass(values)
-        given, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
+        host_values, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
         # numpy: several torch ops would take longer.
-        if isinstance(given, np.ndarray) and not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
+        if (
+            isinstance(host_values, np.ndarray)
+            and not ((host_values >= 0) & np.isfinite(host_values) & np.isfinite(masses)).all()
+        ):
             refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
@@ -343,7 +346,7 @@ class _OnDevice(Prioritized):
     that were never issued, and draws from a buffer whose priorities are all zero.
     """
 
-    __qualname__ = "Prioritized"  # the public name
+    __qualname__ = "Prioritized"  # the public name, for `repr`
     __hash__ = Prioritized.__hash__
     updates_by_id = True
 
@@ -357,7 +360,7 @@ class _OnDevice(Prioritized):
         ring = self._ring
         self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
-            self.tree.smallest()  # the tree maintains it from now on
+            self.tree.smallest()  # from now on the tree maintains its minima
 
     @property
     def _largest(self) -> Any:
@@ -382,16 +385,18 @@ class _OnDevice(Prioritized):
         self._largest = 1.0
 
     def faults(self) -> Iterator[str]:
-        bad, foreign, empty = self.tree.faults.tolist()
-        if bad:
+        invalid_priorities, unknown_ids, empty_draws = self.tree.faults.tolist()
+        if invalid_priorities:
             expected = "finite numbers of at least 0 (and finite to the power of alpha)"
-            yield explain("priority", expected, f"{bad} others, skipped", "Pass absolute errors that are finite.")
-        if foreign:
-            got, remedy = f"{foreign} others in update_priority, skipped", "Pass ids from batch['index']."
+            yield explain(
+                "priority", expected, f"{invalid_priorities} others, skipped", "Pass absolute errors that are finite."
+            )
+        if unknown_ids:
+            got, remedy = f"{unknown_ids} others in update_priority, skipped", "Pass ids from batch['index']."
             yield explain("index", "ids of stored transitions", got, remedy)
-        if empty:
+        if empty_draws:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
-            yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
+            yield explain("sample", "a row of positive priority", f"only zeros in {empty_draws} batches", remedy)
 
     def check(self) -> None:
         """Verify the priorities, and that the device skipped nothing."""

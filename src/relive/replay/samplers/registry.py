@@ -24,7 +24,7 @@ def kinds() -> dict[str, type]:
 
 
 def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
-    """Return a sampler as JSON: name and settings, null for a function; None for a custom sampler."""
+    """Return name and settings of a sampler as JSON, or None for a custom sampler. A function becomes null."""
     name = type(sampler).__name__
     if kinds().get(name) is not type(sampler):
         return None
@@ -38,10 +38,10 @@ def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     return settings
 
 
-def sampler_of(node: Node, given: Sampler | None = None) -> Sampler:
-    """Make the saved sampler; `given` overrides it if it is not None."""
-    if given is not None:
-        return given
+def sampler_of(node: Node, override: Sampler | None = None) -> Sampler:
+    """Make the saved sampler, or return the caller's sampler `override` if it is not None."""
+    if override is not None:
+        return override
     if node.optional() is None:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(
@@ -52,7 +52,7 @@ def sampler_of(node: Node, given: Sampler | None = None) -> Sampler:
 
 
 def _setting(node: Node, declared: Field[Any]) -> Any:
-    """Read a setting of its default's type; the sampler's constructor verifies the value."""
+    """Read a setting; its type is the type of its default. The sampler's constructor verifies the value."""
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
         return sampler_of(node)

@@ -179,7 +179,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
         if bad.any():
             got, remedy = f"slot {int(slots[bad][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))
-    return slots.contiguous()[:], weight  # a new object, so that a backend's cache of its last draw does not match
+    return slots.contiguous()[:], weight  # a new object: the backend's cache of the last draw must not match it
 
 
 def _fits(length: int, count: int, may_be_fewer: bool) -> bool:

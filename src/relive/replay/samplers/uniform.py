@@ -52,14 +52,14 @@ class Recent(Sampler):
 
     def sample(self, count: int) -> Chosen:
         slots, up_to = self._newest(self._back)
-        if up_to.is_cpu and not up_to[-1]:  # all of these rows are excluded: see `Ring.exclude`
+        if up_to.is_cpu and not up_to[-1]:  # no transition is left among them (see `Ring.exclude`): search all rows
             slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
     def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots `back` rows before the newest ones, and the cumulative number of transitions in the window."""
+        """Slots of the rows `back` rows before the newest rows, and the running number of transitions in the window."""
         ring = self._ring
-        rows = ring.newest() - back  # [rows, N], the newest first
+        rows = ring.newest() - back  # shape [rows, N], the newest row first
         slots = ring.at(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
         drawable &= drawable.cumsum(0) <= self.window
@@ -90,10 +90,10 @@ class WithoutReplacement(Sampler):
         self._at = 0
 
     def require_rows(self, count: int) -> None:
-        stored = len(self.storage)
-        if count > stored:
+        num_stored = len(self.storage)
+        if count > num_stored:
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
-            raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
+            raise NotReadyError(explain("sample", f"at least {count} stored transitions", num_stored, remedy))
 
     def sample(self, count: int) -> Chosen:
         self.require_rows(count)
@@ -106,29 +106,29 @@ class WithoutReplacement(Sampler):
 
     def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
         """Return the next `count` stored rows of an epoch (fewer at its end), and the position after them."""
-        stored = ids[:0]
-        while len(stored) < count and at < len(ids):
-            stop = at + count - len(stored)
+        stored_slots = ids[:0]
+        while len(stored_slots) < count and at < len(ids):
+            stop = at + count - len(stored_slots)
             slots, _ = self._ring.locate(ids[at:stop])
-            stored, at = torch.cat([stored, slots[slots >= 0]]), stop
-        return stored, at
+            stored_slots, at = torch.cat([stored_slots, slots[slots >= 0]]), stop
+        return stored_slots, at
 
     def check(self) -> None:
         """Verify that the rest of the epoch consists of distinct rows issued since the last clear."""
         require(self._at >= 0, "epoch", "a place of at least 0", self._at)
-        ring, rest = self._ring, self._ids[self._at :]
-        slots, never = ring.locate(rest)
-        require_all(~never, "epoch", "ids of transitions", rest)
-        is_cleared = rest // ring.num_envs < ring.floor[rest % ring.num_envs]
-        require_all(~is_cleared, "epoch", "rows since the last clear", rest)
-        is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=rest.device)
+        ring, remaining_ids = self._ring, self._ids[self._at :]
+        slots, never = ring.locate(remaining_ids)
+        require_all(~never, "epoch", "ids of transitions", remaining_ids)
+        is_cleared = remaining_ids // ring.num_envs < ring.floor[remaining_ids % ring.num_envs]
+        require_all(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
+        is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
         is_next[slots[slots >= 0]] = True
-        twice = int((slots >= 0).sum() - is_next.sum())
-        require(not twice, "epoch", "every row once", f"{twice} rows twice")
+        num_repeated = int((slots >= 0).sum() - is_next.sum())
+        require(not num_repeated, "epoch", "every row once", f"{num_repeated} rows twice")
 
     def on_recover(self) -> None:
-        rest = self._ids[self._at :]
-        self._ids, self._at = rest[self._ring.locate(rest)[0] >= 0], 0
+        remaining_ids = self._ids[self._at :]
+        self._ids, self._at = remaining_ids[self._ring.locate(remaining_ids)[0] >= 0], 0
 
     def on_clear(self) -> None:
         self._ids, self._at = self._ids[:0], 0
@@ -178,8 +178,8 @@ class NewFirst(Sampler):
 
     def sample(self, count: int) -> Chosen:
         slots = self.storage.draw(count, self.rng)
-        new = self._next(math.ceil(self.share * count))
-        slots[: len(new)] = torch.where(new >= 0, new, slots[: len(new)])
+        new_slots = self._next(math.ceil(self.share * count))
+        slots[: len(new_slots)] = torch.where(new_slots >= 0, new_slots, slots[: len(new_slots)])
         return slots, None
 
     def _next(self, max_rows: int) -> torch.Tensor:
@@ -190,7 +190,7 @@ class NewFirst(Sampler):
         # A sequence is followed by at most two rows without a transition.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
-        slots = ring.at(begin + place, self._envs)  # [width, N]
+        slots = ring.at(begin + place, self._envs)  # [width, N]: the next rows of every environment
         is_written = begin + place <= ring.newest()
         ready, steps = self._ready(slots, is_written, place)
         places = torch.where(ready, place, width).view(-1)
@@ -199,8 +199,8 @@ class NewFirst(Sampler):
         )
         is_new, env = queue < width * ring.num_envs, queue % ring.num_envs
         at = torch.where(is_new, queue, 0)
-        shown = begin[env] + at // ring.num_envs + steps.view(-1)[at]
-        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(is_new, shown, 0), "amax"))
+        next_rows = begin[env] + at // ring.num_envs + steps.view(-1)[at]
+        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(is_new, next_rows, 0), "amax"))
         return torch.where(is_new, slots.view(-1)[at], -1)
 
     def _ready(
@@ -225,16 +225,16 @@ class NewFirst(Sampler):
         return {"shown": self._shown}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        shown = saved["shown"]
+        next_rows = saved["shown"]
         head = self._ring.head.cpu()
-        if shown.shape != head.shape or bool(((shown < 0) | (shown.cpu() > head)).any()):
+        if next_rows.shape != head.shape or bool(((next_rows < 0) | (next_rows.cpu() > head)).any()):
             raise ValueError(
-                f"rows that were shown: expected {len(head)} rows from 0 to the head, got {shown.tolist()}"
+                f"rows that were shown: expected {len(head)} rows from 0 to the head, got {next_rows.tolist()}"
             )
-        self._shown.copy_(shown)
+        self._shown.copy_(next_rows)
 
     def check(self) -> None:
-        """Verify that only written rows were returned."""
+        """Verify that no row was returned as new before it was written."""
         right = (self._shown >= 0) & (self._shown <= self._ring.head)
         require_all(right, "rows that were shown", "a row of 0 to the head", self._shown)
 
@@ -255,7 +255,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    independent = False  # a second draw would be counted too
+    independent = False  # not independent: a repeated draw would be counted twice
     keeps_state_in_memory = True
 
     def __post_init__(self) -> None:
@@ -291,7 +291,7 @@ class Counted(Sampler):
         slots, changed = self.storage.changed_slots()
         if changed is None:
             self._counts[slots] = 0
-        else:  # a slot may occur twice, once changed and once unchanged
+        else:  # a slot may be listed twice, once as changed and once as unchanged
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.follows_writes:
             self._inner.after_write()
@@ -311,12 +311,12 @@ class Counted(Sampler):
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        drawn = saved["drawn"]
-        if drawn.shape != self._counts.shape or bool((drawn < 0).any()):
-            got = f"shape {tuple(drawn.shape)} with minimum {drawn.min() if drawn.numel() else None}"
+        draw_counts = saved["drawn"]
+        if draw_counts.shape != self._counts.shape or bool((draw_counts < 0).any()):
+            got = f"shape {tuple(draw_counts.shape)} with minimum {draw_counts.min() if draw_counts.numel() else None}"
             raise ValueError(f"counts of draws: expected {len(self._counts)} numbers of at least 0, got {got}")
         self._inner.load_state({name: tensor for name, tensor in saved.items() if name != "drawn"})
-        self._counts.copy_(drawn)
+        self._counts.copy_(draw_counts)
 
     def check(self) -> None:
         """Verify that only transitions have a count above 0."""

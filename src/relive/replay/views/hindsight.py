@@ -119,17 +119,17 @@ class Hindsight:
                 if leaf is steps[path]:  # returned unchanged
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
-                new = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
-                steps[path] = torch.where(wide(changed, new), new, steps[path])
+                converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
+                steps[path] = torch.where(wide(changed, converted), converted, steps[path])
 
 
 def _leaf(schema: Schema, name: str | Path) -> Path:
     path = (
         ("obs", name) if isinstance(name, str) and name != "obs" else (name,) if isinstance(name, str) else tuple(name)
     )
-    known = [schema.paths[i] for i in schema.leaf_indices["obs"]]
-    if path not in known:
-        names = ", ".join(".".join(p) for p in known)
+    paths = [schema.paths[i] for i in schema.leaf_indices["obs"]]
+    if path not in paths:
+        names = ", ".join(".".join(p) for p in paths)
         raise SchemaError(
             explain("Hindsight", f"a leaf of the observation ({names})", ".".join(path), "Name one of them.")
         )

@@ -129,7 +129,8 @@ class Sequence:
     step_index: bool = False
 
     def __post_init__(self) -> None:
-        positive("Sequence.length", self.length, math.inf)  # `plan` raises if no memory could hold it
+        # No upper bound here: `plan` raises if the length does not fit in memory.
+        positive("Sequence.length", self.length, math.inf)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
@@ -151,23 +152,23 @@ _TRANSITION = Transition()
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
-    chosen: Any = _TRANSITION if view is None else _require_view(view)
-    plan = chosen.plan(backend.schema)
+    chosen_view: Any = _TRANSITION if view is None else _require_view(view)
+    plan = chosen_view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
-        where, remedy = f"{type(chosen).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
+        where, remedy = f"{type(chosen_view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
         raise SchemaError(explain(where, "a ReadPlan", type(plan).__name__, remedy))
     if not plan.reads or any(read.leaf not in range(len(backend.schema.fields)) for read in plan.reads):
-        where, expected = f"{type(chosen).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
+        where, expected = f"{type(chosen_view).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
         got = [read.leaf for read in plan.reads]
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.within(backend.ring.slots)
-    _check_offsets(chosen, plan)
+    _check_offsets(chosen_view, plan)
     if not plan.is_transition or plan.reduced is not None:  # Hindsight reads goals of other steps
         require_order(backend, view)
-    finish = getattr(chosen, "finish", None)
-    if finish is None or type(chosen).__module__.partition(".")[0] == __name__.partition(".")[0]:
+    finish = getattr(chosen_view, "finish", None)
+    if finish is None or type(chosen_view).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return plan, finish
-    return plan, lambda leaves, context: check_finished(chosen, finish(leaves, context), context)
+    return plan, lambda leaves, context: check_finished(chosen_view, finish(leaves, context), context)
 
 
 def _check_offsets(view: Any, plan: ReadPlan) -> None:
@@ -178,9 +179,9 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
         if not len(offsets):
             raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
         if plan.layout is Layout.PACKED and not _is_range_around_0(offsets):
-            raise SchemaError(explain(where, "consecutive offsets around 0", _brief(offsets), remedy))
+            raise SchemaError(explain(where, "consecutive offsets around 0", _offsets_text(offsets), remedy))
         if plan.layout is Layout.PACKED and (offsets[0], offsets[-1]) != (windows[0][0], windows[0][-1]):
-            got = f"{_brief(windows[0])} and {_brief(offsets)}"
+            got = f"{_offsets_text(windows[0])} and {_offsets_text(offsets)}"
             expected = "consecutive offsets around 0, the same for all leaves"
             raise SchemaError(explain(where, expected, got, remedy))
 
@@ -191,7 +192,7 @@ def _is_range_around_0(offsets: Offsets[int]) -> bool:
     return isinstance(offsets, range) or all(b - a == 1 for a, b in pairwise(offsets))
 
 
-def _brief(offsets: Offsets[int]) -> str:
+def _offsets_text(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 

@@ -98,8 +98,8 @@ class Window:
             node = tree
             for name in path[:-1]:
                 node = node.setdefault(name, {})
-            whole = range(steps[0], steps[0] + len(steps))
-            node[path[-1]] = whole if len(steps) > 2 and steps == tuple(whole) else steps
+            full_range = range(steps[0], steps[0] + len(steps))
+            node[path[-1]] = full_range if len(steps) > 2 and steps == tuple(full_range) else steps
         more: dict[str, Any] = {} if self.view == _TRANSITION else {"view": self.view}
         more |= {} if self.pad == "repeat" else {"pad": self.pad}
         return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | more).items())})"
@@ -126,15 +126,15 @@ def _flatten_offsets(
     for name, value in tree.items():
         where = (*path, name)
         if not isinstance(value, Mapping):
-            yield where, read(_text(where), value)
+            yield where, read(_argument_name(where), value)
         elif not value or not all(isinstance(key, str) for key in value):
             remedy = "Pass offsets by the names of the field."
-            raise SchemaError(explain(_text(where), "offsets by name", repr(value), remedy))
+            raise SchemaError(explain(_argument_name(where), "offsets by name", repr(value), remedy))
         else:
             yield from _flatten_offsets(value, read, where)
 
 
-def _text(path: Path) -> str:
+def _argument_name(path: Path) -> str:
     return "Window." + ".".join(path)
 
 
@@ -190,15 +190,15 @@ def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
     """Return the batch paths of the leaves that `path` selects; raises if there is no such field."""
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.require(name)
-    stored = (name, *path[1:])
-    leaves = [leaf for leaf, _ in leaves_of((name,), schema.trees[name]) if leaf[: len(stored)] == stored]
+    stored_path = (name, *path[1:])
+    leaves = [leaf for leaf, _ in leaves_of((name,), schema.trees[name]) if leaf[: len(stored_path)] == stored_path]
     if not leaves:
         tree = schema.trees[name]
         inside = ", ".join(".".join(each[1:]) for each, _ in leaves_of((name,), tree)) or "no names inside"
         remedy = f"Pass {path[0]}=offsets." if isinstance(tree, Field) else "Name one of them."
-        raise SchemaError(explain(_text(path), f"a part of {path[0]} ({inside})", ".".join(path[1:]), remedy))
+        raise SchemaError(explain(_argument_name(path), f"a part of {path[0]} ({inside})", ".".join(path[1:]), remedy))
     if group.mask is not None and group.mask[0] in schema.names:
         remedy = "Rename the field, or leave its window out."
         expected = f"the name {group.mask[0]} for the mask of {path[0]}"
-        raise SchemaError(explain(_text(path), expected, "a declared field of this name", remedy))
+        raise SchemaError(explain(_argument_name(path), expected, "a declared field of this name", remedy))
     return [(path[0], *leaf[1:]) for leaf in leaves]

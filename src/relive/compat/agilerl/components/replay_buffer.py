@@ -51,7 +51,7 @@ class ReplayBuffer(_Plain):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: for a subclass with rows of its own
+        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: a subclass stores the rows
         self.device = device
         self.dtype = dtype
         self.counter = 0
@@ -155,10 +155,15 @@ class ReplayBuffer(_Plain):
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._new_core(fields)
-        nothing = torch.zeros(2, count, device=core.device)
-        never = torch.zeros(count, dtype=torch.bool, device=core.device)
-        unused = {"obs": nothing[0], "reward": nothing[0], "next_obs": nothing[1], "terminated": never}
-        core.extend({**unused, "truncated": never, "action": rows})
+        placeholder_rows = torch.zeros(2, count, device=core.device)
+        no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
+        unused = {
+            "obs": placeholder_rows[0],
+            "reward": placeholder_rows[0],
+            "next_obs": placeholder_rows[1],
+            "terminated": no_flags,
+        }
+        core.extend({**unused, "truncated": no_flags, "action": rows})
         self.core, self._fields = core, fields
         self._written += count
         self.counter += count
@@ -174,9 +179,9 @@ class ReplayBuffer(_Plain):
                 size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
             )
         batch = core.read((slots + (self._written - size)).to(core.device))
-        return to_batch(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
+        return to_batch(batch["action"], **({"idxs": self._to_global_ids(batch["index"])} if return_idx else {}))
 
-    def _identities(self, index: torch.Tensor) -> torch.Tensor:
+    def _to_global_ids(self, index: torch.Tensor) -> torch.Tensor:
         """Convert the core's ids, which start at the last `clear`, to ids that start at the first `add`."""
         return index + self._before if self._before else index
 
@@ -244,8 +249,8 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def add(self, data: TensorDict) -> TensorDict | None:
         """Add one step of every environment; return the oldest step of the window if it is full, else None."""
         done_key = self.done_key or self._find_keys(data)
-        there = torch.device(self.device)
-        data = data.clone() if data.device in (None, there) else data.to(there).clone()
+        target_device = torch.device(self.device)
+        data = data.clone() if data.device in (None, target_device) else data.to(target_device).clone()
         self._check_alike(data)
         window = [*self.n_step_buffer, data][-self.n_step :]
         is_full = len(window) == self.n_step
@@ -257,10 +262,10 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
 
     def _check_alike(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the number of environments of the previous step."""
-        known = self.n_step_buffer[-1] if self.n_step_buffer else data
+        previous = self.n_step_buffer[-1] if self.n_step_buffer else data
         expected, got = (
             (list(step.batch_size), map_tree(lambda leaf: (tuple(leaf.shape), leaf.dtype), step))
-            for step in (known, data)
+            for step in (previous, data)
         )
         if got != expected:
             remedy = "Add the same fields for all environments in every call."
@@ -286,14 +291,14 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         """The oldest step, with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
         total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
-        at_end = {key: steps[-1][key] for key in (done_key, self.ns_key)}
+        last_fields = {key: steps[-1][key] for key in (done_key, self.ns_key)}
         for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
             if ended.any():
-                total = total.masked_fill(_along(ended, total), 0)
-                at_end = {key: _where(ended, step[key], later) for key, later in at_end.items()}
+                total = total.masked_fill(_broadcast_flags(ended, total), 0)
+                last_fields = {key: _select_rows(ended, step[key], later) for key, later in last_fields.items()}
             total = reward + self.gamma * total
-        return columns({**dict(steps[0].items()), self.reward_key: total, **at_end}, total.device)
+        return columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """Read the rows with these ids, which another buffer shares if every result of `add` was added to it."""
@@ -349,20 +354,22 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         """Draw `batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
         core, self._beta = self._require_rows(), beta
         batch = core.sample(operator.index(batch_size))
-        weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
+        weights, idxs = batch["weight"].unsqueeze(1), self._to_global_ids(batch["index"]).unsqueeze(1)
         return to_batch(batch["action"], weights=weights, idxs=idxs)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Set the priorities of the rows `indices`; values below 1e-5 become 1e-5."""
         index = torch.as_tensor(indices, device=self.device).reshape(-1).long() - self._before
-        floored = torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
-        if len(index) != len(floored):
+        clamped_priorities = (
+            torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
+        )
+        if len(index) != len(clamped_priorities):
             remedy = "Pass a priority for each index."
-            raise SchemaError(explain("priorities", f"{len(index)} numbers", len(floored), remedy))
+            raise SchemaError(explain("priorities", f"{len(index)} numbers", len(clamped_priorities), remedy))
         if len(index):
-            if self._before:  # negative: removed by clear()
-                index, floored = index[index >= 0], floored[index >= 0]
-            self._require_rows().update_priority(index, floored)
+            if self._before:  # ids from before the last clear() become negative
+                index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
+            self._require_rows().update_priority(index, clamped_priorities)
 
     def _update_priority(self, idx: int, priority: float) -> None:
         """Set the priority of the row in slot `idx` of `storage`."""
@@ -415,11 +422,11 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
-def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def _broadcast_flags(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Reshape flags [B] to broadcast against a leaf [B, …]."""
     return rows.view(-1, *(1,) * (leaf.ndim - 1))
 
 
-def _where(rows: torch.Tensor, one: Any, other: Any) -> Any:
+def _select_rows(rows: torch.Tensor, one: Any, other: Any) -> Any:
     """Select per leaf: `one` in flagged rows, `other` in the rest."""
-    return map_tree(lambda this, that: torch.where(_along(rows, this), this, that), one, other)
+    return map_tree(lambda this, that: torch.where(_broadcast_flags(rows, this), this, that), one, other)

@@ -32,7 +32,7 @@ _NAMES = {
 
 _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 """The core's name of each sequence type."""
-_KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
+_SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
 _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
 
@@ -124,8 +124,8 @@ class RolloutBuffer(_Rollout):
         """The memory as `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
-        further = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
-        return _NAMES | {name: name for name in further}
+        optional_names = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
+        return _NAMES | {name: name for name in optional_names}
 
     def size(self) -> int:
         """Number of stored transitions: steps times environments."""
@@ -180,7 +180,7 @@ class RolloutBuffer(_Rollout):
         if next_obs is not None:
             extra["next_observations"] = self._observation("next_obs", next_obs)
         if self.recurrent and hidden_state is not None:
-            extra["hidden_states"] = {key: self._hidden(key, state) for key, state in hidden_state.items()}
+            extra["hidden_states"] = {key: self._convert_hidden(key, state) for key, state in hidden_state.items()}
         if episode_start is not None:
             extra["episode_starts"] = self._by_env("episode_start", episode_start) != 0
         if action_mask is not None:
@@ -210,7 +210,7 @@ class RolloutBuffer(_Rollout):
     def _observation(self, where: str, value: Any) -> Any:
         return _observation(where, self.observation_space, value, self.num_envs, self.core.device)
 
-    def _hidden(self, key: str, state: Any) -> torch.Tensor:
+    def _convert_hidden(self, key: str, state: Any) -> torch.Tensor:
         state = _tensor_on(f"hidden_state.{key}", state, self.core.device)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
@@ -233,8 +233,8 @@ class RolloutBuffer(_Rollout):
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
             advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
         else:
-            never = torch.zeros_like(ended)
-            return_ = rl.discounted_return(reward, ended, never, gamma=self.gamma, last_value=last)
+            no_flags = torch.zeros_like(ended)
+            return_ = rl.discounted_return(reward, ended, no_flags, gamma=self.gamma, last_value=last)
             advantage = return_ - value
         self.buffer["advantages"][:steps] = advantage.roll(self._oldest, 0)
         self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
@@ -272,17 +272,17 @@ class RolloutBuffer(_Rollout):
         """Apply `read` to every leaf `[capacity · num_envs, …]`."""
         return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
 
-    def _in_time(self) -> rl.RolloutBuffer:
+    def _in_time_order(self) -> rl.RolloutBuffer:
         """A rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
         oldest = self._oldest
         if not oldest:
             self.core.take_back(self._steps)
             return self.core
-        rows, ordered = self.core.columns, self._new_rollout()
+        rows, ordered_rollout = self.core.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
-        ordered.columns.update_(in_time)
-        ordered.take_back(self.capacity)
-        return ordered
+        ordered_rollout.columns.update_(in_time)
+        ordered_rollout.take_back(self.capacity)
+        return ordered_rollout
 
     def prepare_sequence_tensors(self, device: str | None = None) -> TensorDict:
         """Cut the stored steps into sequences, padded with zeros: a TensorDict `[num_sequences, max_sequence_length]`.
@@ -296,7 +296,7 @@ class RolloutBuffer(_Rollout):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time()
+        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time_order()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
@@ -324,8 +324,8 @@ class RolloutBuffer(_Rollout):
         if positive("batch_size", batch_size) > total:
             message = f"batch_size {batch_size} is larger than the number of sequences; all {total} are one batch."
             warnings.warn(message, stacklevel=2)
-        for which in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
-            yield self._prepared.minibatch(which, self.unpadded_data)
+        for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
+            yield self._prepared.minibatch(sequence_ids, self.unpadded_data)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -338,34 +338,36 @@ class RolloutBuffer(_Rollout):
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)
-        stored = state.get("buffer")
-        if not isinstance(stored, TensorDict):
+        saved_buffer = state.get("buffer")
+        if not isinstance(saved_buffer, TensorDict):
             message = "Unpickling: the state has no TensorDict of steps. The buffer starts empty."
             warnings.warn(message, stacklevel=2)
             if "observation_space" not in state or "action_space" not in state:
                 message = "The observation or action space is missing, too: this buffer cannot store steps."
                 warnings.warn(message, stacklevel=2)
                 return
-            stored = None
-        elif stored.batch_size != (self.capacity, self.num_envs):
+            saved_buffer = None
+        elif saved_buffer.batch_size != (self.capacity, self.num_envs):
             expected = torch.Size([self.capacity, self.num_envs])
-            message = f"Unpickling: expected batch_size {expected}, got {stored.batch_size}. The buffer starts empty."
+            message = (
+                f"Unpickling: expected batch_size {expected}, got {saved_buffer.batch_size}. The buffer starts empty."
+            )
             warnings.warn(message, stacklevel=2)
-            stored = None
-        self._is_masked = stored is not None and "action_masks" in stored.keys()
+            saved_buffer = None
+        self._is_masked = saved_buffer is not None and "action_masks" in saved_buffer.keys()
         self._allocate()
-        if stored is None:
+        if saved_buffer is None:
             self.reset()
         else:
-            self.buffer.update_(stored)
+            self.buffer.update_(saved_buffer)
 
 
 def _mode_of(sequence_type: Any) -> Any:
     """The core's name of a sequence type, which may be given by its value."""
     mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
-        known = ", ".join(kind.name for kind in BPTTSequenceType)
-        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {known}.")
+        names = ", ".join(kind.name for kind in BPTTSequenceType)
+        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {names}.")
     return mode
 
 
@@ -418,16 +420,16 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
         return Field(1)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return Field(space.shape)
-    raise NotImplementedError(explain("observation_space", _KNOWN, space, "Wrap the environment."))
+    raise NotImplementedError(explain("observation_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
 
 
 def _num_actions(space: spaces.Space[Any]) -> int:
-    """Number of numbers in an action."""
+    """Number of components of an action."""
     if isinstance(space, spaces.Discrete):
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return torch.Size(space.shape).numel()
-    raise NotImplementedError(explain("action_space", _KNOWN, space, "Wrap the environment."))
+    raise NotImplementedError(explain("action_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
 
 
 def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:

@@ -48,13 +48,13 @@ class Sampler:
         self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
         # AgileRL's tests match these messages.
         if not self.distributed:
-            _expect(kind, memory, f"Memory is not an agilerl {name}")
+            _warn_unless(kind, memory, f"Memory is not an agilerl {name}")
             return
         self.sample = self.sample_distributed
         if isinstance(self.dataset.buffer, ReplayBuffer):
             self.dataloader = self._replace_dataloader_collate_fn(dataloader)
-        _expect(ReplayDataset, dataset, "Dataset is not an agilerl ReplayDataset")
-        _expect(DataLoader, self.dataloader, "Dataset is not a torch DataLoader object")
+        _warn_unless(ReplayDataset, dataset, "Dataset is not an agilerl ReplayDataset")
+        _warn_unless(DataLoader, self.dataloader, "Dataset is not a torch DataLoader object")
 
     def _replace_dataloader_collate_fn(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
         names = ("dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -91,7 +91,7 @@ class Sampler:
         return self.memory.sample_from_indices(idxs)
 
 
-def _expect(kind: type, value: Any, message: str) -> None:
+def _warn_unless(kind: type, value: Any, message: str) -> None:
     """Warn if an object is not of the kind that AgileRL's trainers expect."""
     if not isinstance(value, kind):
         remedy = "Training continues; check that it has the methods of one."

@@ -89,13 +89,13 @@ class SumSegmentTree(SegmentTree, _Sum):
 
     def retrieve_batch(self, upperbounds: Any) -> np.ndarray:
         """For each of `upperbounds`, the first leaf at which the running sum exceeds it."""
-        rest = np.array(upperbounds, np.float64)
-        node = np.ones(rest.shape, np.intp)
+        remaining = np.array(upperbounds, np.float64)
+        node = np.ones(remaining.shape, np.intp)
         for _ in range(self.capacity.bit_length() - 1):
             node *= 2
             left = self.tree[node]
-            right = left <= rest
-            rest -= np.where(right, left, 0.0)
+            right = left <= remaining
+            remaining -= np.where(right, left, 0.0)
             node += right
         return node - self.capacity
 

@@ -10,10 +10,10 @@ import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING, refuse_full
-from relive.compat.apexrl.buffer.specs import leaves_of, plain, zeros_and_ones
+from relive.compat.apexrl.buffer.specs import convert_dones, leaves_of, plain
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, Stepped, StepRows
-from relive.compat.views import WrittenDict, assign, declare, map_tree, memory_views
+from relive.compat.views import WriteThroughDict, assign, declare, map_tree, memory_views
 from relive.errors import explain
 from relive.schema.checks import none_without, nonempty
 from relive.schema.fields import Field
@@ -21,7 +21,7 @@ from relive.schema.fields import Field
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
 
 
-class AgentTensors(WrittenDict):
+class AgentTensors(WriteThroughDict):
     """A dict with one tensor `[num_steps, num_envs, …]` per agent; assigning to an agent writes into the memory."""
 
     def __init__(self, where: str, tensors: Mapping[str, Any]) -> None:
@@ -104,10 +104,10 @@ class MultiAgentRolloutBuffer(Stepped):
         refuse_full(rows)
         if self.state_spec is None:
             none_without("state", state, "state_spec")
-        ends = {agent: zeros_and_ones("dones", flags, self.device) for agent, flags in dones.items()}
-        given = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
-        given |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
-        rows.write([leaf for name, value in given.items() for leaf in leaves_of(name, rows.tensors[name], value)])
+        ends = {agent: convert_dones("dones", flags, self.device) for agent, flags in dones.items()}
+        fields = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
+        fields |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
+        rows.write([leaf for name, value in fields.items() for leaf in leaves_of(name, rows.tensors[name], value)])
 
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
@@ -121,8 +121,8 @@ class MultiAgentRolloutBuffer(Stepped):
         steps = nonempty("normalize_advantages", self.step)
         advantages = self._rows.view("advantage")
         together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
-        for agent, normalized in zip(self.possible_agents, rl.normalize(together), strict=True):
-            advantages[agent][:steps] = normalized
+        for agent, agent_advantages in zip(self.possible_agents, rl.normalize(together), strict=True):
+            advantages[agent][:steps] = agent_advantages
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
         """Return the stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""

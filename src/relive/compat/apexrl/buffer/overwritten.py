@@ -77,8 +77,8 @@ def _is_next(obs: torch.Tensor, next_obs: torch.Tensor, before: torch.Tensor) ->
     if not obs.shape == next_obs.shape == before.shape:
         return False
     rows, after, earlier = (x.flatten(1) if x.ndim > 1 else x.reshape(1, -1) for x in (obs, next_obs, before))
-    overwritten = (rows == after).all(1) & (rows != earlier).any(1)
-    return bool(2 * overwritten.sum() >= len(rows))
+    is_overwritten = (rows == after).all(1) & (rows != earlier).any(1)
+    return bool(2 * is_overwritten.sum() >= len(rows))
 
 
 def share_bytes(obs: Any, next_obs: Any) -> bool:

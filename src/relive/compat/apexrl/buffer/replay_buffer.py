@@ -15,11 +15,11 @@ from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
     action_field,
     batch_size_of,
+    convert_dones,
     leaves_of,
     plain,
     plain_spec,
     to_place,
-    zeros_and_ones,
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.pickling import restores
@@ -29,7 +29,7 @@ from relive.errors import DataWarning, explain
 from relive.schema.checks import count, none_without
 from relive.schema.fields import Field
 
-_OURS = {
+_CORE_NAMES = {
     "observations": "obs", "actions": "action", "rewards": "reward", "next_observations": "next_obs", "dones": "dones",
 }  # fmt: skip
 """The core's name of each of ApexRL's fields, in ApexRL's order."""
@@ -57,7 +57,7 @@ class ReplayBuffer:
             [0.7000]])
     """
 
-    observations, actions, rewards, next_observations, dones = memory_views(*_OURS.values())
+    observations, actions, rewards, next_observations, dones = memory_views(*_CORE_NAMES.values())
     critic_observations, next_critic_observations = memory_views(*_CRITIC)
 
     def __init__(
@@ -80,7 +80,7 @@ class ReplayBuffer:
         """The dtype of actions; None until the first `add` if it was not declared."""
         self._written = 0
         """Number of transitions written since the last `clear`."""
-        self._names = _OURS if critic_obs_shape is None else _OURS | _CRITIC
+        self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
         self._seed = experiment_seed(seed)
         self._overwritten = Overwritten()
         self._never: dict[int | None, torch.Tensor] = {}
@@ -159,12 +159,12 @@ class ReplayBuffer:
             core = self._new_core(dtype)
         extra = self._extra(critic_observations, next_critic_observations)
         obs, next_obs = to_place(observations, self.device), to_place(next_observations, self.device)
-        next_obs = self._apart(obs, next_obs)
-        rewards, flags = to_place(rewards, self.device), zeros_and_ones("dones", dones, self.device)
+        next_obs = self._copy_if_shared(obs, next_obs)
+        rewards, flags = to_place(rewards, self.device), convert_dones("dones", dones, self.device)
         if count == 1:
-            rewards, flags = _alone(rewards), _alone(flags)
+            rewards, flags = _as_batch(rewards), _as_batch(flags)
         extra["dones"] = flags
-        row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
+        row = (obs, to_place(actions, self.device), rewards, flags.bool(), self._no_truncations(count))
         if count is None:
             core.add(*row, next_obs, **extra)
         else:
@@ -175,21 +175,21 @@ class ReplayBuffer:
         self.action_dtype = dtype
         self._written += count or 1
 
-    def _not_cut_off(self, count: int | None) -> torch.Tensor:
+    def _no_truncations(self, count: int | None) -> torch.Tensor:
         if count not in self._never:
             shape = () if count is None else (count,)
             self._never = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
         return self._never[count]
 
     def _extra(self, critic: Any, next_critic: Any) -> dict[str, Any]:
-        given = dict(zip(_CRITIC, (critic, next_critic), strict=True))
+        critics = dict(zip(_CRITIC, (critic, next_critic), strict=True))
         if self.critic_obs_shape is not None:
-            return {name: to_place(value, self.device) for name, value in given.items()}
-        for name, value in given.items():
+            return {name: to_place(value, self.device) for name, value in critics.items()}
+        for name, value in critics.items():
             none_without(name, value, "critic_obs_shape")
         return {}
 
-    def _apart(self, obs: Any, next_obs: Any) -> Any:
+    def _copy_if_shared(self, obs: Any, next_obs: Any) -> Any:
         """Copy next observations that share memory with the observations; warn if they have overwritten them."""
         pairs = [(obs, next_obs)]
         if isinstance(self.obs_shape, Mapping):
@@ -223,7 +223,7 @@ class ReplayBuffer:
         becomes (shape, dtype).
         """
         numbers = {name: getattr(self, name) for name in ("obs_dtype", "action_dtype", "pos", "full", "size")}
-        rows = dict.fromkeys((*_OURS, *_CRITIC))
+        rows = dict.fromkeys((*_CORE_NAMES, *_CRITIC))
         if self._written:
             rows |= {name: plain(self._memory_of(ours)[: self.size].clone()) for name, ours in self._names.items()}
         return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
@@ -233,15 +233,15 @@ class ReplayBuffer:
         if state_dict["capacity"] != self.capacity:
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
-        for name, own in self._specs().items():
-            if plain_spec(state_dict.get(name)) != own:
+        for name, own_spec in self._specs().items():
+            if plain_spec(state_dict.get(name)) != own_spec:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         size = int(state_dict.get("size", 0))
         pos = int(state_dict.get("pos", size % self.capacity))
         if not size:
             self.clear()
             return
-        rows = {name: state_dict[name] for name in (*_OURS, *_CRITIC) if state_dict.get(name) is not None}
+        rows = {name: state_dict[name] for name in (*_CORE_NAMES, *_CRITIC) if state_dict.get(name) is not None}
         dtype = self.action_dtype or action_field(rows["actions"], 0, self.action_shape, None).dtype
         self._use(self._fill(self._new_core(dtype), rows, pos))
         self.action_dtype = dtype
@@ -249,13 +249,16 @@ class ReplayBuffer:
 
     def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
         """Fill a core with these rows in memory order; the oldest is at `pos`."""
-        block = TensorDict({_OURS.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
+        block = TensorDict(
+            {_CORE_NAMES.get(name, name): tensor for name, tensor in rows.items()}, [len(rows["rewards"])]
+        )
         block = block.to(self.device)
-        block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
+        block["dones"] = convert_dones("dones", block["dones"], self.device)
         block["terminated"] = block["dones"].bool()
         block["truncated"] = torch.zeros_like(block["terminated"])
         parts = (block,) if len(block) < self.capacity or not pos else (block[:pos], block[pos:], block[:pos])
-        for part in parts:  # the ring starts at row 0, so rows before pos are written twice
+        # A full core must end at `pos`: the rows before it are written first, to advance the ring, and again last.
+        for part in parts:
             core.extend(part.clone())
         return core
 
@@ -276,7 +279,7 @@ class ReplayBuffer:
         self._use(core)
 
 
-def _alone(value: Any) -> Any:
+def _as_batch(value: Any) -> Any:
     """Reshape the number of a single transition to `[1]`."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 

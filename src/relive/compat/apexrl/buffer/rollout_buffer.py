@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.specs import action_field, leaves_of, plain, plain_spec, zeros_and_ones
+from relive.compat.apexrl.buffer.specs import action_field, convert_dones, leaves_of, plain, plain_spec
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, Stepped, StepRows
@@ -27,7 +27,7 @@ TRAINING = {
     "advantages": "advantage", "returns": "return", "values": "value",
 }  # fmt: skip
 """The core's name of each field that ApexRL trains on, in ApexRL's order."""
-_GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
+_STEP_FIELDS = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
 _Self = TypeVar("_Self", bound="SteppedRollout")
 
@@ -61,17 +61,19 @@ class SteppedRollout(Stepped):
         self, privileged: Spec | None, extra: Mapping[str, Any], *sizes_and_fields: Any, **settings: Any
     ) -> StepRows:
         """Make the rows, with privileged observations if they are declared, and further fields."""
-        between = {} if privileged is None else {PRIVILEGED: declare(privileged)}
+        privileged_fields = {} if privileged is None else {PRIVILEGED: declare(privileged)}
         make = partial(
-            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **between, **extra}, **settings
+            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **privileged_fields, **extra}, **settings
         )
-        return StepRows(make, ["obs", *between, "action", "reward", "dones", "value", "log_prob", *extra])
+        return StepRows(make, ["obs", *privileged_fields, "action", "reward", "dones", "value", "log_prob", *extra])
 
-    def _write(self, rows: StepRows, seen: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any) -> None:
-        """Store one step; `seen` are the policy's observations and the privileged ones."""
-        before = observation_leaves(rows, *seen)
-        dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
-        if self._reused.is_news(before[0], rows.before()):  # a rollout has no next observations to compare
+    def _write(
+        self, rows: StepRows, both_observations: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any
+    ) -> None:
+        """Store one step; `both_observations` are the policy's observations and the privileged ones."""
+        before = observation_leaves(rows, *both_observations)
+        dones = convert_dones("dones", dones, rows.tensors["dones"].device)
+        if self._reused.is_news(before[0], rows.before()):  # by address: a rollout has no next observations
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
@@ -208,9 +210,9 @@ class RolloutBuffer(SteppedRollout):
         count = nonempty("get_all_data", self._rows.step) * self.num_envs
         data = _training_data(self._rows)
         if not self._rows.is_full:
-            whole = self.num_steps * self.num_envs
+            num_rows = self.num_steps * self.num_envs
             remedy = "Add the missing steps, or take the first len(buffer) rows."
-            warnings.warn(explain("get_all_data", f"{whole} stored rows", count, remedy), DataWarning, stacklevel=2)
+            warnings.warn(explain("get_all_data", f"{num_rows} stored rows", count, remedy), DataWarning, stacklevel=2)
             data = {name: _without_rows_after(count, rows) for name, rows in data.items()}
         return data
 
@@ -223,24 +225,24 @@ class RolloutBuffer(SteppedRollout):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
-        fields = {name: getattr(self, name) for name in (*_GIVEN, *_SCORES)}
+        fields = {name: getattr(self, name) for name in (*_STEP_FIELDS, *_SCORES)}
         rows = {name: rows if rows is None else plain(rows[: self.step].clone()) for name, rows in fields.items()}
         return {"step": self.step, **self._layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
-        for name, own in self._layout().items():
-            if state_dict[name] != own:
-                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
+        for name, own_layout in self._layout().items():
+            if state_dict[name] != own_layout:
+                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own_layout}")
         twin = RolloutBuffer(
             self.num_envs, self.num_steps, self.obs_shape, *self._action_arguments, self.device,
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
         )  # fmt: skip
         rows = TensorDict(
-            {name: state_dict[name] for name in _GIVEN if state_dict[name] is not None}, state_dict["step"]
+            {name: state_dict[name] for name in _STEP_FIELDS if state_dict[name] is not None}, state_dict["step"]
         )
         for row in rows:
-            twin.add(**{name: row.get(name, None) for name in _GIVEN})
+            twin.add(**{name: row.get(name, None) for name in _STEP_FIELDS})
         for name in _SCORES:
             getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
         self._rows, self._action_is_known = twin._rows, twin._action_is_known

@@ -85,8 +85,8 @@ class RolloutRNNBuffer(SteppedRollout):
         """Store one step of every environment; hidden states (layers, num_envs, hidden) are those before it."""
         refuse_full(self._rows)
         hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
-        seen = observations, privileged_observations
-        self._write(self._rows, seen, actions, rewards, dones, values, log_probs, *hidden)
+        both_observations = observations, privileged_observations
+        self._write(self._rows, both_observations, actions, rewards, dones, values, log_probs, *hidden)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
@@ -113,8 +113,8 @@ class RolloutRNNBuffer(SteppedRollout):
         if shuffle:
             return core.sequences(length, batch_size=batch_size, split_episodes=False)
         # The core orders sequences by environment; "index" orders them by time, then environment.
-        (whole,) = core.sequences(length, split_episodes=False, shuffle=False)
-        return whole[whole["index"].argsort()].split(batch_size)
+        (all_sequences,) = core.sequences(length, split_episodes=False, shuffle=False)
+        return all_sequences[all_sequences["index"].argsort()].split(batch_size)
 
     def _rename(self, batch: TensorDict) -> dict[str, Any]:
         """Convert a batch of the core to ApexRL's names and axes, time first."""
@@ -122,8 +122,8 @@ class RolloutRNNBuffer(SteppedRollout):
         del batch["index"]
         batch.batch_size = batch["mask"].shape
         steps = batch.transpose(0, 1).contiguous()
-        named = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
-        return {**named, "dones": steps["dones"], **hidden}
+        batch_fields = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
+        return {**batch_fields, "dones": steps["dones"], **hidden}
 
 
 def _batch_first(hidden: Any) -> Any:

@@ -15,7 +15,7 @@ from relive.schema.checks import same_keys
 from relive.schema.conversion import as_tensor
 from relive.schema.fields import Field
 
-_FEW = 64
+_MAX_LIST_LENGTH = 64
 _TENSOR: Any = torch.Tensor
 _LEAVES = (torch.Tensor, tuple)
 _ENDS = frozenset((0.0, 1.0))
@@ -32,7 +32,7 @@ def plain_spec(spec: Any) -> Any:
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
     """List the leaves of a value in the order of a tree of the same structure; the leaves of None are None."""
-    if type(value) is _TENSOR and type(tree) in _LEAVES:  # the fast path
+    if type(value) is _TENSOR and type(tree) in _LEAVES:  # fast path for a plain tensor
         return [value]
     if not is_tree(tree):
         if is_tree(value):
@@ -75,22 +75,22 @@ def to_place(value: Any, device: torch.device) -> Any:
     return map_tree(lambda leaf: to_place(leaf, device), value) if is_tree(value) else value
 
 
-def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
+def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
     """Convert ApexRL's dones to a tensor; raise unless they are 0 or 1. Not checked on other devices than the host."""
-    given = to_place(dones, device)
-    if not isinstance(given, torch.Tensor):
-        given = as_tensor(where, given, device).to(device)
-    if given.dtype == torch.bool or not given.is_cpu:
-        return given
-    if given.ndim == 1 and len(given) <= _FEW:  # faster than three numpy calls
-        is_right = _ENDS.issuperset(given.tolist())
+    tensor = to_place(dones, device)
+    if not isinstance(tensor, torch.Tensor):
+        tensor = as_tensor(where, tensor, device).to(device)
+    if tensor.dtype == torch.bool or not tensor.is_cpu:
+        return tensor
+    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # a set of Python numbers is faster for few items
+        is_right = _ENDS.issuperset(tensor.tolist())
     else:
-        numbers = given.numpy()
+        numbers = tensor.numpy()
         is_right = (numbers * numbers == numbers).all()  # only 0 and 1 equal their squares
     if not is_right:
-        number = given[given * given != given].flatten()[0].item()
+        number = tensor[tensor * tensor != tensor].flatten()[0].item()
         raise SchemaError(explain(where, "zeros and ones", number, "Pass whether each episode ended."))
-    return given
+    return tensor
 
 
 def action_field(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
@@ -98,6 +98,6 @@ def action_field(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: 
 
     As in the rest of the library, float64 becomes float32 unless `dtype` is float64.
     """
-    given = actions if isinstance(actions, torch.Tensor) else as_tensor("actions", actions, torch.device("cpu"))
-    own_dtype = torch.float32 if given.dtype == torch.float64 else given.dtype
-    return Field(tuple(given.shape[lead:]) if shape is None else shape, dtype or own_dtype)
+    tensor = actions if isinstance(actions, torch.Tensor) else as_tensor("actions", actions, torch.device("cpu"))
+    own_dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    return Field(tuple(tensor.shape[lead:]) if shape is None else shape, dtype or own_dtype)

@@ -210,4 +210,4 @@ def _first_tensor(value: Any) -> Any:
     """The first tensor or array of a tree."""
     if not is_tree(value):
         return value
-    return next((found for found in map(_first_tensor, value.values()) if found is not None), None)
+    return next((tensor for tensor in map(_first_tensor, value.values()) if tensor is not None), None)

@@ -80,7 +80,7 @@ _PARAMS = "distribution_params_"
 """Prefix of the core's names of distribution parameters; a number follows."""
 _STATES = ("hidden_state_a_", "hidden_state_c_")
 """Prefixes of the core's names of the actor's and the critic's hidden states; a number follows."""
-_READ = ("obs", "action", "value", "log_prob", "advantages", "returns")
+_BATCH_FIELDS = ("obs", "action", "value", "log_prob", "advantages", "returns")
 """The fields of minibatches."""
 
 
@@ -131,13 +131,13 @@ class RolloutStorage(Stepped):
         """Return a function that makes a core with these late fields, and the names of the fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
-            further, given = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
+            extra_fields, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
         else:
-            further, given = {"privileged_actions": action}, ["privileged_actions"]
+            extra_fields, step_fields = {"privileged_actions": action}, ["privileged_actions"]
         sizes = self.num_transitions_per_env, self.num_envs
         settings: dict[str, Any] = {"reward": (1,), "value": (1,), "device": self.device, "seed": self._seed}
-        make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**further, **late}, **settings)
-        return make, ["obs", "action", "reward", "terminated", *given, *late]
+        make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**extra_fields, **late}, **settings)
+        return make, ["obs", "action", "reward", "terminated", *step_fields, *late]
 
     @torch.inference_mode(False)  # inference tensors could not be written later
     def _show_memory(self) -> None:
@@ -204,8 +204,8 @@ class RolloutStorage(Stepped):
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Generator[Batch, None, None]:
         """Yield shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` per epoch."""
         self._require("rl", "mini_batch_generator")
-        size = _share("stored transitions", len(self.core), num_mini_batches)
-        fields = [*_READ, *(name for name in self._late if name.startswith(_PARAMS))]
+        size = _minibatch_size("stored transitions", len(self.core), num_mini_batches)
+        fields = [*_BATCH_FIELDS, *(name for name in self._late if name.startswith(_PARAMS))]
         for _ in range(num_epochs):
             batches = self.core.minibatches(size, drop_last=True, fields=fields)
             for rows in itertools.islice(batches, num_mini_batches):
@@ -228,7 +228,7 @@ class RolloutStorage(Stepped):
         the first steps of trajectories; all other fields are [T, environments, …].
         """
         self._require("rl", "recurrent_mini_batch_generator")
-        size = _share("environments", self.num_envs, num_mini_batches)
+        size = _minibatch_size("environments", self.num_envs, num_mini_batches)
         steps = self.step
         states = [name for name in self._late if name.startswith(_STATES)]
         (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
@@ -286,16 +286,16 @@ def replace_storage(storage: Any) -> Any:
     return RolloutStorage(storage.training_type, *sizes, obs, storage.actions_shape, storage.device)
 
 
-def _in_old_tensors(old: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _in_old_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) -> dict[str, Any]:
     """Point existing tensor objects at the new memory, so that references to them stay valid."""
-    for name, memory in old.items():
+    for name, memory in old_tensors.items():
         if isinstance(memory, torch.Tensor):
-            new[name] = memory.set_(new[name])
+            new_tensors[name] = memory.set_(new_tensors[name])
         elif isinstance(memory, TensorDictBase):
-            for key, leaf in new[name].items():
+            for key, leaf in new_tensors[name].items():
                 memory.get(key).set_(leaf)
-            new[name] = memory
-    return new
+            new_tensors[name] = memory
+    return new_tensors
 
 
 def _parts(rows: Any, prefix: str) -> list[torch.Tensor]:
@@ -308,11 +308,13 @@ def _overwrite(where: str, memory: Any, value: Any) -> None:
     if value is memory:
         return
     if isinstance(memory, TensorDictBase | tuple | list):
-        mine, theirs = _children(memory), _children(value)
-        if mine.keys() != theirs.keys():
-            raise SchemaError(explain(where, f"the parts {list(mine)}", list(theirs), "Assign exactly these parts."))
-        for key, part in mine.items():
-            _overwrite(f"{where}.{key}", part, theirs[key])
+        own_children, new_children = _children(memory), _children(value)
+        if own_children.keys() != new_children.keys():
+            raise SchemaError(
+                explain(where, f"the parts {list(own_children)}", list(new_children), "Assign exactly these parts.")
+            )
+        for key, part in own_children.items():
+            _overwrite(f"{where}.{key}", part, new_children[key])
         return
     if memory is None:
         remedy = "The first step that has it makes room for it."
@@ -329,7 +331,7 @@ def _children(value: Any) -> dict[Any, Any]:
     return dict(value.items()) if hasattr(value, "items") else {}
 
 
-def _share(what: str, total: int, num_mini_batches: int) -> int:
+def _minibatch_size(what: str, total: int, num_mini_batches: int) -> int:
     """Size of one of `num_mini_batches` equal minibatches."""
     if num_mini_batches < 1 or total < num_mini_batches:
         remedy = "Add transitions first." if not total else "Pass fewer mini-batches."

@@ -100,9 +100,8 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     ) -> None:
         """Store one step of every environment; with `copy_info_dict` its `infos`, too."""
         if not self._core_is_current:
-            super().add(
-                obs, next_obs, action, reward, done, infos
-            )  # Stable-Baselines3's code, which tracks episodes itself
+            # Without a current core, Stable-Baselines3's own `add` also tracks the episodes.
+            super().add(obs, next_obs, action, reward, done, infos)
             return
         position = self.pos
         if self.copy_info_dict:
@@ -114,9 +113,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def _track_episodes(self, position: int, done: np.ndarray) -> None:
         """Update `ep_start` and `ep_length` of the step at `position` and of episodes that it overwrites or ends."""
-        overwritten = self.ep_length[position]
-        if np.count_nonzero(overwritten):
-            for env in overwritten.nonzero()[0]:
+        overwritten_length = self.ep_length[position]
+        if np.count_nonzero(overwritten_length):
+            for env in overwritten_length.nonzero()[0]:
                 end = self.ep_start[position, env] + self.ep_length[position, env]
                 self.ep_length[np.arange(position, end) % self.buffer_size, env] = 0
         self.ep_start[position] = self._current_ep_start
@@ -132,9 +131,11 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def _view(self) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
-        return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
+        return Hindsight("desired_goal", "achieved_goal", self._compute_rewards, self.her_ratio, strategy)
 
-    def _judge(self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_rewards(
+        self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rewards of steps for relabelled goals, and their unchanged `terminated`."""
         if self.env is None:
             raise NotReadyError(explain("sample", "an environment to compute rewards", None, "Call set_env(env)."))
@@ -168,9 +169,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
             numbers.fill(0)
 
 
-def _strategy(given: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
-    strategy = KEY_TO_GOAL_STRATEGY.get(given.lower()) if isinstance(given, str) else given
+def _strategy(choice: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
+    strategy = KEY_TO_GOAL_STRATEGY.get(choice.lower()) if isinstance(choice, str) else choice
     if not isinstance(strategy, GoalSelectionStrategy):
-        known = ", ".join(KEY_TO_GOAL_STRATEGY)
-        raise SchemaError(explain("goal_selection_strategy", f"one of {known}", repr(given), "Pass one of them."))
+        names = ", ".join(KEY_TO_GOAL_STRATEGY)
+        raise SchemaError(explain("goal_selection_strategy", f"one of {names}", repr(choice), "Pass one of them."))
     return strategy

@@ -18,7 +18,7 @@ from relive.schema.checks import nonempty, positive
 
 __all__ = ["RolloutBuffer"]
 
-_OURS = {
+_CORE_NAMES = {
     "obs": "obs", "actions": "action", "rewards": "reward", "dones": "terminated", "values": "value",
     "logprobs": "log_prob",
 }  # fmt: skip
@@ -31,7 +31,7 @@ class RolloutBuffer(Stepped):
     memory itself, and assigning writes into it. `done` is True where the added step ended its episode.
     """
 
-    obs, actions, rewards, dones, values, logprobs = memory_views(*_OURS.values())
+    obs, actions, rewards, dones, values, logprobs = memory_views(*_CORE_NAMES.values())
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RolloutBuffer(Stepped):
         self.obs_dim, self.action_dim = obs_dim, action_dim
         seed = experiment_seed(seed)
         make = partial(_Rollout, num_steps, num_envs, obs_dim, action_dim, device=device, seed=seed)
-        self._rows = StepRows(make, _OURS.values())
+        self._rows = StepRows(make, _CORE_NAMES.values())
         self.device: torch.device = self.rewards.device
         self._random = generator_on(self.device, seed)
         self._extras: Mapping[str, Any] = {}
@@ -71,13 +71,13 @@ class RolloutBuffer(Stepped):
         positive("batch_size", batch_size)
         rows = self._rows
         total = nonempty("iterate_minibatches", rows.step) * self.num_envs
-        memory = {theirs: rows.flat[ours] for theirs, ours in _OURS.items()}
+        memory = {theirs: rows.flat[ours] for theirs, ours in _CORE_NAMES.items()}
         memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)
         return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))
 
     def _flatten_extra(self, name: str, extra: Any) -> torch.Tensor:
-        """Flatten an extra to `[step · N, …]`; raise unless it has a row for every stored step."""
+        """Flatten an extra field to `[step · N, …]`; raise unless it has a row for every stored step."""
         extra = torch.as_tensor(extra, device=self.device)
         steps = self._rows.step
         if extra.ndim < 2 or not steps <= len(extra) <= self.num_steps or extra.shape[1] != self.num_envs:

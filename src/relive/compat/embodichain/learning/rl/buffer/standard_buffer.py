@@ -21,9 +21,9 @@ __all__ = ["RolloutBuffer"]
 _ARGUMENTS = (
     "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
 )  # fmt: skip
-_MADE = ("_make", "_core", "_shared", "_padding", "_rollout")
+_DERIVED_ATTRIBUTES = ("_make", "_core", "_shared", "_padding", "_rollout")
 """Attributes that the constructor derives from its arguments; not pickled."""
-_THEIRS = {"log_prob": "sample_log_prob"}
+_ORIGINAL_NAMES = {"log_prob": "sample_log_prob"}
 """EmbodiChain's names of fields, if they differ from the core's."""
 _LAST = ("obs", "critic_obs", "value")
 """Fields whose last slot is the state after the rollout."""
@@ -60,7 +60,7 @@ class RolloutBuffer:
         self._core: _Rollout | None = None
         layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
         self._shared: dict[str, torch.Tensor] = {
-            _THEIRS.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
+            _ORIGINAL_NAMES.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
             for name, field in layout.items()
         }
         self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _LAST]
@@ -84,7 +84,7 @@ class RolloutBuffer:
             self._core = self._make(device=self.device)
         memory: dict[str, Any] = dict(self._core.lend().items())
         for name, field in memory.items():
-            field.copy_(self._shared[_THEIRS.get(name, name)])
+            field.copy_(self._shared[_ORIGINAL_NAMES.get(name, name)])
         if self._is_full:
             self._core.take_back()
         else:
@@ -134,19 +134,21 @@ class RolloutBuffer:
             raise SchemaError(
                 explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
             )
-        replaced = {name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared}
-        for name, given in replaced.items():
-            self._check(name, given)
-        for name, given in replaced.items():
-            self._shared[name].copy_(given)
+        replaced_fields = {
+            name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared
+        }
+        for name, tensor in replaced_fields.items():
+            self._check(name, tensor)
+        for name, tensor in replaced_fields.items():
+            self._shared[name].copy_(tensor)
             rollout[name] = self._shared[name]
         self._is_full = True
 
-    def _check(self, name: str, given: torch.Tensor) -> None:
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
         shared = self._shared[name]
         for kind, expected, got in (
-            ("shape", tuple(shared.shape), tuple(given.shape)),
-            ("dtype", shared.dtype, given.dtype),
+            ("shape", tuple(shared.shape), tuple(tensor.shape)),
+            ("dtype", shared.dtype, tensor.dtype),
         ):
             if got != expected:
                 raise ValueError(f"Rollout field '{name}' {kind} mismatch: expected {expected}, got {got}.")
@@ -174,12 +176,12 @@ class RolloutBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the rollout, without the memory."""
-        attributes = {name: value for name, value in vars(self).items() if name not in _MADE}
+        attributes = {name: value for name, value in vars(self).items() if name not in _DERIVED_ATTRIBUTES}
         return {**attributes, "rollout": dict(self._rollout.items())}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
+        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # not type(self): its arguments may differ
         attributes = dict(state)
         for name, tensor in attributes.pop("rollout").items():
             if name in self._shared:

@@ -46,11 +46,11 @@ def iterate_minibatches(
     """
     positive("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
-    there, here = device_of(device), first.device
-    generator = _generator_of(rollout, here) if seed is None else generator_on(here, seed)
-    order = torch.randperm(len(rollout), generator=generator, device=here)
+    target_device, source_device = device_of(device), first.device
+    generator = _generator_of(rollout, source_device) if seed is None else generator_on(source_device, seed)
+    order = torch.randperm(len(rollout), generator=generator, device=source_device)
     batches = _read(rollout, order.split(batch_size))
-    return batches if here == there else (to_device(batch, there) for batch in batches)
+    return batches if source_device == target_device else (to_device(batch, target_device) for batch in batches)
 
 
 _generators: dict[int, tuple[int, torch.Generator]] = {}
