@@ -116,11 +116,11 @@ class DeviceStream(Randomness):
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved stream, also of another device. The state of another kind of stream resets this one."""
         super().load_state(saved)
-        if saved.form("philox") is None:
+        if saved.spec("philox") is None:
             self._reset()
             return
         # An earlier format had one counter for all positions.
-        is_old = saved.form("philox") == (torch.int64, (2,))
+        is_old = saved.spec("philox") == (torch.int64, (2,))
         numbers = saved.shaped("philox", (2 if is_old else 1 + CELLS,), torch.int64)
         if bool((numbers < 0).any()):
             raise saved.at("philox", numbers.tolist()).error("a key and numbers of draws, all at least 0")
