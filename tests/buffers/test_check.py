@@ -298,7 +298,6 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         rl.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
     ),
     "an epoch with a row twice": (rl.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
-    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("sampler._at", -1), "^epoch: expected a place"),
 }  # fmt: skip
 
 

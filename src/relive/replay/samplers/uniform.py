@@ -85,9 +85,8 @@ class WithoutReplacement(Sampler):
 
     def on_bind(self) -> None:
         self._ring = self.storage.ring
-        self._ids = torch.empty(0, dtype=torch.int64, device=self.storage.device)
-        """Ids of this epoch's rows, in drawing order."""
-        self._at = 0
+        self._remaining_ids = torch.empty(0, dtype=torch.int64, device=self.storage.device)
+        """Ids of the rows of this epoch that were not drawn yet, in drawing order."""
 
     def require_rows(self, count: int) -> None:
         num_stored = len(self.storage)
@@ -97,26 +96,24 @@ class WithoutReplacement(Sampler):
 
     def sample(self, count: int) -> Chosen:
         self.require_rows(count)
-        ids, (slots, at) = self._ids, self._next(self._ids, self._at, count)
+        slots, remaining_ids = self._next(self._remaining_ids, count)
         if len(slots) < (count if self.drop_last else 1):
-            ids = self.storage.ids(shuffled(self.storage.stored(), self.rng))
-            slots, at = self._next(ids, 0, count)
-        self._ids, self._at = ids, at
+            slots, remaining_ids = self._next(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
+        self._remaining_ids = remaining_ids  # the only assignment: Ctrl-C may come between two
         return slots, None
 
-    def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
-        """Return the next `count` stored rows of an epoch (fewer at its end), and the position after them."""
+    def _next(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots of the next `count` stored rows of an epoch (fewer at its end), and the ids after them."""
         stored_slots = ids[:0]
-        while len(stored_slots) < count and at < len(ids):
-            stop = at + count - len(stored_slots)
-            slots, _ = self._ring.locate(ids[at:stop])
-            stored_slots, at = torch.cat([stored_slots, slots[slots >= 0]]), stop
-        return stored_slots, at
+        while len(stored_slots) < count and len(ids):
+            num_missing = count - len(stored_slots)
+            slots, _ = self._ring.locate(ids[:num_missing])
+            stored_slots, ids = torch.cat([stored_slots, slots[slots >= 0]]), ids[num_missing:]
+        return stored_slots, ids
 
     def check(self) -> None:
         """Verify that the rest of the epoch consists of distinct rows issued since the last clear."""
-        require(self._at >= 0, "epoch", "a place of at least 0", self._at)
-        ring, remaining_ids = self._ring, self._ids[self._at :]
+        ring, remaining_ids = self._ring, self._remaining_ids
         slots, never = ring.locate(remaining_ids)
         require_all(~never, "epoch", "ids of transitions", remaining_ids)
         is_cleared = remaining_ids // ring.num_envs < ring.floor[remaining_ids % ring.num_envs]
@@ -127,17 +124,16 @@ class WithoutReplacement(Sampler):
         require(not num_repeated, "epoch", "every row once", f"{num_repeated} rows twice")
 
     def on_recover(self) -> None:
-        remaining_ids = self._ids[self._at :]
-        self._ids, self._at = remaining_ids[self._ring.locate(remaining_ids)[0] >= 0], 0
+        self._remaining_ids = self._remaining_ids[self._ring.locate(self._remaining_ids)[0] >= 0]
 
     def on_clear(self) -> None:
-        self._ids, self._at = self._ids[:0], 0
+        self._remaining_ids = self._remaining_ids[:0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"ids": self._ids[self._at :]}
+        return {"ids": self._remaining_ids}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
-        self._ids, self._at = saved["ids"].to(self.storage.device, copy=True), 0
+        self._remaining_ids = saved["ids"].to(self.storage.device, copy=True)
 
 
 @suggests_init_keywords
