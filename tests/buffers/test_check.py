@@ -256,8 +256,8 @@ def left(place: int, value: int) -> Break:
     def plant(replay: Any) -> None:
         replay.sample(3)
         draws = replay.sampler
-        draws._ids = draws._ids.clone()
-        draws._ids[draws._at + place] = value if value >= 0 else draws._ids[draws._at]
+        draws._remaining_ids = draws._remaining_ids.clone()
+        draws._remaining_ids[place] = value if value >= 0 else draws._remaining_ids[0]
 
     return plant
 
