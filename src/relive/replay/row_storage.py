@@ -14,7 +14,6 @@ from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.invariants import check_rows
 from relive.replay.ring import Ring, load_ring
-from relive.schema.assembly import memory_range
 from relive.schema.conversion import (
     bits_of,
     convert,
@@ -87,7 +86,9 @@ class RowStorage:
         self._caller_shapes = tuple((*self.leading_shape, *field.shape) for field in self._caller_fields)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """The addresses of `tensors`, for native kernels."""
-        self.memory_ranges = tuple(memory_range(tensor) for tensor in self.tensors if tensor.numel())
+        self.memory_ranges = tuple(
+            (at, at + x.nbytes) for at, x in zip(self.addresses, self.tensors, strict=True) if at
+        )
         """The memory of `tensors`, which no caller may pass as `out`."""
 
     def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
