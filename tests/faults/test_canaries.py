@@ -61,7 +61,7 @@ def test_a_tree_that_corrects_its_sums_drifts(dtype: Any) -> None:
 
 def test_a_tree_of_float32_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(tree: Any, blocks: torch.Tensor) -> None:
-        tree._usual[blocks] = (tree._blocks[blocks].float() * priority._NORMAL).sum(1).double()
+        tree._normal[blocks] = (tree._blocks[blocks].float() * priority._NORMAL).sum(1).double()
 
     with rl.kernels.force_torch():
         tree: PriorityTree = priority_tree(1 << 17, CPU)
