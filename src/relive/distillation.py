@@ -30,13 +30,13 @@ from relive.schema.assembly import (
     check_batch_size,
     check_destination,
     checked_targets,
+    field_value,
     import_tensordict,
     memory_range,
     to_device,
-    value_of,
 )
-from relive.schema.checks import nonempty, positive, share
-from relive.schema.conversion import as_tensor, bits_of, convert_leaves, path_name, row_ids
+from relive.schema.checks import check_fraction, check_nonempty, check_positive_int
+from relive.schema.conversion import as_indexable, as_tensor, convert_leaves, path_name, row_ids
 from relive.schema.fields import (
     Declaration,
     Field,
@@ -44,13 +44,13 @@ from relive.schema.fields import (
     Tree,
     declare,
     declare_whole,
-    device_of,
     kept_dtype,
+    parse_declaration,
+    parse_device,
     refuse_mutable,
     refuse_reserved,
-    tree_of,
 )
-from relive.schema.invariants import require, require_all, require_form
+from relive.schema.invariants import require, require_all, require_layout
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
 from relive.storage.codec import Node
@@ -102,7 +102,7 @@ class DistillationBuffer(StateDictMixin):
         extra: Mapping[str, Declaration] | None = None, device: torch.device | str | Memory = "cpu",
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.capacity = positive("capacity", capacity)
+        self.capacity = check_positive_int("capacity", capacity)
         refuse_reserved(extra or {}, _RESERVED)
         trees = {"obs": declare_whole("obs", obs)}
         if action is not None:
@@ -198,8 +198,8 @@ class DistillationBuffer(StateDictMixin):
         fields. It is called without gradients, on `batch_size` rows at a time. Without `teacher`, extra fields are
         read from the fields of the same names in `source`.
         """
-        positive("batch_size", batch_size)
-        nonempty("fill", len(source), "transition", "Add steps to the source first.")
+        check_positive_int("batch_size", batch_size)
+        check_nonempty("fill", len(source), "transition", "Add steps to the source first.")
         import_tensordict()
         has_grad = torch.is_grad_enabled()
         with self._lock:
@@ -252,14 +252,14 @@ class DistillationBuffer(StateDictMixin):
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
-        trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
+        trees = {name: parse_declaration(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
             raise config.entry("fields").error("an entry 'obs'")
         has_columns = saved.values.entry("ring").entry("known").flag()
         fields = Schema(trees).fields if has_columns else ()
         saved.require_columns({f"column{i}": (field.dtype, field.shape) for i, field in enumerate(fields)})
         obs, action = trees.pop("obs"), trees.pop("action", None)
-        device = changes.get("device") or device_of(config.entry("device"))
+        device = changes.get("device") or parse_device(config.entry("device"))
         return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)
 
     def config(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class DistillationBuffer(StateDictMixin):
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()
-            self._allocate(Schema({name: tree_of(tree) for name, tree in fields.items()}))
+            self._allocate(Schema({name: parse_declaration(tree) for name, tree in fields.items()}))
         ring.head, ring.floor = head, floor
         self._set_rounds(starts.tolist())
 
@@ -318,7 +318,7 @@ class DistillationBuffer(StateDictMixin):
             if "action" not in self._schema.names:
                 remedy = "Declare action=, or add a row first."
                 raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
-            schema, probability = self._schema, share("beta", beta(self.round) if callable(beta) else beta)
+            schema, probability = self._schema, check_fraction("beta", beta(self.round) if callable(beta) else beta)
             leading_shape = self._leading_shape("action", teacher_action, "teacher_")
             teacher, student = (
                 convert_leaves(schema, "action", action, leading_shape, self.device, prefix=prefix, unit="rows")
@@ -327,11 +327,13 @@ class DistillationBuffer(StateDictMixin):
             is_teacher = self._random.uniform(leading_shape[0] if leading_shape else 1, self.device) < probability
             leaves = [
                 torch.where(
-                    is_teacher.view((*leading_shape, *(1,) * (a.ndim - len(leading_shape)))), bits_of(a), bits_of(b)
+                    is_teacher.view((*leading_shape, *(1,) * (a.ndim - len(leading_shape)))),
+                    as_indexable(a),
+                    as_indexable(b),
                 ).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]  # fmt: skip
-            return value_of(schema, "action", leaves, torch.Size(leading_shape))
+            return field_value(schema, "action", leaves, torch.Size(leading_shape))
 
     # Reading
 
@@ -367,8 +369,8 @@ class DistillationBuffer(StateDictMixin):
         These are the rows stored at the call; if one of them is overwritten before the last epoch ends, the next batch
         raises a NotReadyError.
         """
-        positive("batch_size", batch_size)
-        positive("epochs", epochs)
+        check_positive_int("batch_size", batch_size)
+        check_positive_int("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
             oldest = self._oldest("epochs", recent)
@@ -409,7 +411,7 @@ class DistillationBuffer(StateDictMixin):
 
     def _oldest(self, where: str, recent: int | None) -> int:
         """Return the oldest stored row, or the oldest of the newest `recent` rounds; raise if there are no rows."""
-        start = 0 if recent is None else self._starts[-min(positive("recent", recent), len(self._starts))]
+        start = 0 if recent is None else self._starts[-min(check_positive_int("recent", recent), len(self._starts))]
         start = max(start, self._ring.oldest)
         if start == self._ring.head:
             rows = "at least 1 stored row" if recent is None else f"at least 1 row in the newest {recent} rounds"
@@ -421,7 +423,7 @@ class DistillationBuffer(StateDictMixin):
         if not isinstance(recent, Mapping):
             return [(self._oldest("sample", recent), 1.0)]
         windows = [
-            (self._oldest("sample", positive("recent", rounds)), share("recent", part))
+            (self._oldest("sample", check_positive_int("recent", rounds)), check_fraction("recent", part))
             for rounds, part in recent.items()
         ]
         remaining_share = 1.0 - sum(part for _, part in windows)
@@ -472,12 +474,12 @@ class DistillationBuffer(StateDictMixin):
             require(columns or not ring.head, "fields", "columns before the first row", got)
             require(len(columns) in (0, len(fields)), "fields", f"{len(fields)} columns", len(columns))
             for path, field, column in zip(schema.paths, fields, columns, strict=False):
-                require_form(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
+                require_layout(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
             is_sorted = all(one <= other for one, other in pairwise([0, *starts, ring.head]))
             expected = f"first rows from 0 to {ring.head}, in order"
             require(starts and starts[0] == 0 and is_sorted, "rounds", expected, starts)
             on_device = self._device_starts
-            require_form("rounds", on_device, (len(starts),), torch.int64, self.device)
+            require_layout("rounds", on_device, (len(starts),), torch.int64, self.device)
             if self.device.type != "meta":  # meta tensors have no values
                 equal = on_device == torch.tensor(starts, device=self.device)
                 require_all(equal, "rounds", "equal first rows on the device", on_device)

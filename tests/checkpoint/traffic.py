@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 import relive as rl
 from relive.replay.ring import HISTORY, TRANSITION
-from relive.schema.conversion import bits_of
-from relive.storage.codec import bytes_of
+from relive.schema.conversion import as_indexable
+from relive.storage.codec import tensor_bytes
 
 N = 3
 
@@ -150,7 +150,7 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bytes(bytes_of(a)) == bytes(bytes_of(b))
+        return a.dtype == b.dtype and a.shape == b.shape and bytes(tensor_bytes(a)) == bytes(tensor_bytes(b))
     return a == b
 
 
@@ -160,7 +160,7 @@ def digest(buffer: Any) -> Any:
     columns: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
         flat_slots = rows.flat_slots(rows.slots)
-        columns = {name: bits_of(column.flatten(0, 1))[flat_slots] for name, column in rows.columns.items()}
+        columns = {name: as_indexable(column.flatten(0, 1))[flat_slots] for name, column in rows.columns.items()}
         if isinstance(buffer, rl.ReplayBuffer):
             # In a row with only an observation, the other fields are undefined.
             kind = buffer.storage.rows.ring.kind.view(-1)[flat_slots]
@@ -184,7 +184,7 @@ def fingerprint(buffer: Any) -> str:
             for item in node:
                 take(item)
         elif isinstance(node, torch.Tensor):
-            found.update(f"{node.dtype}{tuple(node.shape)}".encode() + bytes(bytes_of(node)))
+            found.update(f"{node.dtype}{tuple(node.shape)}".encode() + bytes(tensor_bytes(node)))
         else:
             found.update(f"{node!r};".encode())
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import relive as rl
-from relive.storage.codec import bytes_of
+from relive.storage.codec import tensor_bytes
 from tests.checkpoint.traffic import KINDS
 from tests.faults.processes import started
 from tests.tiers import select
@@ -39,7 +39,7 @@ def stream(kind: str, buffer: Any, seed: int, batches: int = BATCHES) -> str:
     while count < batches:
         found = KINDS[kind].read(buffer)
         for batch in found:
-            total.update(b"".join(map(bytes, map(bytes_of, leaves(batch)))))
+            total.update(b"".join(map(bytes, map(tensor_bytes, leaves(batch)))))
         count += len(found)
         if n % 4 == 0 or not found:
             KINDS[kind].act(buffer, 1_000 * seed + 500 + n)

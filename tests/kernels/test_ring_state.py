@@ -39,7 +39,7 @@ def columns() -> list[torch.Tensor]:
 
 
 def ring_over(state: dict[str, Any]) -> Any:
-    leaves = [kernels.buffer_of(column) for column in columns()]
+    leaves = [kernels.native_argument(column) for column in columns()]
     return kernels.native().RingMemory(leaves, [None] * 4, [0], [], state, SLOTS, False, False, False, 1, 2, 3)
 
 
@@ -47,11 +47,11 @@ def step(t: int) -> tuple[Any, ...]:
     """One step of both environments: observation t leads to t + 1."""
     obs, ends = torch.full((ENVS,), float(t)), torch.zeros(ENVS, dtype=torch.bool)
     leaves, nexts = (obs, obs, ends, ends), (obs + 1,)
-    return tuple(map(kernels.buffer_of, leaves)), tuple(map(kernels.buffer_of, nexts)), None, 1, False, None
+    return tuple(map(kernels.native_argument, leaves)), tuple(map(kernels.native_argument, nexts)), None, 1, False, None
 
 
 def buffers(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: kernels.buffer_of(array) for name, array in state.items()}
+    return {name: kernels.native_argument(array) for name, array in state.items()}
 
 
 def test_arrays_by_name_are_written_whatever_their_order() -> None:

@@ -73,7 +73,7 @@ def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs where the interpreter would have one: two items each, and pieces of wide leaves."""
     from relive.kernels.triton import read, words  # noqa: PLC0415 (which need Triton)
 
-    monkeypatch.setattr(words, "MOST_INTERPRETED", 2)
+    monkeypatch.setattr(words, "MAX_INTERPRETED", 2)
     monkeypatch.setattr(read, "CHUNK", 1024)
 
 
@@ -197,7 +197,7 @@ class TestRewards:
     def test_steps_that_no_tile_holds_are_read_by_torch_ops(self, view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         from relive.replay import triton_backend  # noqa: PLC0415 (which needs Triton)
 
-        monkeypatch.setattr(triton_backend, "MOST_STEPS", 4)
+        monkeypatch.setattr(triton_backend, "MAX_STEPS", 4)
         native, triton = pair(Shape(1, 6, 2, {}))
         play([native, triton], seed=1, length=6, calls="e")
         assert_same_batches(native, triton, [view])

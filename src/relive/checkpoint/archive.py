@@ -26,8 +26,8 @@ from relive.storage.codec import (
     Node,
     arrays_from_json,
     arrays_to_json,
-    format_of,
     from_json,
+    parse_format,
     reader_for,
     to_json,
     with_checksum,
@@ -101,15 +101,15 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
 def parse(data: bytes, number: int) -> Manifest:
     """Parse an untrusted manifest; raises a CorruptCheckpoint that names the place of the fault."""
     where = manifest_file(number)
-    version = format_of(where, data.partition(b"\n")[0])
+    version = parse_format(where, data.partition(b"\n")[0])
     return reader_for(where, version, READERS)(where, data, number)
 
 
 def _format_1(where: str, data: bytes, number: int) -> Manifest:
     document = from_json(where, without_checksum(where, data))
     first = data.partition(b"\n")[0]
-    if document.entry("format").integer() != format_of(where, first):
-        expected = f"{format_of(where, first)}, as its first line says (bytes 0 to {len(first)})"
+    if document.entry("format").integer() != parse_format(where, first):
+        expected = f"{parse_format(where, first)}, as its first line says (bytes 0 to {len(first)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")

@@ -29,11 +29,11 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
-from relive.schema.conversion import bits_of
+from relive.schema.conversion import as_indexable
 from relive.schema.fields import present
 from relive.storage import Memory
 from relive.storage.allocator import expect_bulk
-from relive.storage.codec import ArrayInfo, Node, arrays_in_file, memory_of, require_flags
+from relive.storage.codec import ArrayInfo, Node, arrays_in_file, require_flags, writable_memory
 from relive.storage.disk import holds_disk_memory
 from relive.storage.files import Files, is_read_error
 
@@ -270,7 +270,7 @@ def _read_segment(
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-        columns = [bits_of(column.flatten(0, 1)) for column in rows.columns.values()]
+        columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
         pieces = _pieces(segment, rows.first)
         filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
         deque(show_progress(filled, total, "loading rows"), 0)
@@ -287,7 +287,7 @@ def _bounds(
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
     bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
-    source.fill(memory_of(bounds))
+    source.fill(writable_memory(bounds))
     first, stop = bounds.numpy()
     max_row, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
     if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or longest > max_row // 4:
@@ -319,7 +319,7 @@ def _fill_piece(
     is_run = isinstance(piece, slice)
     size = piece.stop - piece.start if is_run else len(piece)
     block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
-    memory = memory_of(block)
+    memory = writable_memory(block)
     source.fill(memory)
     require_flags(block, where)
     if not is_run:

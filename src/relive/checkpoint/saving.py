@@ -18,8 +18,8 @@ from relive.checkpoint.archive import Archive, FileInfo, Manifest, ManifestSumma
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.snapshot import KINDS, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
-from relive.schema.checks import positive
-from relive.storage.codec import Arrays, array_info, bytes_of
+from relive.schema.checks import check_positive_int
+from relive.storage.codec import Arrays, array_info, tensor_bytes
 from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
@@ -94,7 +94,7 @@ def save(
 
     `note` is further data of the caller, as JSON and arrays, that belongs to this state of the buffer.
     """
-    positive("keep", keep)
+    check_positive_int("keep", keep)
     root = Path(path).absolute()
     archive = Archive(root, files)
     damaged: list[str] = []
@@ -109,7 +109,7 @@ def save(
             is_joining = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
             arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
-            file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
+            file = archive.put("state", f"{number:08}.bin", arrays, map(tensor_bytes, state.arrays.values()))
             row_files = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, state.config, state.values, file, row_files)
             try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from relive.schema.conversion import bits_of
+from relive.schema.conversion import as_indexable
 from relive.storage.codec import (
     DTYPES,
     ArrayInfo,
@@ -18,9 +18,9 @@ from relive.storage.codec import (
     ArraySpec,
     Node,
     arrays_in_memory,
-    bytes_of,
     dtype_name,
-    memory_of,
+    tensor_bytes,
+    writable_memory,
 )
 
 MAX_NOTE_BYTES = 1 << 26
@@ -142,7 +142,7 @@ class SnapshotReader:
         for name, target in targets.items():
             array = self.array(name, target)
             if target.is_cpu and target.is_contiguous():
-                memory_of(target)[:] = memory_of(array)  # copy_ is parallel and would wait for busy cores
+                writable_memory(target)[:] = writable_memory(array)  # copy_ is parallel and would wait for busy cores
             else:
                 target.copy_(array)
 
@@ -205,13 +205,13 @@ class Rows:
 
     def parts(self) -> Iterator[memoryview]:
         """Yield the bytes of a segment, without a copy where rows are contiguous in memory."""
-        yield bytes_of(self.first)
-        yield bytes_of(self.stop)
+        yield tensor_bytes(self.first)
+        yield tensor_bytes(self.stop)
         pieces = self.pieces()
         for column in self.columns.values():
-            flat = bits_of(column.flatten(0, 1))
+            flat = as_indexable(column.flatten(0, 1))
             for piece in pieces:
-                yield bytes_of(flat[piece])
+                yield tensor_bytes(flat[piece])
 
     def pieces(self) -> list[Any]:
         """Return the rows as indices of columns `[slots · N, …]`: slices or tensors, in the order of a segment.

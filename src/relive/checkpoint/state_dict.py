@@ -20,7 +20,7 @@ from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
 from relive.schema.conversion import with_own_storage
 from relive.storage import Memory
-from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, bytes_of, dtype_name, memory_of
+from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, dtype_name, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
@@ -190,7 +190,7 @@ def unpack(arrays: Packed) -> Arrays:
         name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()
     }
     for name, tensor in tensors.items():
-        memory_of(tensor)[:] = arrays[name][2].data
+        writable_memory(tensor)[:] = arrays[name][2].data
     return tensors
 
 
@@ -207,7 +207,7 @@ def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    return np.frombuffer(bytes_of(tensor), np.uint8).copy()
+    return np.frombuffer(tensor_bytes(tensor), np.uint8).copy()
 
 
 def _refuse_spawning(buffer: Any) -> None:

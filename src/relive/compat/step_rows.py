@@ -18,7 +18,7 @@ from relive.errors import SchemaError, explain
 from relive.estimators import gae
 from relive.kernels.row_writer import row_writer
 from relive.rollout.buffer import RolloutBuffer
-from relive.schema.checks import nonempty
+from relive.schema.checks import check_nonempty
 from relive.schema.conversion import convert, misaligned_error
 from relive.schema.fields import Field
 
@@ -203,7 +203,7 @@ class StepRows:
         `ended` [T, N] marks ends of episodes; `last_value` [N] belongs to the state after the last step. If rewards
         are dicts by agent, `last_value` and `ended` are dicts, too.
         """
-        steps = nonempty("compute_returns_and_advantages", self._step)
+        steps = check_nonempty("compute_returns_and_advantages", self._step)
         rewards, values = self.tensors["reward"], self.tensors["value"]
 
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import same_shape
+from relive.schema.checks import check_shape
 from relive.schema.fields import Field
 
 
@@ -70,7 +70,7 @@ def assign(where: str, place: Any, value: Any) -> None:
             assign(f"{where}.{key}", place[key], value[key])
         return
     tensor = torch.as_tensor(value, device=place.device)
-    same_shape(where, tensor, place.shape, "Assign a tensor of the expected shape.")
+    check_shape(where, tensor, place.shape, "Assign a tensor of the expected shape.")
     if tensor.dtype.is_floating_point and not place.dtype.is_floating_point:
         raise SchemaError(explain(where, place.dtype, tensor.dtype, "Convert it."))
     place.copy_(tensor.detach())

@@ -16,7 +16,7 @@ from relive import lazy
 from relive.errors import CallSite, find_call_site, worker_call_site
 from relive.replay.views import Transition, View
 from relive.schema.assembly import check_batch_size, check_destination
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 
 _MAX_DEPTH = 1 << 16
 """The largest allowed depth; a larger one is a mistake that would fill the memory."""
@@ -56,7 +56,7 @@ def prefetch(
     ...         assert batch["obs"].shape == (4, 2)
     """
     check_batch_size("prefetch", batch_size)
-    positive("depth", depth, _MAX_DEPTH)
+    check_positive_int("depth", depth, _MAX_DEPTH)
     check_destination(device)
     return Prefetch(_BatchQueue(replay, batch_size, Transition() if view is None else view, device, int(depth)))
 

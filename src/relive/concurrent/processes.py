@@ -34,7 +34,7 @@ class Handle:
         return Handle, (self.address, self.settings)
 
 
-def handle_of(replay: ReplayBuffer) -> Handle:
+def make_handle(replay: ReplayBuffer) -> Handle:
     """Return the handle of a buffer in shared memory; `ReplayBuffer.handle` calls this."""
     allocator = replay.storage.allocator
     if not isinstance(allocator, SharedAllocator):

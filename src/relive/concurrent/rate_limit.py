@@ -12,7 +12,7 @@ from relive.errors import ClosedError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 from relive.schema.assembly import check_batch_size, check_destination
-from relive.schema.checks import finite, positive
+from relive.schema.checks import check_finite, check_positive_int
 from relive.schema.conversion import env_numbers
 from relive.schema.suggestions import suggests_keywords
 
@@ -61,18 +61,18 @@ class RateLimit:
         timeout: float | None = None,
     ) -> None:
         self.replay = replay
-        self.samples_per_insert = finite("samples_per_insert", samples_per_insert, may_be_zero=False)
+        self.samples_per_insert = check_finite("samples_per_insert", samples_per_insert, may_be_zero=False)
         if self.samples_per_insert > _MAX_RATIO:
             remedy = "Sample the buffer without a RateLimit."
             raise SchemaError(explain("samples_per_insert", f"at most {_MAX_RATIO:g}", samples_per_insert, remedy))
-        self.min_size = positive("min_size", min_size)
+        self.min_size = check_positive_int("min_size", min_size)
         self._counts = replay._traffic.numpy()
         self._closed = replay._limit_closed.numpy()
         self._max_rows = {"insert": replay.num_envs or 1, "sample": 1}
         """The largest number of rows in one call of each kind."""
         default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
-        self.tolerance = default if tolerance is None else finite("tolerance", tolerance)
-        self.timeout = None if timeout is None else finite("timeout", timeout)
+        self.tolerance = default if tolerance is None else check_finite("tolerance", tolerance)
+        self.timeout = None if timeout is None else check_finite("timeout", timeout)
         if self.min_size > replay.capacity:
             remedy = "Lower min_size; otherwise sampling would never begin."
             raise SchemaError(explain("min_size", f"at most the capacity {replay.capacity}", self.min_size, remedy))

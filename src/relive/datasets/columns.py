@@ -12,7 +12,7 @@ from relive.datasets.filling import STEP_FIELDS, FinalObs, declared_fields, extr
 from relive.datasets.untrusted import damage, decode_budget, require_similar_size
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
+from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, iter_leaves, kept_dtype, map_leaves
 from relive.schema.suggestions import NAME
 from relive.storage.allocator import available_bytes
 
@@ -163,7 +163,7 @@ class ColumnPlan:
         steps, ends, last, was_end = 0, 0, None, True
         for episode, flags in self._source.rows(self.columns_of(*_FLAGS), _FLAG_ROWS_PER_READ):
             is_end = np.zeros(len(episode), bool)
-            for _, flag in leaves_of((), self.to_fields(flags)):
+            for _, flag in iter_leaves((), self.to_fields(flags)):
                 is_end |= flag
             # An episode ends where its number changes or a flag is set; both at one step are one end.
             changes = np.diff(episode, prepend=episode[0] if last is None else last) != 0
@@ -219,7 +219,7 @@ class ColumnPlan:
         trees: dict[str, Any] = {}
         for column, path in self.paths.items():
             _insert_leaf(trees, path, self._field(column))
-        leaves = [leaf for name, tree in trees.items() for _, leaf in leaves_of((name,), tree)]
+        leaves = [leaf for name, tree in trees.items() for _, leaf in iter_leaves((name,), tree)]
         row = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         require_similar_size(self._source.name, capacity, row, self._source.nbytes)
         extra = {name: tree for name, tree in trees.items() if name not in STEP_FIELDS}

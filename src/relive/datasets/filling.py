@@ -20,7 +20,7 @@ from relive.distillation import DistillationBuffer
 from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
-from relive.schema.checks import nonempty, one_of
+from relive.schema.checks import check_choice, check_nonempty
 from relive.schema.fields import DTYPES, Tree, map_leaves
 
 STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated")
@@ -151,7 +151,7 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
             out and warns.
     """
     remedy = "Choose what to do with a last step without a next observation."
-    one_of("final_obs", final_obs, ("drop", "repeat", None), remedy)
+    check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
     left_out: list[int] = []
     blocks = show_progress(blocks, steps, "reading episodes", len)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
@@ -273,7 +273,7 @@ def require_ordered(name: str, replay: Any) -> None:
 def require_steps(name: str, replay: Any) -> None:
     """Raise unless `replay` stores observations in order and has at least one step."""
     require_ordered(name, replay)
-    nonempty(name, len(replay))
+    check_nonempty(name, len(replay))
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
-from relive.schema.checks import one_of, positive
-from relive.schema.fields import leaves_of
+from relive.schema.checks import check_choice, check_positive_int
+from relive.schema.fields import iter_leaves
 from relive.storage import Memory
 
 _D4RL = {
@@ -84,7 +84,7 @@ def from_hdf5(
     """
     h5py = import_extra("h5py", "hdf5")
     if time_limit is not None:
-        positive("time_limit", time_limit)
+        check_positive_int("time_limit", time_limit)
     arrays = require_self_contained(Path(path))
     # HDF5 caches decoded chunks per open array: all arrays share the memory budget.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
@@ -115,7 +115,7 @@ def to_hdf5(
     """
     h5py = import_extra("h5py", "hdf5")
     require_ordered("to_hdf5", replay)
-    write = _WRITERS[one_of("layout", layout, _WRITERS)]
+    write = _WRITERS[check_choice("layout", layout, _WRITERS)]
     with write_atomically("to_hdf5", path) as unfinished, h5py.File(unfinished, "w") as file:
         write(replay, file)
 
@@ -321,7 +321,7 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     group, total = file.create_group("data"), 0
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
-        for (name, *parts), rows in leaves_of((), episode):
+        for (name, *parts), rows in iter_leaves((), episode):
             own_name = ["obs"] if name in ("obs", "next_obs") else []  # robomimic has no unnamed observation
             _create(demo, "/".join([_ROBOMIMIC_NAMES.get(name, name), *(parts or own_name)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
@@ -337,7 +337,7 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
                 raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
-        for (name, *parts), rows in leaves_of((), {**episode, _CUTS: cut}):
+        for (name, *parts), rows in iter_leaves((), {**episode, _CUTS: cut}):
             column = "/".join([_D4RL_NAMES.get(name, name), *parts])
             if column in file:
                 start = len(file[column])

@@ -30,7 +30,7 @@ from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.fields import Path as FieldPath
-from relive.schema.fields import leaves_of
+from relive.schema.fields import iter_leaves
 from relive.storage import Memory
 
 _MAX_HEADER_BYTES = 1 << 16
@@ -731,7 +731,7 @@ class _ParquetWriter:
 def _feature_columns(fields: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the leaves of nested fields by feature name."""
     columns = {}
-    for (name, *parts), rows in leaves_of((), fields):
+    for (name, *parts), rows in iter_leaves((), fields):
         feature = ".".join([_FEATURE_NAMES.get(name, name), *parts])
         if name in _COUNTER_COLUMNS or "/" in feature or any("." in part for part in parts):
             remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."

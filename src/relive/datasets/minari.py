@@ -34,7 +34,7 @@ from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.conversion import as_tensor, path_name
-from relive.schema.fields import DTYPES, Field, Tree, caller_shape, kept_dtype, leaves_of, map_leaves
+from relive.schema.fields import DTYPES, Field, Tree, caller_shape, iter_leaves, kept_dtype, map_leaves
 from relive.storage import Memory
 
 _MAX_METADATA_BYTES = 1 << 24
@@ -141,7 +141,7 @@ def read_episodes(
 def _to_block(data: Any, names: list[str] | None) -> EpisodeBlock:
     where, size, infos = f"episode {int(data.id)}", len(data.rewards), data.infos or {}
     obs = _tuples_to_dicts(data.observations)
-    for path, leaf in leaves_of(("observations",), obs):
+    for path, leaf in iter_leaves(("observations",), obs):
         if len(leaf) != size + 1:
             expected, remedy = f"{size + 1} observations", "Repair the dataset."
             raise SchemaError(explain(f"{where}: {path_name(path)}", expected, len(leaf), remedy))
@@ -239,7 +239,7 @@ def _make_buffer(
         raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
     rows = dataset.total_steps + dataset.total_episodes  # the final observation of an episode takes a row too
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
-    leaves = [leaf for tree in (obs, action, info) for _, leaf in leaves_of((), tree)]
+    leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]
     stored_bytes = sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
     require_similar_size("from_minari", rows, sum(leaf[:1].nbytes for leaf in leaves), stored_bytes)
     return ReplayBuffer(

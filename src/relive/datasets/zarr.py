@@ -37,7 +37,7 @@ from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.fields import Path as FieldPath
-from relive.schema.fields import leaves_of
+from relive.schema.fields import iter_leaves
 from relive.storage import Memory
 from relive.storage.codec import to_json
 
@@ -607,11 +607,11 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
 
     for episode in episode_arrays(replay):
         final = slice_leaves(episode.pop("next_obs"), slice(-1, None))
-        leaves = dict(leaves_of((), episode))
+        leaves = dict(iter_leaves((), episode))
         names = names or _names(leaves)
         for path, rows in leaves.items():
             append(f"data/{names[path]}", rows)
-        for path, rows in leaves_of(("obs",), final):
+        for path, rows in iter_leaves(("obs",), final):
             append(f"meta/final_obs/{names[path]}", rows)
         steps += len(episode["terminated"])
         append("meta/episode_ends", np.array([steps]))

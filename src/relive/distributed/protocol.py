@@ -18,12 +18,12 @@ from relive.concurrent.processes import Handle
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
-from relive.replay.samplers.registry import config_of as sampler_config
+from relive.replay.samplers.registry import sampler_config
 from relive.schema.autoreset import parse_autoreset
 from relive.schema.buffer_schemas import replay_schema
-from relive.schema.checks import above_zero, positive
+from relive.schema.checks import check_above_zero, check_positive_int
 from relive.schema.conversion import convert, path_name
-from relive.schema.fields import Field, Schema, caller_shape, config_of, declare
+from relive.schema.fields import Field, Schema, caller_shape, declaration_config, declare
 from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.shared import shares_memory
@@ -50,10 +50,10 @@ class Checkpoint:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        above_zero("Checkpoint.seconds", self.seconds, "Pass a number above 0.")
+        check_above_zero("Checkpoint.seconds", self.seconds, "Pass a number above 0.")
         if self.rows is not None:
-            positive("Checkpoint.rows", self.rows)
-        positive("Checkpoint.keep", self.keep)
+            check_positive_int("Checkpoint.rows", self.rows)
+        check_positive_int("Checkpoint.keep", self.keep)
 
     def of_shard(self, shard: int) -> Path:
         """Return the folder of a shard."""
@@ -77,8 +77,8 @@ class ServicePlan:
     seed: int | None
 
     def __post_init__(self) -> None:
-        positive("num_envs", self.num_envs)
-        if positive("num_shards", self.num_shards) > self.num_envs:
+        check_positive_int("num_envs", self.num_envs)
+        if check_positive_int("num_shards", self.num_shards) > self.num_envs:
             remedy = "Start fewer shards: each environment belongs to one shard."
             raise SchemaError(explain("num_shards", f"at most num_envs={self.num_envs}", self.num_shards, remedy))
         if not isinstance(self.sampler, Uniform | Prioritized):
@@ -169,9 +169,9 @@ def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
-        return config_of(declare(name, value))
+        return declaration_config(declare(name, value))
     if name == "extra":
-        return {key: config_of(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+        return {key: declaration_config(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
         return sampler_config(value) or type(value).__name__
     if name == "autoreset":

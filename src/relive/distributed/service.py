@@ -23,14 +23,14 @@ from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
 from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
 from relive.schema.autoreset import parse_autoreset, true_next_obs
-from relive.schema.checks import nonempty, positive, same_keys
+from relive.schema.checks import check_keys, check_nonempty, check_positive_int
 from relive.schema.conversion import as_tensor, env_numbers
 from relive.schema.fields import Declaration, Schema, caller_shape
 
 
 def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
     """Draw the number of rows that each shard contributes to each of `count` batches [S, count]."""
-    nonempty("sample", sum(shard.rows for shard in totals), "transition")
+    check_nonempty("sample", sum(shard.rows for shard in totals), "transition")
     mantissas, exponents = np.array([shard.mass for shard in totals]).T
     mass = np.ldexp(mantissas, (exponents - exponents[mantissas > 0].max(initial=-2000)).astype(np.int64))
     if not mass.any():
@@ -68,7 +68,9 @@ class Writer:
         self._service, self._sender, self._envs, self._count = service, sender, envs, 0
         self._schema: Schema = service.plan.schema
         self._autoreset = parse_autoreset(service.plan.autoreset)
-        shapes = [(positive("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields]
+        shapes = [
+            (check_positive_int("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields
+        ]
         self._leaves = [
             torch.empty(s, dtype=f.dtype, device="cpu") for s, f in zip(shapes, self._schema.fields, strict=True)
         ]
@@ -89,7 +91,7 @@ class Writer:
     def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
         schema = self._schema
         names = schema.names[len(values) :]
-        same_keys("add", extra, names, "further fields")
+        check_keys("add", extra, names, "further fields")
         fields = zip(schema.names, (*values, *(extra[name] for name in names)), strict=True)
         leaves = [leaf for name, value in fields for leaf in schema.flatten(name, value)]
         convert, leading_shape = self._service.plan.convert, (len(self._envs),)
@@ -217,7 +219,7 @@ class ReplayService:
         self, name: str, plan: ServicePlan, actors: list[Any], timeout: float, max_pending: int, seed: int | None
     ) -> None:
         self.name, self.plan = name, plan
-        self._settings = {"timeout": timeout, "max_pending": positive("max_pending", max_pending)}
+        self._settings = {"timeout": timeout, "max_pending": check_positive_int("max_pending", max_pending)}
         self._calls = Calls(name, actors, timeout)
         self._reader = ClientReader(self._calls, plan, seed)
         self._sender = Sender(self._calls, plan, max_pending)
@@ -236,7 +238,7 @@ class ReplayService:
         has sent nothing and may be repeated.
         """
         schema, names = self.plan.schema, (*self.plan.schema.names, "next_obs")
-        same_keys("extend", batch, names, "fields")
+        check_keys("extend", batch, names, "fields")
         envs = self._envs(env_ids)
         steps = len(as_tensor("terminated", batch["terminated"], _HOST).reshape(-1)) // len(envs)
         if not steps:
@@ -291,7 +293,7 @@ class ReplayService:
         A learner then seldom waits, and a batch costs a fraction of a call. Rows and priorities of a batch may be up to
         two times `ahead` batches old.
         """
-        positive("ahead", ahead)
+        check_positive_int("ahead", ahead)
         with ThreadPoolExecutor(1) as executor:
             next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
             while True:

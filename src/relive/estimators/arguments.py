@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import dense, kind, same_device, share
+from relive.schema.checks import check_dense, check_device, check_fraction, type_name
 
 
 def align(
@@ -53,7 +53,7 @@ def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -
 
 def fraction(name: str, value: Any) -> float:
     """Return a discount or a mixing factor as a float; raise if it is not from 0 to 1."""
-    return share(name, value, "Pass a discount inside that range.")
+    return check_fraction(name, value, "Pass a discount inside that range.")
 
 
 def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
     if flag.dtype != torch.bool:
         raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))
     if 2 <= flag.ndim < like.ndim and flag.shape == like.shape[: flag.ndim]:
-        same_device(name, flag, like.device, f" to match {first}")
+        check_device(name, flag, like.device, f" to match {first}")
         return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim)).expand(like.shape)
     _check_same_place(name, flag, first, like)
     return flag
@@ -70,16 +70,16 @@ def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
 
 def _check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
-        got, remedy = kind(value), "Convert it with torch.as_tensor."
+        got, remedy = type_name(value), "Convert it with torch.as_tensor."
         if isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides):
             got, remedy = f"{got} with negative strides", "Copy it first: torch.as_tensor(array.copy())."
         raise SchemaError(explain(name, "a torch.Tensor", got, remedy))
-    dense(name, value)
+    check_dense(name, value)
 
 
 def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> None:
     check_same_shape(name, value, first, like.shape)
-    same_device(name, value, like.device, f" to match {first}")
+    check_device(name, value, like.device, f" to match {first}")
 
 
 def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import align, fraction
-from relive.schema.checks import count, number
+from relive.schema.checks import check_int, check_number
 
 
 def group_advantage(
@@ -43,8 +43,8 @@ def group_advantage(
         mask: bool, like done; rows where it is False are not transitions (reset rows): they are not read, and are 0 in
             every result.
     """
-    gamma, eps = fraction("gamma", gamma), number("eps", eps)
-    size = count("group_size", group_size, least=2, remedy="Pass how many neighbouring environments form a group.")
+    gamma, eps = fraction("gamma", gamma), check_number("eps", eps)
+    size = check_int("group_size", group_size, min=2, remedy="Pass how many neighbouring environments form a group.")
     (reward,), (done,), mask = align({"reward": reward}, {"done": done}, mask)
     if reward.ndim < 2:
         expected = "shape [T, N] or [T, N, …]"
@@ -90,7 +90,7 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
         eps: added to the deviation, so that equal entries become 0.
         correction: 1 gives the unbiased deviation, 0 the deviation of the population.
     """
-    eps = number("eps", eps)
+    eps = check_number("eps", eps)
     (x,), _, mask = align({"x": x}, {}, mask)
     centered, num_counted = _center(x, mask)
     return centered / ((centered.square().sum() / (num_counted - correction).clamp(min=1)).sqrt() + eps)

@@ -10,7 +10,7 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import align, check_same_shape, fraction
-from relive.schema.checks import above_zero, count, number, same_device
+from relive.schema.checks import check_above_zero, check_device, check_int, check_number
 
 
 def gae(
@@ -82,7 +82,7 @@ def vtrace(
         result = _native_result("vtrace", ratio, *arguments)
         if result is not None:
             return result
-    bounds = above_zero("rho_bar", rho_bar), above_zero("c_bar", c_bar)
+    bounds = check_above_zero("rho_bar", rho_bar), check_above_zero("c_bar", c_bar)
     settings = (fraction("gamma", gamma), fraction("lam", lam), *bounds)
     (reward, log_ratio, *values), flags, mask = align(
         {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
@@ -143,7 +143,7 @@ def n_step_return(
     result = _native_result("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n, None)
     if result is not None:
         return result
-    settings = (fraction("gamma", gamma), count("n", n, least=1, remedy="Pass the number of steps to sum."))
+    settings = (fraction("gamma", gamma), check_int("n", n, min=1, remedy="Pass the number of steps to sum."))
     return _estimate_return("n_step_return", reward, next_value, terminated, truncated, mask, settings)
 
 
@@ -197,9 +197,9 @@ def _last_value(last_value: Any, reward: Tensor) -> Tensor:
         if reward.ndim > 1:
             expected, got = f"a tensor of shape {tuple(reward.shape[1:])}", type(last_value).__name__
             raise SchemaError(explain("last_value", expected, got, "Pass one value per environment."))
-        return torch.full((), number("last_value", last_value), dtype=reward.dtype, device=reward.device)
+        return torch.full((), check_number("last_value", last_value), dtype=reward.dtype, device=reward.device)
     check_same_shape("last_value", last_value, "one row of reward", reward.shape[1:])
-    same_device("last_value", last_value, reward.device)
+    check_device("last_value", last_value, reward.device)
     return last_value.detach().to(reward.dtype)
 
 

@@ -21,7 +21,7 @@ from relive.replay.ids import sort_rows
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.conversion import as_tensor
-from relive.schema.fields import Path, Stacked, caller_shape, leaves_of
+from relive.schema.fields import Path, Stacked, caller_shape, iter_leaves
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
@@ -100,7 +100,7 @@ def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
 
 
 def _columns_of(buffer: Any) -> Columns:
-    fields = leaves_of((), declared_fields(buffer))
+    fields = iter_leaves((), declared_fields(buffer))
     return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
 
@@ -169,7 +169,9 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
         chains=stored_continuity(storage.rows),
-        stacks={path: leaf.axis for path, leaf in leaves_of((), declared_fields(replay)) if isinstance(leaf, Stacked)},
+        stacks={
+            path: leaf.axis for path, leaf in iter_leaves((), declared_fields(replay)) if isinstance(leaf, Stacked)
+        },
     )
 
 
@@ -245,7 +247,7 @@ def dataset_source(dataset: Any) -> ReportSource:
         """Return the leaves [T, …] of the episode at a position."""
         fields = dict(next(read_episodes(dataset, infos, [numbers[at]])).steps)
         fields.pop("next_obs")
-        return {path: as_tensor(".".join(path), leaf, _HOST) for path, leaf in leaves_of((), fields)}
+        return {path: as_tensor(".".join(path), leaf, _HOST) for path, leaf in iter_leaves((), fields)}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
         """Return the leaves [B, …] of rows of one episode."""

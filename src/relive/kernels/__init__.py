@@ -188,7 +188,7 @@ def lock_bytes() -> int:
 
 def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
     """A re-entrant lock in shared memory; `recover` is called when its last holder died."""
-    return native().ProcessLock(buffer_of(memory), is_new, recover, seconds)
+    return native().ProcessLock(native_argument(memory), is_new, recover, seconds)
 
 
 def guarded_lock(guard: Callable[[], object]) -> Any:
@@ -203,7 +203,7 @@ def exchange() -> bool:
     return _active is not None and _active.exchange()
 
 
-def buffer_of(tensor: torch.Tensor | None) -> Any:
+def native_argument(tensor: torch.Tensor | None) -> Any:
     """The form of a CPU tensor that the native core reads: the tensor, or its numpy view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
@@ -214,7 +214,7 @@ def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: 
     """The native writer of rows into these tensors; None if the native core cannot handle them."""
     if not runs_native(tensors):
         return None
-    return native().Columns([buffer_of(t) for t in tensors], list(optional), lead)
+    return native().Columns([native_argument(t) for t in tensors], list(optional), lead)
 
 
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
@@ -256,13 +256,13 @@ def _estimate_natively(
     out = None
     if not core.exchange():
         out = tuple(torch.empty(like.shape, dtype=like.dtype, device="cpu") for _ in range(outputs))
-    into = None if out is None else tuple(map(buffer_of, out))
+    into = None if out is None else tuple(map(native_argument, out))
     try:
-        result = kernel(*map(buffer_of, tensors), *settings, into)
+        result = kernel(*map(native_argument, tensors), *settings, into)
     except RuntimeError:  # raised by numpy() for tensors of torch.func, which have no memory
         return None
     if result is None:  # the axes after time do not collapse to one stride
-        result = kernel(*(buffer_of(None if t is None else t.contiguous()) for t in tensors), *settings, into)
+        result = kernel(*(native_argument(None if t is None else t.contiguous()) for t in tensors), *settings, into)
     if result is None or out is None:
         return result
     return out if outputs > 1 else out[0]

@@ -11,7 +11,7 @@ import torch
 from relive import kernels
 from relive.kernels.torch_ops import wide
 from relive.rng import Randomness
-from relive.schema.conversion import bits_of
+from relive.schema.conversion import as_indexable
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class RebindingReader(Generic[T]):
 class _TorchReader:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         self._dtypes = [column.dtype for column in columns]
-        self._columns = [bits_of(column.flatten(0, lead - 1)) for column in columns]
+        self._columns = [as_indexable(column.flatten(0, lead - 1)) for column in columns]
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         rows = index if start == 0 and stop == len(index) else index[start:stop]
@@ -94,7 +94,7 @@ def shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
         return index[torch.randperm(len(index), generator=generator, device=index.device)]
     index = index.clone()
     if kernels.runs_native((index,)):
-        kernels.native().shuffle(kernels.buffer_of(index), random.capsule)
+        kernels.native().shuffle(kernels.native_argument(index), random.capsule)
     else:
         np.random.Generator(random.bits).shuffle(index.numpy())
     return index

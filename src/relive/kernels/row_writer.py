@@ -44,7 +44,7 @@ class _NativeRows:
         self.have_moved = native.have_moved if kernels.exchange() else _Addresses(tensors).have_moved
 
     def put(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: Which) -> int:
-        return self.write(row, tuple(map(kernels.buffer_of, leaves)), which)
+        return self.write(row, tuple(map(kernels.native_argument, leaves)), which)
 
 
 class _Addresses:

@@ -25,7 +25,7 @@ from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, read_last_commit
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import resume
-from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
+from relive.replay.settings import ReplaySettings, require_backing, require_empty, saved_arguments
 from relive.replay.step_input import StepInput, plan_counts
 from relive.replay.views import View
 from relive.replay.views.view import Finish, ReadContext, bind_view, plan_of_batch
@@ -40,7 +40,7 @@ from relive.schema.assembly import (
     refuse_shared_memory,
     to_device,
 )
-from relive.schema.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
+from relive.schema.autoreset import DeclaredMode, read_env_settings, warn_of_frame_stacks
 from relive.schema.buffer_schemas import replay_nbytes, replay_schema
 from relive.schema.conversion import as_tensor, row_ids
 from relive.schema.fields import DTYPES, Declaration, Path
@@ -166,7 +166,7 @@ class ReplayBuffer(StateDictMixin):
         """
         if obs is None:
             warn_of_frame_stacks(env)
-        env_settings = settings_of(env, obs, action, autoreset)
+        env_settings = read_env_settings(env, obs, action, autoreset)
         return cls(
             capacity, env_settings.obs, env_settings.action, num_envs=env_settings.num_envs, reward=reward, extra=extra,
             sampler=sampler, device=device, next_obs=next_obs, autoreset=env_settings.autoreset, stats=stats, norm=norm,
@@ -321,9 +321,9 @@ class ReplayBuffer(StateDictMixin):
         Any number of processes may add, sample and update priorities. Each environment is written by one process: pass
         its `env_ids`. A process that restarts after a crash calls `cut(env_ids)` first.
         """
-        from relive.concurrent.processes import handle_of  # noqa: PLC0415 (imports this class)
+        from relive.concurrent.processes import make_handle  # noqa: PLC0415 (imports this class)
 
-        return handle_of(self)
+        return make_handle(self)
 
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
@@ -560,7 +560,7 @@ class ReplayBuffer(StateDictMixin):
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """Make an empty buffer from a saved config; `changes` (device, sampler) that are not None override it."""
         require_backing(config, saved)
-        settings = ReplaySettings(**arguments_of(config, saved, changes))
+        settings = ReplaySettings(**saved_arguments(config, saved, changes))
         saved.require_columns(settings.row_specs())
         replay = cls.__new__(cls)
         replay._build(settings, None)
@@ -575,7 +575,7 @@ class ReplayBuffer(StateDictMixin):
         name, commit = read_last_commit(root)
         changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
         try:
-            return cls(**arguments_of(commit.config, commit, changes))
+            return cls(**saved_arguments(commit.config, commit, changes))
         except SchemaError as error:
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 

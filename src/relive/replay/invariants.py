@@ -12,12 +12,12 @@ from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 from relive.schema.conversion import path_name
 from relive.schema.invariants import (
     on_host,
-    overflows_of,
+    overflow_warnings,
     require,
     require_addresses,
     require_all,
     require_flags,
-    require_form,
+    require_layout,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def device_faults(rows: RowStorage) -> Iterator[str]:
     if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         yield explain("obs", "stacks of the stored frames", f"{num_invalid} steps with other stacks", remedy)
-    yield from overflows_of(rows.overflowed)
+    yield from overflow_warnings(rows.overflowed)
     unknown = int(rows.unknown_envs) if rows.has_values else 0
     if unknown:
         remedy = "Number them from 0."
@@ -75,7 +75,7 @@ def _check_form(rows: RowStorage) -> None:
     paths = [*schema.paths, *(rows.next_paths if copied_leaves else ()), *((name,) for name in ring_forms)]
     forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *ring_forms.values()]
     for path, tensor, (shape, dtype) in zip(paths, rows.tensors, forms, strict=True):
-        require_form(path_name(path), tensor, shape, dtype, rows.device)
+        require_layout(path_name(path), tensor, shape, dtype, rows.device)
     require_addresses(paths, rows.tensors, rows.addresses)
 
 

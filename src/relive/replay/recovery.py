@@ -20,7 +20,7 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
 from relive.storage import disk
-from relive.storage.codec import ArraySource, bytes_of
+from relive.storage.codec import ArraySource, tensor_bytes
 from relive.storage.disk import Commit, newest_commit, require_support
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
 
 def _slots_checksum(ring: Ring) -> int:
     """Return a checksum of the kinds and starts of all slots."""
-    return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
+    return zlib.crc32(tensor_bytes(ring.first), zlib.crc32(tensor_bytes(ring.kind)))
 
 
 def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:

@@ -15,7 +15,7 @@ from relive.kernels.torch_ops import wide
 from relive.replay.invariants import check_rows
 from relive.replay.ring import Ring, load_ring
 from relive.schema.conversion import (
-    bits_of,
+    as_indexable,
     convert,
     extents_meet,
     fits,
@@ -125,14 +125,14 @@ class RowStorage:
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
         """Bits of a leaf at flat slots, with frame stacks rebuilt."""
         if leaf in self.stacked:
-            return bits_of(self.rebuild_stacks(leaf, slots))
-        return bits_of(self.leaves[leaf].flatten(0, 1))[slots]
+            return as_indexable(self.rebuild_stacks(leaf, slots))
+        return as_indexable(self.leaves[leaf].flatten(0, 1))[slots]
 
     def rebuild_stacks(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
         """Rebuild the frame stacks of a leaf at flat slots; -1 gives zeros."""
         ring, field = self.ring, self.schema.fields[leaf]
         assert isinstance(field, Stacked)
-        frames, first = bits_of(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
+        frames, first = as_indexable(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
         at, missing = slots.clamp(min=0), slots < 0
         parts, has_started = [frames[at]], torch.zeros_like(missing)
         for _ in range(field.k - 1):
@@ -205,7 +205,7 @@ class RowStorage:
         """The state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
-        pending_obs = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
+        pending_obs = {name: as_indexable(column)[pending].view(column.dtype) for name, column in columns.items()}
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
         if self.mutable:  # omitted without mutable leaves, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
@@ -219,7 +219,9 @@ class RowStorage:
         pending, pending_obs = ring.pending(), saved.part("pending")
         for i in self.obs_leaves:
             leaf = self.leaves[i].flatten(0, 1)
-            bits_of(leaf)[pending] = bits_of(pending_obs.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
+            as_indexable(leaf)[pending] = as_indexable(pending_obs.array(f"obs{i}", leaf[: ring.num_envs])).to(
+                self.device
+            )
         if self.mutable:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 

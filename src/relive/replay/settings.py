@@ -14,16 +14,16 @@ from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.replay.native_backend import BridgedBackend, NativeBackend
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.samplers.registry import config_of, sampler_of
+from relive.replay.samplers.registry import load_sampler, sampler_config
 from relive.replay.samplers.sampler import require_sampler
 from relive.replay.torch_backend import TorchBackend
 from relive.schema.autoreset import parse_autoreset
 from relive.schema.buffer_schemas import check_replay, replay_nbytes, replay_schema
-from relive.schema.checks import positive
-from relive.schema.fields import Declaration, Mutable, device_of, tree_of
+from relive.schema.checks import check_positive_int
+from relive.schema.fields import Declaration, Mutable, parse_declaration, parse_device
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
-from relive.statistics.observers import Observers, observers_of
+from relive.statistics.observers import Observers, saved_observers
 from relive.storage import Allocator, Memory
 from relive.storage.codec import ArraySpec, Node
 
@@ -47,8 +47,8 @@ class ReplaySettings:
         next_obs: Literal["shared", "stored"], autoreset: AutoresetMode | str | None, stats: EpisodeStats | None,
         norm: Norms | None,
     ) -> None:  # fmt: skip
-        self.capacity = positive("capacity", capacity)
-        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.capacity = check_positive_int("capacity", capacity)
+        self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         self.memory = Memory.of(device)
         self.schema = replay_schema(obs, action, reward, extra)
@@ -108,27 +108,27 @@ class ReplaySettings:
             "next_obs": self.next_obs,
             "autoreset": None if self.autoreset is None else self.autoreset.name,
             "device": str(self.device),
-            "sampler": config_of(self.sampler),
+            "sampler": sampler_config(self.sampler),
             "listeners": self.observers.config(),
         }
 
 
-def arguments_of(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
+def saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
     """Read a buffer's arguments from a saved config; `changes` that are not None override it."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    observers = observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs)
+    observers = saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)
     device = changes.get("device")
     if isinstance(device, Memory) and device.is_shared:
         for name in (name for name, one in observers.items() if one):
             raise IncompatibleCheckpoint(explain(name, *_UNCOUNTED))
     return {
         "capacity": config.entry("capacity").integer(1, 1 << 50),
-        **{name: tree_of(config.entry(name)) for name in ("obs", "action", "reward")},
+        **{name: parse_declaration(config.entry(name)) for name in ("obs", "action", "reward")},
         "num_envs": envs,
-        "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
-        "sampler": sampler_of(config.entry("sampler"), changes.get("sampler")),
-        "device": device or device_of(config.entry("device")),
+        "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
+        "sampler": load_sampler(config.entry("sampler"), changes.get("sampler")),
+        "device": device or parse_device(config.entry("device")),
         "next_obs": config.entry("next_obs").one_of(("shared", "stored")),
         "autoreset": None if autoreset is None else autoreset.one_of(AutoresetMode.__members__),
         **observers,

@@ -16,7 +16,7 @@ from relive.replay.row_storage import RowStorage
 from relive.schema.autoreset import true_next_obs
 from relive.schema.conversion import EnvNumbers, as_tensor, path_name
 from relive.schema.fields import caller_shape
-from relive.schema.invariants import require, require_form
+from relive.schema.invariants import require, require_layout
 from relive.statistics.observers import Observers
 
 Staged = dict[str, tuple[torch.Tensor, ...]]
@@ -131,7 +131,7 @@ class StepInput:
             require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 shape = (*rows.leading_shape, *caller_shape(schema.fields[i]))
-                require_form(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)
+                require_layout(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)
 
 
 def plan_counts(

@@ -18,7 +18,7 @@ from relive.replay.continuity import ContinuityCounter, ContinuityStats, step_co
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
-from relive.schema.conversion import as_numpy_if_cpu, bits_of, numpy_view
+from relive.schema.conversion import as_indexable, as_numpy_if_cpu, numpy_view
 from relive.schema.fields import Stacked
 from relive.schema.invariants import require, require_all
 
@@ -94,8 +94,8 @@ class TorchBackend(Backend):
         target = torch.where(slots < 0, highest, slots)
         last = order[torch.searchsorted(sorted_slots, target, right=True) - 1]
         has_row, at = highest >= 0, target.clamp(min=0)
-        columns = {i: bits_of(self.rows.leaves[i].flatten(0, 1)) for i in leaves}
-        values = {i: torch.where(has_row, bits_of(leaf)[last], columns[i][at]) for i, leaf in leaves.items()}
+        columns = {i: as_indexable(self.rows.leaves[i].flatten(0, 1)) for i in leaves}
+        values = {i: torch.where(has_row, as_indexable(leaf)[last], columns[i][at]) for i, leaf in leaves.items()}
 
         def change() -> None:
             for i, column in columns.items():
@@ -445,7 +445,7 @@ class TorchWriter:
         end = terminated | truncated
         if rows.stores_next_obs:
             for column, leaf in zip(rows.next_leaves, nexts, strict=True):
-                changes.add(bits_of(column.flatten(0, 1)).index_copy_, 0, slots[0], bits_of(leaf))
+                changes.add(as_indexable(column.flatten(0, 1)).index_copy_, 0, slots[0], as_indexable(leaf))
             changes.add(torch.add, head, 1, out=self._head)
         else:
             self._write_next(nexts, slots[1], head, reset, None if rows.next_step else end, changes)
@@ -486,7 +486,7 @@ class TorchWriter:
         """Write the row of the step: a transition, or final if it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
-            flat, bits = bits_of(column.flatten(0, 1)), bits_of(self._stored_part(i, leaf))
+            flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
             # The row of a reset keeps the observation that is already stored there.
             if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(wide(fresh, bits), bits, flat.index_select(0, slots))
@@ -506,8 +506,8 @@ class TorchWriter:
         """Write the next observations as the newest rows: pending, or final at the end of an episode."""
         rows = self._rows
         for i, leaf in zip(rows.obs_leaves, nexts, strict=True):
-            flat = bits_of(rows.leaves[i].flatten(0, 1))
-            changes.add(flat.index_copy_, 0, slots, bits_of(self._stored_part(i, leaf)))
+            flat = as_indexable(rows.leaves[i].flatten(0, 1))
+            changes.add(flat.index_copy_, 0, slots, as_indexable(self._stored_part(i, leaf)))
         if starts is None:
             changes.add(self._first.index_fill_, 0, slots, False)
         else:

@@ -24,7 +24,7 @@ from relive.replay.read_plan import (
     ReadPlan,
     next_path,
 )
-from relive.schema.conversion import bits_of
+from relive.schema.conversion import as_indexable
 from relive.schema.fields import Path
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class TorchReader(PlanReader):
                 read = backend.take(ring.after(flat), tuple(leaves))
                 is_none = flat < 0
                 for leaf in read:
-                    bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # as bits: torch cannot fill uint16
+                    as_indexable(leaf).masked_fill_(wide(is_none, leaf), 0)  # as bits: torch cannot fill uint16
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
@@ -225,9 +225,11 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
         at = torch.minimum(step, ahead) + extent.preceding.unsqueeze(1)
         for path in _leaf_paths(plan, group).values():
             obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
-            leaf = bits_of(steps[obs_path])[rows, at]
+            leaf = as_indexable(steps[obs_path])[rows, at]
             if group.of_observations:
-                leaf = torch.where(_add_axes(step > ahead, leaf), bits_of(steps[next_path(obs_path)])[rows, at], leaf)
+                leaf = torch.where(
+                    _add_axes(step > ahead, leaf), as_indexable(steps[next_path(obs_path)])[rows, at], leaf
+                )
             if plan.layout is Layout.ZEROS:
                 leaf = leaf.masked_fill(_add_axes(~mask, leaf), 0)
             batch[path] = leaf.view(steps[obs_path].dtype)

@@ -15,8 +15,8 @@ from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
 from relive.kernels.triton.rings import Rings
 from relive.kernels.triton.stream import DeviceStream
-from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
-from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf
+from relive.kernels.triton.windows import MAX_STEPS, Windows, find_windows
+from relive.kernels.triton.words import MAX_COLUMNS, Frames, Leaf
 from relive.kernels.triton.write import GROUPS, StepWriter
 from relive.replay.backend import ChangedSlots
 from relive.replay.read_plan import (
@@ -180,8 +180,8 @@ def rings_of(rows: RowStorage) -> Rings:
 def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
-    leaves = [Leaf.of(leaf, frame_layout, MOST_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
-    return leaves, [Leaf.of(leaf, Frames(), MOST_COLUMNS) for leaf in rows.next_leaves]
+    leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
+    return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]
 
 
 def _frames(field: Field) -> Frames:
@@ -193,7 +193,7 @@ def _frames(field: Field) -> Frames:
 def has_kernels(plan: ReadPlan) -> bool:
     """Whether the kernels can read this plan. Plans with offsets that are not packed need torch ops."""
     is_packed = plan.layout is Layout.PACKED
-    return plan.length <= MOST_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
+    return plan.length <= MAX_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 
 
 class TritonReader(PlanReader):

@@ -14,12 +14,12 @@ from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards,
 from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import value_of
+from relive.schema.assembly import field_value
 from relive.schema.autoreset import final_observations, host_flags
-from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agents_of
+from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agent_leaves
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, Field, Path, named_leaves
-from relive.schema.invariants import require, require_form, same_bits
+from relive.schema.invariants import require, require_layout, same_bits
 from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
@@ -31,7 +31,7 @@ class Advantages:
 
     def __init__(self, storage: Storage, flags: EpisodeFlags, finals: FinalObservations) -> None:
         self._storage, self._schema, self._flags, self._finals = storage, storage.schema, flags, finals
-        self._agents = agents_of(storage.schema)
+        self._agents = agent_leaves(storage.schema)
         self.last = LastStep(storage)
         self._warnings = RewardWarnings(storage, flags)
 
@@ -257,7 +257,7 @@ class FinalObservations:
             ])
             for i, field in enumerate(self._fields)
         ]  # fmt: skip
-        return value_of(self._schema, "obs", leaves, leaves[0].shape[:1])
+        return field_value(self._schema, "obs", leaves, leaves[0].shape[:1])
 
     def state(self) -> State:
         """Return all final observations, with their positions."""
@@ -288,7 +288,7 @@ class FinalObservations:
         for finals in self.steps:
             for path, field, leaf in zip(paths, self._fields, finals.leaves, strict=True):
                 shape = (len(finals.envs), *field.shape)
-                require_form(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
+                require_layout(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
         positions = self.positions
         require(
             positions == sorted(set(positions)), "final_obs", "one for each (step, environment), in order", positions

@@ -14,7 +14,7 @@ from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import assembler, checked_targets, memory_range, to_device
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 from relive.schema.fields import Carry, Path
 
 ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
@@ -140,7 +140,7 @@ def parse_sequence_spec(
         if value not in choices:
             expected = f"one of {', '.join(map(repr, choices))}"
             raise SchemaError(explain(where, expected, repr(value), "Pass one of them."))
-    stride = 1 if length is None else _STRIDES[mode](positive("length", length))
+    stride = 1 if length is None else _STRIDES[mode](check_positive_int("length", length))
     return SequenceSpec(length, stride, split_episodes, keep_tail)
 
 

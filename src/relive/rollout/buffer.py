@@ -33,14 +33,14 @@ from relive.rollout.batching import (
 from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
-from relive.schema.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
+from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
 from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
-from relive.schema.checks import positive
-from relive.schema.fields import Declaration, Path, device_of, tree_of
+from relive.schema.checks import check_positive_int
+from relive.schema.fields import Declaration, Path, parse_declaration, parse_device
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers, observers_of
+from relive.statistics.observers import Observers, saved_observers
 from relive.storage import Memory
 from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
@@ -96,8 +96,8 @@ class RolloutBuffer(StateDictMixin):
         autoreset: AutoresetMode | str | None = None, device: torch.device | str | Memory = "cpu",
         stats: EpisodeStats | None = None, norm: Norms | None = None, seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.num_steps = num_steps = positive("num_steps", num_steps)
-        self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.num_steps = num_steps = check_positive_int("num_steps", num_steps)
+        self.num_envs = num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), OPTIONAL)
@@ -124,7 +124,7 @@ class RolloutBuffer(StateDictMixin):
 
         `obs`, `action` and `autoreset` override the environment's.
         """
-        settings = settings_of(env, obs, action, autoreset)
+        settings = read_env_settings(env, obs, action, autoreset)
         return cls(
             num_steps, settings.num_envs, settings.obs, settings.action, reward=reward, value=value, extra=extra,
             autoreset=settings.autoreset, device=device, stats=stats, norm=norm, seed=seed,
@@ -329,8 +329,8 @@ class RolloutBuffer(StateDictMixin):
         `fields` names the fields to read (all by default); `out` is filled and yielded instead of new tensors.
         "index" is t·N + n.
         """
-        positive("batch_size", batch_size)
-        positive("epochs", epochs)
+        check_positive_int("batch_size", batch_size)
+        check_positive_int("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
             source, leaves = row_reader(self._storage, fields)
@@ -370,10 +370,10 @@ class RolloutBuffer(StateDictMixin):
         """
         spec = parse_sequence_spec(length, mode, split_episodes, keep_tail, layout)
         target = check_destination(device)
-        positive("epochs", epochs)
+        check_positive_int("epochs", epochs)
         with self._lock:
             count, source, paths = sequence_source(self._storage, self._flags, spec, layout, fields)
-            size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
+            size = max(count, 1) if batch_size is None else check_positive_int("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
@@ -555,9 +555,9 @@ def _saved_arguments(config: Node, saved: SnapshotReader, *, device: Any = None,
     return {
         "num_steps": config.entry("num_steps").integer(1, 1 << 50),
         "num_envs": envs,
-        **{name: tree_of(config.entry(name)) for name in _DECLARED},
-        "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
+        **{name: parse_declaration(config.entry(name)) for name in _DECLARED},
+        "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
         "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
-        "device": device or device_of(config.entry("device")),
-        **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+        "device": device or parse_device(config.entry("device")),
+        **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
     }

@@ -19,10 +19,17 @@ from relive.kernels.flattening import Flattening
 from relive.kernels.row_writer import Which, row_writer
 from relive.kernels.sequences import StepFlags, reset_rows
 from relive.schema.assembly import assemble, selected_leaves
-from relive.schema.checks import nonempty
+from relive.schema.checks import check_nonempty
 from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
-from relive.schema.fields import Path, Schema, path_of
-from relive.schema.invariants import overflows_of, require, require_addresses, require_all, require_flags, require_form
+from relive.schema.fields import Path, Schema, parse_path
+from relive.schema.invariants import (
+    overflow_warnings,
+    require,
+    require_addresses,
+    require_all,
+    require_flags,
+    require_layout,
+)
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage import Memory
@@ -204,7 +211,7 @@ class Storage:
 
     def require_steps(self, where: str) -> int:
         """Return the number of stored steps; raise a NotReadyError if it is 0."""
-        return nonempty(where, self.num_stored)
+        return check_nonempty(where, self.num_stored)
 
     def require_complete_steps(self, where: str) -> int:
         """Return the number of stored steps; raise a NotReadyError if it is 0, or if a step is only staged."""
@@ -322,7 +329,7 @@ class Storage:
                 raise name.error("a declared field")
             self.staged.add(name.value)
         for i, entry in enumerate(node.entry("attached").items()):
-            path = path_of(entry)
+            path = parse_path(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
                 raise entry.error("a name of its own")
             if path not in declared_leaves:  # an optional field is its declared leaf
@@ -345,7 +352,7 @@ class Storage:
         schema, steps = self.schema, self.num_stored
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
-            require_form(path_name(path), tensor, shape, field.dtype, self.device)
+            require_layout(path_name(path), tensor, shape, field.dtype, self.device)
         if not self.is_exposed:  # exposed memory may move; `write` rebinds it
             require_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1
@@ -356,7 +363,7 @@ class Storage:
         require(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
         require(not staged or steps < max_steps, "staged fields", "no staged fields in a full rollout", staged)
         self._check_attached()
-        for fault in overflows_of(self.overflowed):
+        for fault in overflow_warnings(self.overflowed):
             raise InvariantError(fault)
 
     def _check_attached(self) -> None:
@@ -369,7 +376,7 @@ class Storage:
                 require(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
                 continue
             shape = (self._num_rows, self.num_envs, *leaf.shape[2:])
-            require_form(path_name(path), leaf, shape, leaf.dtype, self.device)
+            require_layout(path_name(path), leaf, shape, leaf.dtype, self.device)
             if self.has_values:
                 require_all(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
 
@@ -475,7 +482,7 @@ class EpisodeFlags:
         if observers.native is not None:
             observers.measure(measured)
             if not kernels.exchange():
-                columns, resetting = tuple(map(kernels.buffer_of, columns)), kernels.buffer_of(resetting)
+                columns, resetting = tuple(map(kernels.native_argument, columns)), kernels.native_argument(resetting)
             observers.native.count(columns, row, steps, None, resetting, then)
             return
         block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}
@@ -517,7 +524,7 @@ class EpisodeFlags:
         storage, steps = self._storage, self._storage.num_stored
         own_masks = {"resetting": self.resetting, "starting": self.starting}
         for name, flags in own_masks.items():
-            require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
+            require_layout(name, flags, (storage.num_envs,), torch.bool, storage.device)
         ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
         if not storage.has_values:
             return

@@ -11,8 +11,8 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.checks import positive
-from relive.schema.conversion import device_of
+from relive.schema.checks import check_positive_int
+from relive.schema.conversion import as_device
 from relive.schema.fields import Field, Path, Schema
 
 MemoryRange = tuple[int, int]
@@ -58,7 +58,7 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> laz
     return _tensordict(tree, batch_size)
 
 
-def value_of(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
+def field_value(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
     """Return the value of one field: its tensor, or a TensorDict for a nested field."""
     if isinstance(schema.trees[name], Field):
         return leaves[0]
@@ -194,7 +194,7 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
         )
-    return None if device is None else _require_device(device_of(device))
+    return None if device is None else _require_device(as_device(device))
 
 
 @lru_cache(maxsize=64)  # probing a device takes as long as a small batch
@@ -212,7 +212,7 @@ def check_batch_size(where: str, batch_size: object) -> int:
     """Return `batch_size` as an int; raises if it is not positive or too large."""
     if type(batch_size) is int and 0 < batch_size <= _MAX_ROWS:
         return batch_size
-    size = positive(where, batch_size)
+    size = check_positive_int(where, batch_size)
     if size > _MAX_ROWS:
         raise SchemaError(explain(where, f"at most {_MAX_ROWS} rows", size, "Pass a smaller batch_size."))
     return size

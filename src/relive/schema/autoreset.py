@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain, warn_user
 from relive.schema.conversion import (
+    as_indexable,
     as_numpy_if_cpu,
     as_tensor,
-    bits_of,
     convert,
     convert_leaves,
     refuse_reused_leaves,
@@ -66,7 +66,7 @@ class Settings(NamedTuple):
     autoreset: AutoresetMode | str
 
 
-def settings_of(
+def read_env_settings(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
 ) -> Settings:
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
@@ -164,7 +164,7 @@ def true_next_obs(
         )
     next_leaves = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
     for leaf, final in zip(next_leaves, finals, strict=True):
-        as_numpy_if_cpu(bits_of(leaf))[final_envs if lead else ...] = as_numpy_if_cpu(bits_of(final))
+        as_numpy_if_cpu(as_indexable(leaf))[final_envs if lead else ...] = as_numpy_if_cpu(as_indexable(final))
     return tuple(next_leaves), reward, terminated, truncated
 
 

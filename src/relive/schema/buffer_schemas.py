@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import one_of
+from relive.schema.checks import check_choice
 from relive.schema.conversion import path_name
 from relive.schema.fields import (
     FLAG,
@@ -55,7 +55,7 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
     return schema
 
 
-def agents_of(schema: Schema) -> list[tuple[Path, int, int]]:
+def agent_leaves(schema: Schema) -> list[tuple[Path, int, int]]:
     """Return (path, reward leaf, value leaf) of each agent; empty if rewards and values do not correspond."""
     reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
     shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
@@ -82,7 +82,7 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
     if capacity % (num_envs or 1):
         remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
         raise SchemaError(explain("capacity", f"a multiple of num_envs={num_envs}", capacity, remedy))
-    one_of("next_obs", next_obs, ("shared", "stored"))
+    check_choice("next_obs", next_obs, ("shared", "stored"))
     for i, field in enumerate(schema.fields):
         if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.leaf_indices["obs"]):
             remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'

@@ -17,29 +17,29 @@ _MAX = (1 << 63) - 1
 _T = TypeVar("_T")
 
 
-def positive(where: str, value: object, most: float = _MAX) -> int:
-    """Return a positive int of at most `most`, by default below 2^63."""
+def check_positive_int(where: str, value: object, max: float = _MAX) -> int:
+    """Return a positive int of at most `max`, by default below 2^63."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
-    if value > most:
-        expected = "a positive int below 2^63" if most == _MAX else f"at most {most}"
+    if value > max:
+        expected = "a positive int below 2^63" if max == _MAX else f"at most {max}"
         raise SchemaError(explain(where, expected, _short_integer(int(value)), "Pass a smaller int."))
     return int(value)
 
 
-def count(where: str, value: Any, *, least: int, remedy: str) -> int:
-    """Return an int of at least `least`."""
+def check_int(where: str, value: Any, *, min: int, remedy: str) -> int:
+    """Return an int of at least `min`."""
     if isinstance(value, bool) or (not isinstance(value, int) and not isinstance(value, numbers.Integral)):
-        raise SchemaError(explain(where, f"an int of at least {least}", kind(value), remedy))
-    if value < least:
-        raise SchemaError(explain(where, f"an int of at least {least}", value, remedy))
+        raise SchemaError(explain(where, f"an int of at least {min}", type_name(value), remedy))
+    if value < min:
+        raise SchemaError(explain(where, f"an int of at least {min}", value, remedy))
     return int(value)
 
 
-def number(where: str, value: Any) -> float:
+def check_number(where: str, value: Any) -> float:
     """Return a Python or numpy number as a float; tensors are refused, because reading one waits for its device."""
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not isinstance(value, numbers.Real)):
-        raise SchemaError(explain(where, "a number", kind(value), "Pass a Python float."))
+        raise SchemaError(explain(where, "a number", type_name(value), "Pass a Python float."))
     try:
         return float(value)
     except OverflowError:
@@ -47,23 +47,23 @@ def number(where: str, value: Any) -> float:
         raise SchemaError(explain(where, "a number", got, "Pass a smaller number.")) from None
 
 
-def share(where: str, value: Any, remedy: str = "Pass such a number.") -> float:
+def check_fraction(where: str, value: Any, remedy: str = "Pass such a number.") -> float:
     """Return a number from 0 to 1."""
-    result = number(where, value)
+    result = check_number(where, value)
     if not 0 <= result <= 1:
         raise SchemaError(explain(where, "a number from 0 to 1", value, remedy))
     return result
 
 
-def above_zero(where: str, value: Any, remedy: str = "Pass math.inf for no bound.") -> float:
+def check_above_zero(where: str, value: Any, remedy: str = "Pass math.inf for no bound.") -> float:
     """Return a number above 0, possibly infinite."""
-    result = number(where, value)
+    result = check_number(where, value)
     if not result > 0:
         raise SchemaError(explain(where, "a number above 0", value, remedy))
     return result
 
 
-def finite(where: str, value: Any, *, may_be_zero: bool = True) -> float:
+def check_finite(where: str, value: Any, *, may_be_zero: bool = True) -> float:
     """Return a finite number of at least 0, or above 0."""
     result = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
     if not 0 <= result < math.inf or (result == 0 and not may_be_zero):
@@ -80,7 +80,7 @@ def as_float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def one_of(where: str, value: _T, choices: Collection[str | None], remedy: str = "Pass one of them.") -> _T:
+def check_choice(where: str, value: _T, choices: Collection[str | None], remedy: str = "Pass one of them.") -> _T:
     """Return `value` if it is one of `choices`, which may include None; raise otherwise."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         *names, last = [repr(name) if name is None else json.dumps(name, ensure_ascii=False) for name in choices]
@@ -88,14 +88,14 @@ def one_of(where: str, value: _T, choices: Collection[str | None], remedy: str =
     return value
 
 
-def none_without(where: str, value: object, argument: str) -> None:
+def check_none_without(where: str, value: object, argument: str) -> None:
     """Raise if a value is passed that the buffer stores only with the constructor argument `argument`."""
     if value is not None:
         remedy = f"Make the buffer with {argument}=."
         raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
 
 
-def same_keys(
+def check_keys(
     where: str,
     value: Any,
     names: Collection[str],
@@ -105,37 +105,37 @@ def same_keys(
     """Raise unless `value` is a mapping with exactly the keys `names`."""
     keys = value.keys() if hasattr(value, "keys") else None
     if keys is None or set(keys) != set(names):
-        got = kind(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
+        got = type_name(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
         raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, remedy))
 
 
-def same_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str, match: str = "") -> None:
+def check_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str, match: str = "") -> None:
     """Raise if a tensor has another shape. The message says "expected shape <shape><match>"."""
     if tensor.shape != shape:
         raise SchemaError(explain(where, f"shape {tuple(shape)}{match}", tuple(tensor.shape), remedy))
 
 
-def same_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
+def check_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
     """Raise if a tensor is on another device. The message says "expected a tensor on <device><match>"."""
     if tensor.device != device:
         remedy = f"Call .to({str(device)!r})."
         raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))
 
 
-def dense(where: str, tensor: torch.Tensor) -> None:
+def check_dense(where: str, tensor: torch.Tensor) -> None:
     """Raise if a tensor is sparse."""
     if tensor.layout != torch.strided:
         raise SchemaError(explain(where, "a dense tensor", tensor.layout, "Call .to_dense()."))
 
 
-def nonempty(where: str, size: int, what: str = "step", remedy: str = "Add steps first.") -> int:
+def check_nonempty(where: str, size: int, what: str = "step", remedy: str = "Add steps first.") -> int:
     """Return `size`, a number of stored steps; raise a NotReadyError if it is 0."""
     if not size:
         raise NotReadyError(explain(where, f"at least 1 stored {what}", 0, remedy))
     return size
 
 
-def kind(value: object) -> str:
+def type_name(value: object) -> str:
     """The type of a value, with its module unless it is built in."""
     if value is None:
         return "None"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import dense, same_device
+from relive.schema.checks import check_dense, check_device
 from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field
 
 _HOST = torch.device("cpu")
@@ -81,12 +81,12 @@ def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+def as_indexable(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor in a dtype of the same size that torch can index."""
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
-def device_of(device: Any) -> torch.device:
+def as_device(device: Any) -> torch.device:
     """Return the torch.device of an argument; raises a SchemaError."""
     try:
         return torch.device(device)
@@ -121,8 +121,8 @@ def fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device)
 
 
 def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    dense(where, tensor)
-    same_device(where, tensor, device)
+    check_dense(where, tensor)
+    check_device(where, tensor, device)
     if tensor.dtype not in DTYPES:
         raise SchemaError(explain(where, "numbers or bools", tensor.dtype, "Convert it to a numeric or bool dtype."))
     return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)

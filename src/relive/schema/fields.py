@@ -14,7 +14,7 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.schema.checks import count, one_of, same_keys
+from relive.schema.checks import check_choice, check_int, check_keys
 from relive.schema.suggestions import NAME, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
@@ -150,9 +150,9 @@ class Stacked(Field):
             raise SchemaError(
                 explain("Stacked", f"an axis from {-ndim} to {ndim - 1}", repr(axis), "Pass the axis of the frames.")
             )
-        object.__setattr__(self, "k", count("Stacked.k", k, least=2, remedy="For one frame, declare a plain Field."))
+        object.__setattr__(self, "k", check_int("Stacked.k", k, min=2, remedy="For one frame, declare a plain Field."))
         object.__setattr__(self, "axis", axis % ndim)
-        object.__setattr__(self, "pad", one_of("Stacked.pad", pad, _PADS))
+        object.__setattr__(self, "pad", check_choice("Stacked.pad", pad, _PADS))
 
     def settings(self) -> list[Any]:
         return [self.k, self.axis, self.pad]
@@ -292,7 +292,7 @@ def declare_whole(where: str, declaration: object) -> Tree:
 def declare_real(where: str, declaration: object) -> Tree:
     """`declare` for a reward or a value: floating-point fields, one or a dict with one per agent."""
     tree = declare(where, declaration)
-    for path, field in leaves_of((where,), tree):
+    for path, field in iter_leaves((where,), tree):
         if not field.dtype.is_floating_point:
             raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a floating-point dtype."))
     return tree
@@ -322,19 +322,19 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
     )
 
 
-def config_of(tree: Tree) -> Any:
+def declaration_config(tree: Tree) -> Any:
     """Return a declaration as JSON: a list per leaf, an object per dict."""
     if isinstance(tree, dict):
-        return {name: config_of(child) for name, child in tree.items()}
+        return {name: declaration_config(child) for name, child in tree.items()}
     return tree.config()
 
 
-def tree_of(node: lazy.Node) -> Tree:
+def parse_declaration(node: lazy.Node) -> Tree:
     """Read a declaration from the JSON of `config_of`; raises a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
             raise node.error("at least one field")
-        return {name: tree_of(child) for name, child in node.entries().items()}
+        return {name: parse_declaration(child) for name, child in node.entries().items()}
     parts = node.items(8)
     if not parts:
         raise node.error("a field")
@@ -361,7 +361,7 @@ class Schema:
         self.leaf_indices: dict[str, tuple[int, ...]] = {}
         """Indices of the leaves of each field."""
         for name, tree in self.trees.items():
-            leaves = tuple(leaves_of((name,), tree))
+            leaves = tuple(iter_leaves((name,), tree))
             require_paths(path for path, _ in leaves)
             self.leaf_indices[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
@@ -371,7 +371,7 @@ class Schema:
 
     def config(self) -> dict[str, Any]:
         """The declarations by name, as JSON."""
-        return {name: config_of(tree) for name, tree in self.trees.items()}
+        return {name: declaration_config(tree) for name, tree in self.trees.items()}
 
     @property
     def deepest_stack(self) -> int:
@@ -399,13 +399,13 @@ class Schema:
         return tuple(_flatten(where or name, tree, value))
 
 
-def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
+def iter_leaves(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
     """Yield (path, leaf) for every leaf of nested dicts."""
     if not isinstance(tree, Mapping):
         yield path, tree
         return
     for key, child in tree.items():
-        yield from leaves_of((*path, key), child)
+        yield from iter_leaves((*path, key), child)
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -417,7 +417,7 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
     """List (path, leaf) of a caller's value; raises if it is empty or has invalid names."""
-    leaves = list(leaves_of((name,), tree))
+    leaves = list(iter_leaves((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
     require_paths(path for path, _ in leaves)
@@ -447,7 +447,7 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
         yield value
         return
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
-    same_keys(where, parts, tree)
+    check_keys(where, parts, tree)
     for key, child in tree.items():
         yield from _flatten(f"{where}.{key}", child, parts[key])
 
@@ -483,7 +483,7 @@ def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: 
             raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
 
 
-def device_of(node: lazy.Node) -> torch.device:
+def parse_device(node: lazy.Node) -> torch.device:
     """Read the device of a saved buffer; raises if this machine lacks it."""
     if node.text(_DEVICE).startswith("meta"):
         raise node.error("a device that holds data")
@@ -499,7 +499,7 @@ def present(device: str | torch.device) -> torch.device:
         raise IncompatibleCheckpoint(explain(f"device {device}", "a device of this machine", got, remedy)) from None
 
 
-def path_of(node: lazy.Node) -> Path:
+def parse_path(node: lazy.Node) -> Path:
     """Read the path of a leaf."""
     names = node.items(MAX_NESTING)
     if not names:

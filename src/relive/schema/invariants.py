@@ -25,7 +25,7 @@ def require_all(holds: torch.Tensor | np.ndarray, where: str, expected: object, 
         require(False, f"{where}{place or ''}", expected, got[tuple(place)].item())
 
 
-def require_form(
+def require_layout(
     where: str, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raise unless a tensor is contiguous and has this shape, dtype and device."""
@@ -58,7 +58,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (a, b)))
 
 
-def overflows_of(overflowed: torch.Tensor) -> Iterator[str]:
+def overflow_warnings(overflowed: torch.Tensor) -> Iterator[str]:
     """Yield a message if a device counted finite numbers that became infinite in their dtype."""
     count = 0 if overflowed.device.type == "meta" else int(overflowed)
     if count:

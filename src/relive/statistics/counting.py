@@ -15,7 +15,7 @@ from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.checkpoint.state_dict import pack, unpack
 from relive.errors import SchemaError, explain
-from relive.schema.conversion import device_of, restored_snapshot
+from relive.schema.conversion import as_device, restored_snapshot
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters
@@ -68,7 +68,7 @@ class Accumulator:
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
         """Move to another device and return this object."""
-        target = torch.empty(0, device=device_of(device)).device  # "cuda" becomes "cuda:0"
+        target = torch.empty(0, device=as_device(device)).device  # "cuda" becomes "cuda:0"
         if target == self.device:
             return self
         if self._is_bound:
@@ -142,7 +142,7 @@ def counters(
     num_leaves = len(dtypes) + (0 if episodes is None else len(episodes[2]) + len(episodes[3]))
     if num_leaves > native.MAX_LEAVES or (torch.bfloat16 in dtypes and not native.exchange()):
         return None
-    buffers = [tuple(map(kernels.buffer_of, each._tensors.values())) for each in accumulators]
+    buffers = [tuple(map(kernels.native_argument, each._tensors.values())) for each in accumulators]
     episode_counters = None if episodes is None else (*buffers.pop(0), *map(list, episodes[1:]))
     norm_counters = [(*numbers, leaf) for numbers, (_, leaf) in zip(buffers, norms, strict=True)]
     return native.Counters(lock, len(dtypes), envs or -1, flags, episode_counters, norm_counters)

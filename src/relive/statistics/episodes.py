@@ -10,10 +10,10 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.schema.checks import positive
-from relive.schema.conversion import convert, device_of, env_numbers
+from relive.schema.checks import check_positive_int
+from relive.schema.conversion import as_device, convert, env_numbers
 from relive.schema.fields import FLAG, NUMBER, Field
-from relive.schema.invariants import require, require_all, require_form
+from relive.schema.invariants import require, require_all, require_layout
 from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
 from relive.storage.allocator import require_memory
@@ -49,14 +49,14 @@ class EpisodeStats(counting.Accumulator):
         self, num_envs: int | None, window: int = 100, metrics: Iterable[str] = (), reasons: Iterable[str] = (), *,
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
-        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
-        self.window = positive("window", window)
+        self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
+        self.window = check_positive_int("window", window)
         self.metrics, self.reasons = _names("metrics", metrics), _names("reasons", reasons)
         _check_names(self.metrics, self.reasons)
         self._sums = ("return", "length", *self.metrics)
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._lead = () if self.num_envs is None else (self.num_envs,)
-        device, envs = device_of(device), self.num_envs or 1
+        device, envs = as_device(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
         # float64: returns of long episodes stay precise, and every count is exact.
@@ -116,8 +116,8 @@ class EpisodeStats(counting.Accumulator):
             with counting.lock:
                 kernels.complete(self._plan(step, played))
         else:
-            leaves = tuple(kernels.buffer_of(step.get(name)) for name in self._fields)
-            self._counters.count(leaves, 0, 1, None, None if played is None else kernels.buffer_of(~played), None)
+            leaves = tuple(kernels.native_argument(step.get(name)) for name in self._fields)
+            self._counters.count(leaves, 0, 1, None, None if played is None else kernels.native_argument(~played), None)
 
     def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts steps with torch ops: fields [T, N] by name; rows outside `mask` are ignored.
@@ -236,7 +236,7 @@ class EpisodeStats(counting.Accumulator):
             shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
             for name, tensor in self._tensors.items():
                 dtype = torch.int64 if name == "counts" else torch.float64
-                require_form(f"stats: {name}", tensor, shapes[name], dtype, self.device)
+                require_layout(f"stats: {name}", tensor, shapes[name], dtype, self.device)
             if self.device.type != "meta":  # meta tensors have no values
                 self._check_counts()
 

@@ -11,10 +11,10 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.schema.checks import above_zero
-from relive.schema.conversion import as_tensor, convert, device_of
+from relive.schema.checks import check_above_zero
+from relive.schema.conversion import as_device, as_tensor, convert
 from relive.schema.fields import DTYPES, FLAG, Field, Path
-from relive.schema.invariants import require, require_all, require_form
+from relive.schema.invariants import require, require_all, require_layout
 from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
 
@@ -60,9 +60,9 @@ class RunningNorm(Accumulator):
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
         self.shape = Field(shape).shape
-        self.eps = above_zero("eps", eps)
-        self.clip = None if clip is None else above_zero("clip", clip)
-        device = device_of(device)
+        self.eps = check_above_zero("eps", eps)
+        self.clip = None if clip is None else check_above_zero("clip", clip)
+        device = as_device(device)
         require_memory(16 * math.prod(self.shape), "RunningNorm", "Pass the shape of one row.")
         tensors = {
             "count": torch.zeros((), dtype=torch.float64, device=device),
@@ -90,8 +90,8 @@ class RunningNorm(Accumulator):
         if self._counters is not None:
             rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
-            resetting = None if is_counted is None else kernels.buffer_of(~is_counted.reshape(-1))
-            self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
+            resetting = None if is_counted is None else kernels.native_argument(~is_counted.reshape(-1))
+            self._counters.count((kernels.native_argument(plain),), 0, 1, None, resetting, None)
             return
         with lock:
             self._plan(rows, is_counted)()
@@ -227,7 +227,7 @@ class RunningNorm(Accumulator):
     def check(self) -> None:
         """Verify that the moments are consistent with the number of rows; NaN moments are allowed."""
         for name, tensor in self._tensors.items():
-            require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
+            require_layout(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
         if self.device.type == "meta":  # meta tensors have no values
             return
         count, mean, squares = self.snapshot().values()

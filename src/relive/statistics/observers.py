@@ -16,7 +16,7 @@ from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.schema.autoreset import info_numbers
 from relive.schema.conversion import path_name
-from relive.schema.fields import Field, Path, Schema, caller_shape, path_of
+from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.invariants import require
 from relive.schema.suggestions import NAME
 from relive.statistics.counting import bind, counters, plan, set_owner
@@ -102,7 +102,7 @@ class Observers:
     def measure(self, measured: Mapping[str, torch.Tensor]) -> None:
         """Pass metrics and reasons of the next step to the native counters."""
         if self._info_names and self.native is not None:
-            self.native.measure([kernels.buffer_of(measured.get(name)) for name in self._info_names])
+            self.native.measure([kernels.native_argument(measured.get(name)) for name in self._info_names])
 
     def plan(
         self, block: Mapping[int, torch.Tensor], resetting: torch.Tensor | None, measured: Mapping[str, torch.Tensor],
@@ -183,7 +183,7 @@ class Observers:
             self.stats.cut(env_ids)
 
 
-def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
+def saved_observers(config: Node, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
     """Return the arguments `stats` and `norm` of a saved buffer.
 
     Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
@@ -193,7 +193,7 @@ def observers_of(config: Node, saved: SnapshotReader, num_envs: int | None) -> d
         path, shape, eps, clip = node.parts(4)
         saved.require(f"norm{i}.mean", shape.shape())
         bound = clip.optional()
-        norms[path_of(path)] = RunningNorm(
+        norms[parse_path(path)] = RunningNorm(
             shape.shape(), eps=eps.number(), clip=None if bound is None else bound.number()
         )
     node = config.entry("stats").optional()

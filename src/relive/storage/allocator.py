@@ -18,7 +18,7 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.schema.conversion import device_of
+from relive.schema.conversion import as_device
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
@@ -154,7 +154,7 @@ class Memory:
         """Return the memory for a `device=` argument; "cuda" means the current device of this thread."""
         if isinstance(device, Memory):
             return device
-        resolved_device = device_of(device)
+        resolved_device = as_device(device)
         if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
             # Tensors of later calls belong there too, whatever device is current then.
             resolved_device = torch.device("cuda", torch.cuda.current_device())

@@ -77,7 +77,7 @@ def arrays_to_json(arrays: Iterable[ArrayInfo]) -> list[Any]:
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
 
-def format_of(where: str, first: bytes) -> int:
+def parse_format(where: str, first: bytes) -> int:
     """Return the format in the first line of a file. Called before anything else is read."""
     header = re.match(rb"recollect ([0-9]{1,9}) ", first)
     if header is None:
@@ -346,7 +346,7 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
     def read(name: str) -> torch.Tensor:
         dtype, shape = specs[name]
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
-        fill(offsets[name], memory_of(tensor))
+        fill(offsets[name], writable_memory(tensor))
         require_flags(tensor, f"{where}: {name}")
         return tensor
 
@@ -358,7 +358,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor, without a copy for a contiguous one on the host."""
     if sys.byteorder != "little":
         raise CheckpointError(
@@ -378,7 +378,7 @@ def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
     return ArrayInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
-def memory_of(tensor: torch.Tensor) -> memoryview:
+def writable_memory(tensor: torch.Tensor) -> memoryview:
     """Return the writable memory of a contiguous tensor on the host."""
     if not tensor.numel():
         return memoryview(bytearray())

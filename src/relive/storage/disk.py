@@ -26,7 +26,7 @@ from relive import kernels
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, SchemaError, explain
 from relive.kernels import complete
 from relive.locking import ClosedLock
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 from relive.storage.allocator import Allocator, Memory, tensor_in
 from relive.storage.codec import (
     CHUNK,
@@ -37,11 +37,11 @@ from relive.storage.codec import (
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
-    bytes_of,
-    format_of,
     from_json,
+    parse_format,
     reader_for,
     require_first_line,
+    tensor_bytes,
     to_json,
     with_checksum,
 )  # fmt: skip
@@ -86,7 +86,10 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     """See `Memory.disk`. With `only_reads` files are not changed, and writes stay private to this process."""
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
-    root, max_rows = Path(path).absolute(), None if commit_every is None else positive("commit_every", commit_every)
+    root, max_rows = (
+        Path(path).absolute(),
+        None if commit_every is None else check_positive_int("commit_every", commit_every),
+    )
     option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
@@ -405,7 +408,7 @@ class DiskAllocator(Allocator):
         total = 0
         for name, array in self._arrays.items():
             if not ROWS.fullmatch(name) and name != "seals":
-                total = zlib.crc32(bytes_of(array.tensor), total)
+                total = zlib.crc32(tensor_bytes(array.tensor), total)
         return total
 
     def _write(self, commit: Commit) -> None:
@@ -616,7 +619,7 @@ def dump_commit(commit: Commit, length: int = 0) -> bytes:
         "values": commit.values,
         "arrays": arrays_to_json(array_info(name, array) for name, array in commit.arrays.items()),
     }
-    head, arrays = to_json(document), b"".join(map(bytes_of, commit.arrays.values()))
+    head, arrays = to_json(document), b"".join(map(tensor_bytes, commit.arrays.values()))
     for what, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
         ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
@@ -632,7 +635,7 @@ def dump_commit(commit: Commit, length: int = 0) -> bytes:
 
 def parse_commit(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     """Parse the commit in a file of `nbytes`; `read_at(count, offset)` reads it."""
-    version = format_of(where, read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0])
+    version = parse_format(where, read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0])
     return reader_for(where, version, READERS)(where, read_at, nbytes)
 
 

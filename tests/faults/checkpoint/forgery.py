@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from relive.storage.codec import bytes_of
+from relive.storage.codec import tensor_bytes
 
 HOSTILE: list[Any] = [
     -1, 0, 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**30, 10**400, 1.5, -0.0, 1e308, True, False,
@@ -139,7 +139,7 @@ class State:
             prefix = "" if folder == "state" else "segment."
             names = [name for name, *_ in file["arrays"] if prefix + name in arrays]
             chosen = [arrays[prefix + name] for name in names]
-            data = b"".join(bytes(bytes_of(x)) for x in chosen)
+            data = b"".join(bytes(tensor_bytes(x)) for x in chosen)
             plain = [
                 [name, str(x.dtype).removeprefix("torch."), list(x.shape)]
                 for name, x in zip(names, chosen, strict=True)

@@ -22,7 +22,7 @@ import torch
 
 import relive as rl
 from relive.inspector.saved import check
-from relive.schema.fields import path_of
+from relive.schema.fields import parse_path
 from relive.storage.codec import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint
@@ -600,4 +600,4 @@ def test_the_state_of_another_buffer_is_refused_and_changes_nothing(name: str) -
 
 def test_a_path_without_names_is_corrupt() -> None:
     with pytest.raises(rl.CorruptCheckpoint, match="expected at least one name"):
-        path_of(Node("values.rows.attached", []))
+        parse_path(Node("values.rows.attached", []))

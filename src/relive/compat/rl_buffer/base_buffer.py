@@ -13,7 +13,7 @@ import torch
 from relive.compat.rl_buffer.stats_tracker import on_host
 from relive.compat.step_rows import fit
 from relive.compat.views import is_tree
-from relive.schema.checks import positive, same_keys
+from relive.schema.checks import check_keys, check_positive_int
 
 CPU = torch.device("cpu")
 _TENSOR: Any = torch.Tensor
@@ -45,7 +45,10 @@ class Sized:
         store_device: torch.device | None = None,
         reset_strategy: ResetStrategy = ResetStrategy.ERROR,
     ) -> None:
-        self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
+        self._buffer_size, self.num_envs = (
+            check_positive_int("buffer_size", buffer_size),
+            check_positive_int("num_envs", num_envs),
+        )
         self.device = torch.device(device)
         self.store_device = self.device if store_device is None else torch.device(store_device)
         self.reset_strategy = reset_strategy
@@ -148,7 +151,7 @@ def fit_tree(name: str, value: Any, place: Any) -> Any:
         return value
     if not is_tree(place):
         return fit(name, value, place)
-    same_keys(name, value, place.keys())
+    check_keys(name, value, place.keys())
     return {key: fit_tree(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
 
 

@@ -18,7 +18,7 @@ from relive.compat.step_rows import SCORES, StepRows, fit
 from relive.compat.views import declare, memory_views, named_leaves, rows_at
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 
 __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]
 
@@ -164,7 +164,7 @@ class RolloutBuffer(BaseBuffer):
     def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
         self._score("get")
-        return self._batches(positive("batch_size", batch_size), shuffle)
+        return self._batches(check_positive_int("batch_size", batch_size), shuffle)
 
     def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
         rows, storage_device = self._rows, self.store_device

@@ -40,7 +40,7 @@ from relive.errors import SchemaError, explain
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
 from relive.schema.assembly import to_device
-from relive.schema.checks import one_of
+from relive.schema.checks import check_choice
 from relive.schema.fields import Declaration, Field
 
 _MAX_STORED_TWICE = 1024
@@ -107,7 +107,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def _storage_of(self, next_obs: str | None) -> str:
         """Return "stored" or "shared": the argument `next_obs`, or a default by the size of observations."""
-        one_of("next_obs", next_obs, ("stored", "shared", None))
+        check_choice("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
             expected = '"shared" with n_stack or optimize_memory_usage'
             raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))

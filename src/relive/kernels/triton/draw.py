@@ -21,11 +21,11 @@ import triton.language as tl
 
 from relive.kernels.triton.launching import SIZES, Launch, Variant
 from relive.kernels.triton.rings import TRANSITION, Rings, slot_of
-from relive.kernels.triton.stream import CELL, MOST_DRAWS, count_calls, draw_blocks, load_calls, random_pair
+from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
 
 BLOCK = CELL.value
 """Draws per program on a GPU. Each draw reads a group of counts."""
-MOST_TURNS = tl.constexpr(4096)
+MAX_TURNS = tl.constexpr(4096)
 """Limit that keeps corrupt counts from blocking the device."""
 
 
@@ -64,7 +64,7 @@ def draw_rows_kernel(
     drawable = valid & (tl.load(count + env, valid, other=0) > 0)
     missing = drawable & (tl.load(kind + slot, valid, other=0) != TRANSITION)
     turn = 1
-    while (tl.max(missing.to(tl.int32), axis=0) > 0) & (turn < MOST_TURNS):
+    while (tl.max(missing.to(tl.int32), axis=0) > 0) & (turn < MAX_TURNS):
         bits, candidate = random_pair(key, call, place, turn)
         tried = slot_of(oldest + bits % window, env, slots, num_envs)
         slot = tl.where(missing, tried, slot)
@@ -104,9 +104,9 @@ class RowDrawer:
     def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
         """Draw flat slots of transitions [rows], uniformly with replacement; arbitrary slots of an empty ring."""
         out = torch.empty(rows, dtype=torch.int64, device=stream.device)
-        for start in range(0, rows, MOST_DRAWS):
-            part = out if rows <= MOST_DRAWS else out[start : start + MOST_DRAWS]
-            count = min(rows - start, MOST_DRAWS)
+        for start in range(0, rows, MAX_DRAWS):
+            part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
+            count = min(rows - start, MAX_DRAWS)
             block, programs = draw_blocks(count, BLOCK)
             key = block, stream.data_ptr()
             launch = self._launches.get(key) or self._bind(key, stream)

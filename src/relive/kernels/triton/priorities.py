@@ -30,7 +30,7 @@ NORMAL = tl.constexpr(2.0**-64)
 TINY = tl.constexpr(2.0**512)
 TINY_TOTAL = tl.constexpr(2.0**-400)
 """If the normal total is below this, all leaves are small enough for the tiny scale."""
-LEAST_WEIGHT = tl.constexpr(2.0**-126)
+MIN_WEIGHT = tl.constexpr(2.0**-126)
 """The smallest normal float32: a weight of zero would drop the row."""
 LOWER = 3
 """Number of tree levels in a subtree."""
@@ -267,7 +267,7 @@ def _weight(smallest, priority, beta):
     weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
     # The ratio may underflow in float64, and its power in float32.
     weight = tl.where(ratio > 0, weight, tl.where(beta > 0, ratio, 1.0))
-    return tl.where(weight < LEAST_WEIGHT, LEAST_WEIGHT, weight).to(tl.float32)
+    return tl.where(weight < MIN_WEIGHT, MIN_WEIGHT, weight).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -13,7 +13,7 @@ import torch
 from relive.kernels.priority import RingTensors
 from relive.kernels.triton import priorities as kernels
 from relive.kernels.triton.launching import Launch
-from relive.kernels.triton.stream import MOST_DRAWS, draw_blocks
+from relive.kernels.triton.stream import MAX_DRAWS, draw_blocks
 from relive.kernels.triton.words import blocks
 
 
@@ -182,9 +182,9 @@ class TritonTree:
         leaves = torch.empty(count, dtype=torch.int64, device=self._device)
         priorities = torch.empty(count, dtype=torch.float64, device=self._device)
         out = leaves, priorities, priorities if weights is None else weights
-        for start in range(0, count, MOST_DRAWS):
-            part = out if count <= MOST_DRAWS else tuple(each[start : start + MOST_DRAWS] for each in out)
-            rows = min(count - start, MOST_DRAWS)
+        for start in range(0, count, MAX_DRAWS):
+            part = out if count <= MAX_DRAWS else tuple(each[start : start + MAX_DRAWS] for each in out)
+            rows = min(count - start, MAX_DRAWS)
             block, programs = draw_blocks(rows, kernels.DRAW_BLOCK)
             key = weights is None, block, numbers.data_ptr()
             launch = self._launches.get(key) or self._bind(

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from relive.kernels.triton.launching import SIZES, Launch, Variant
 from relive.kernels.triton.rings import TRANSITION, Rings, earlier, later, row_of
-from relive.kernels.triton.words import INTERPRETED, MOST_COLUMNS, Form, Frames, Leaf, blocks
+from relive.kernels.triton.words import INTERPRETED, MAX_COLUMNS, Form, Frames, Leaf, blocks
 
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
@@ -236,7 +236,7 @@ class TritonGather:
         self._forms = [(item.shape[1:], item.dtype, item.device) for item in items]
         self._some = [i for i, item in enumerate(items) if item.numel()]
         """Indices of the columns that are not empty."""
-        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MOST_COLUMNS) for i in self._some]
+        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._some]
         self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, OWN.value) for leaf in leaves])
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CELL = tl.constexpr(16)
 """Number of adjacent positions that share a counter; a program draws for a multiple of it."""
 CELLS = 2048
-MOST_DRAWS = CELLS * CELL.value
+MAX_DRAWS = CELLS * CELL.value
 """Largest number of positions per launch."""
 
 
@@ -74,7 +74,7 @@ def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
 def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
     """Draw uniform float64 in [0, 1)."""
     out = torch.empty(count, dtype=torch.float64, device=stream.device)
-    for part in out.split(MOST_DRAWS):
+    for part in out.split(MAX_DRAWS):
         block, programs = draw_blocks(len(part), 256)
         launch(uniform_kernel, stream, programs)(stream, part, len(part), BLOCK=block, **OPTIONS)
     return out

@@ -16,7 +16,7 @@ from relive.kernels.triton.launching import SIZES, Variant, launch
 from relive.kernels.triton.rings import FINAL, TRANSITION, Rings
 from relive.kernels.triton.words import blocks
 
-MOST_STEPS = 1024
+MAX_STEPS = 1024
 """Longest window: a program loads all its rows at once."""
 
 
@@ -126,7 +126,7 @@ def _options(tiles: dict[str, int]) -> dict[str, Any]:
 
 
 def find_windows(rings: Rings, drawn: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
-    """Find the windows of slots [B], at most `MOST_STEPS` steps each."""
+    """Find the windows of slots [B], at most `MAX_STEPS` steps each."""
     rows, tiles = len(drawn), _tiles(before, after, cross)
     block, programs = blocks(rows, _rows(tiles))
     launch(windows_kernel, drawn, programs)(

@@ -10,9 +10,9 @@ from triton import knobs
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 """Whether Triton's interpreter runs the kernels. Its cost is per operation, not per element: tiles are large then."""
-MOST_INTERPRETED = 1024
+MAX_INTERPRETED = 1024
 """Items per program under the interpreter."""
-MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
+MAX_COLUMNS = 1 << 14 if INTERPRETED else 128
 """Largest number of columns in a tile of words."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
@@ -62,5 +62,5 @@ def blocks(count: int, per_program: int) -> tuple[int, int]:
 
     The size must not depend on the count, which would trigger compilation.
     """
-    block = min(triton.next_power_of_2(max(count, 1)), MOST_INTERPRETED) if INTERPRETED else per_program
+    block = min(triton.next_power_of_2(max(count, 1)), MAX_INTERPRETED) if INTERPRETED else per_program
     return block, -(-count // block)

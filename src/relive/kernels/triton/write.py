@@ -256,7 +256,7 @@ def _options(environments: int) -> dict[str, Any]:
 
 def _set_tiles(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
     """Set the widest tiles that this number of environments allows; returns the new forms of the leaves."""
-    most = words.MOST_COLUMNS if INTERPRETED else min(1024 // environments, 512)
+    most = words.MAX_COLUMNS if INTERPRETED else min(1024 // environments, 512)
     interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # whether frames are stacked along the last axis
     limits = [most // 2 if each else most for each in interleaved]
     columns = [min(triton.next_power_of_2(max(form[0], 1)), limit) for form, limit in zip(forms, limits, strict=True)]

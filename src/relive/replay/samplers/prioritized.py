@@ -18,7 +18,7 @@ from relive.replay.backend import Backend
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.rng import Randomness
-from relive.schema.checks import finite, number, one_of, positive, share
+from relive.schema.checks import check_choice, check_finite, check_fraction, check_number, check_positive_int
 from relive.schema.conversion import as_numpy_if_cpu
 from relive.schema.invariants import require, require_all
 from relive.schema.suggestions import suggests_init_keywords
@@ -46,10 +46,10 @@ class Linear:
 
     def __post_init__(self) -> None:
         for name in ("start", "end"):
-            if not math.isfinite(number(f"Linear.{name}", getattr(self, name))):
+            if not math.isfinite(check_number(f"Linear.{name}", getattr(self, name))):
                 remedy = "Pass such a number."
                 raise SchemaError(explain(f"Linear.{name}", "a finite number", getattr(self, name), remedy))
-        positive("Linear.draws", self.draws)
+        check_positive_int("Linear.draws", self.draws)
 
     def __call__(self, draws: int) -> float:
         """The value after `draws` calls."""
@@ -86,7 +86,7 @@ class Prioritized(Sampler):
 
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
-            finite(f"Prioritized.{name}", getattr(self, name))
+            check_finite(f"Prioritized.{name}", getattr(self, name))
         ends = (self.beta.start, self.beta.end) if isinstance(self.beta, Linear) else (self.beta,)
         for beta in ends:
             if not callable(beta):
@@ -95,7 +95,7 @@ class Prioritized(Sampler):
             expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
             remedy = "Lower alpha or eps."
             raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
-        one_of("Prioritized.normalize", self.normalize, ("batch", "global"))
+        check_choice("Prioritized.normalize", self.normalize, ("batch", "global"))
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
         """Return a bound copy; a subclass if the tree itself validates priorities on the device."""
@@ -427,7 +427,7 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _check_beta(value: Any) -> float:
-    return share("Prioritized.beta", value, "0 corrects nothing of the bias, 1 all of it.")
+    return check_fraction("Prioritized.beta", value, "0 corrects nothing of the bias, 1 all of it.")
 
 
 def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
@@ -459,7 +459,7 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
     if mask.shape != error.shape or mask.dtype != torch.bool:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
-    share("eta", eta)
+    check_fraction("eta", eta)
     size = error.detach().abs().masked_fill(~mask, 0.0)
     size = size if size.dtype == torch.float64 else size.float()  # float16 sums overflow
     mean = size.sum(1) / mask.sum(1).clamp(min=1)

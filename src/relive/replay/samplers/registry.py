@@ -23,7 +23,7 @@ def kinds() -> dict[str, type]:
     return {name: kind for name, kind in exported.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
-def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
+def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     """Return name and settings of a sampler as JSON, or None for a custom sampler. A function becomes null."""
     name = type(sampler).__name__
     if kinds().get(name) is not type(sampler):
@@ -31,14 +31,14 @@ def config_of(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     settings: dict[str, Any] = {"name": name}
     for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `kinds`)
         value = getattr(sampler, field.name)
-        setting = config_of(value) if isinstance(value, Sampler | samplers.Linear) else value
+        setting = sampler_config(value) if isinstance(value, Sampler | samplers.Linear) else value
         if setting is None and value is not None:
             return None
         settings[field.name] = None if callable(setting) else setting
     return settings
 
 
-def sampler_of(node: Node, override: Sampler | None = None) -> Sampler:
+def load_sampler(node: Node, override: Sampler | None = None) -> Sampler:
     """Make the saved sampler, or return the caller's sampler `override` if it is not None."""
     if override is not None:
         return override
@@ -55,7 +55,7 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     """Read a setting; its type is the type of its default. The sampler's constructor verifies the value."""
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
-        return sampler_of(node)
+        return load_sampler(node)
     if node.value is None:
         expected, got = "a setting that files can hold, such as rl.Linear(start, end, draws)", "a function"
         remedy = "Pass sampler= to load, with the function of the saved buffer or with rl.Linear in its place."

@@ -15,7 +15,7 @@ from relive.kernels.reader import shuffled
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.views.view import require_order
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 from relive.schema.invariants import require, require_all
 from relive.schema.suggestions import suggests_init_keywords
 
@@ -42,7 +42,7 @@ class Recent(Sampler):
     window: int
 
     def __post_init__(self) -> None:
-        positive("Recent.window", self.window)
+        check_positive_int("Recent.window", self.window)
 
     def on_bind(self) -> None:
         self._ring, device = self.storage.ring, self.storage.device
@@ -158,7 +158,7 @@ class NewFirst(Sampler):
         if isinstance(self.share, bool) or not isinstance(self.share, Real) or not 0 < float(self.share) <= 1:
             remedy = "Pass such a number."
             raise SchemaError(explain("NewFirst.share", "a number in (0, 1]", repr(self.share), remedy))
-        positive("NewFirst.length", self.length)
+        check_positive_int("NewFirst.length", self.length)
 
     independent = False
     keeps_state_in_memory = True

@@ -15,7 +15,7 @@ from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
 from relive.replay.views.view import ReadContext, Transition, View
 from relive.schema.assembly import assemble
-from relive.schema.checks import share as require_share
+from relive.schema.checks import check_fraction
 from relive.schema.conversion import convert, path_name
 from relive.schema.fields import Path, Schema
 from relive.schema.suggestions import suggests_init_keywords
@@ -56,7 +56,7 @@ class Hindsight:
     view: View = _TRANSITION
 
     def __post_init__(self) -> None:
-        require_share("Hindsight.ratio", self.ratio)
+        check_fraction("Hindsight.ratio", self.ratio)
         if self.strategy not in ("future", "final", "episode"):
             remedy = "Pass one of them."
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))

@@ -15,8 +15,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.read_plan import INDEX, Layout, Leaves, ReadPlan, row_plan, sequence_plan
 from relive.rng import Randomness
-from relive.schema.checks import positive
-from relive.schema.checks import share as require_share
+from relive.schema.checks import check_fraction, check_positive_int
 from relive.schema.fields import Path, Schema
 from relive.schema.suggestions import suggests_init_keywords
 
@@ -97,8 +96,8 @@ class NStep:
     gamma: float
 
     def __post_init__(self) -> None:
-        positive("NStep.n", self.n, math.inf)
-        require_share("NStep.gamma", self.gamma)
+        check_positive_int("NStep.n", self.n, math.inf)
+        check_fraction("NStep.gamma", self.gamma)
 
     def plan(self, schema: Schema) -> ReadPlan:
         return row_plan(schema, self.n, float(self.gamma))
@@ -130,7 +129,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         # No upper bound here: `plan` raises if the length does not fit in memory.
-        positive("Sequence.length", self.length, math.inf)
+        check_positive_int("Sequence.length", self.length, math.inf)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from relive.errors import SchemaError, explain
 from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
 from relive.replay.views.view import NStep, Transition
-from relive.schema.fields import Field, Path, Schema, leaves_of
+from relive.schema.fields import Field, Path, Schema, iter_leaves
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
 """Offsets in steps from the drawn row, or a mapping of offsets for a nested field."""
@@ -191,10 +191,10 @@ def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.require(name)
     stored_path = (name, *path[1:])
-    leaves = [leaf for leaf, _ in leaves_of((name,), schema.trees[name]) if leaf[: len(stored_path)] == stored_path]
+    leaves = [leaf for leaf, _ in iter_leaves((name,), schema.trees[name]) if leaf[: len(stored_path)] == stored_path]
     if not leaves:
         tree = schema.trees[name]
-        inside = ", ".join(".".join(each[1:]) for each, _ in leaves_of((name,), tree)) or "no names inside"
+        inside = ", ".join(".".join(each[1:]) for each, _ in iter_leaves((name,), tree)) or "no names inside"
         remedy = f"Pass {path[0]}=offsets." if isinstance(tree, Field) else "Name one of them."
         raise SchemaError(explain(_argument_name(path), f"a part of {path[0]} ({inside})", ".".join(path[1:]), remedy))
     if group.mask is not None and group.mask[0] in schema.names:

@@ -20,7 +20,7 @@ from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import use_copy
 from relive.replay.samplers import Sampler
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 from relive.schema.fields import Field
 
 _DISTINCT_BELOW = 16_384
@@ -51,7 +51,9 @@ class ReplayBuffer(_Plain):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: a subclass stores the rows
+        self.max_size = (
+            0 if max_size == 0 else check_positive_int("max_size", max_size)
+        )  # 0: a subclass stores the rows
         self.device = device
         self.dtype = dtype
         self.counter = 0
@@ -239,7 +241,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         seed: int | None = None,
     ) -> None:
         ReplayBuffer.__init__(self, max_size, device, dtype, seed=seed)
-        self.n_step = positive("n_step", n_step)
+        self.n_step = check_positive_int("n_step", n_step)
         self.gamma = gamma
         self.n_step_buffer: deque[TensorDict] = deque(maxlen=n_step)
         self.reward_key = "reward"

@@ -19,7 +19,7 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import advantages_and_returns
 from relive.compat.views import map_tree
 from relive.errors import DataWarning, explain
-from relive.schema.checks import nonempty, positive
+from relive.schema.checks import check_nonempty, check_positive_int
 from relive.schema.conversion import as_tensor, convert
 from relive.schema.fields import Field, Tree
 
@@ -221,7 +221,7 @@ class RolloutBuffer(_Rollout):
         where the episode is over and this value is not used.
         """
         steps, device = self._steps, self.core.device
-        nonempty("compute_returns_and_advantages", steps)
+        check_nonempty("compute_returns_and_advantages", steps)
         lead = (self.num_envs,)
         last = convert("last_value", Field(), self._by_env("last_value", last_value), lead, device)
         over = convert("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)
@@ -260,7 +260,7 @@ class RolloutBuffer(_Rollout):
             warnings.warn(message, stacklevel=3)
             batch_size = None
         if batch_size is not None:
-            indices = self._random.choice(total, positive("batch_size", batch_size), replace=False)
+            indices = self._random.choice(total, check_positive_int("batch_size", batch_size), replace=False)
             rows = torch.from_numpy(indices).to(self.core.device)
             return self._batch(lambda leaf: leaf.index_select(0, rows), batch_size)
         oldest = self._oldest * self.num_envs
@@ -321,7 +321,7 @@ class RolloutBuffer(_Rollout):
             remedy = "call prepare_sequence_tensors() after the last step."
             raise ValueError(f"Attempting to fetch minibatches before preparing sequences: {remedy}")
         total = len(self._prepared.steps)
-        if positive("batch_size", batch_size) > total:
+        if check_positive_int("batch_size", batch_size) > total:
             message = f"batch_size {batch_size} is larger than the number of sequences; all {total} are one batch."
             warnings.warn(message, stacklevel=2)
         for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):

@@ -15,7 +15,7 @@ from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, Stepped, StepRows
 from relive.compat.views import WriteThroughDict, assign, declare, map_tree, memory_views
 from relive.errors import explain
-from relive.schema.checks import none_without, nonempty
+from relive.schema.checks import check_none_without, check_nonempty
 from relive.schema.fields import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
@@ -103,7 +103,7 @@ class MultiAgentRolloutBuffer(Stepped):
         rows = self._rows
         refuse_full(rows)
         if self.state_spec is None:
-            none_without("state", state, "state_spec")
+            check_none_without("state", state, "state_spec")
         ends = {agent: convert_dones("dones", flags, self.device) for agent, flags in dones.items()}
         fields = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
         fields |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
@@ -118,7 +118,7 @@ class MultiAgentRolloutBuffer(Stepped):
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages of all agents together to mean 0 and standard deviation 1."""
-        steps = nonempty("normalize_advantages", self.step)
+        steps = check_nonempty("normalize_advantages", self.step)
         advantages = self._rows.view("advantage")
         together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
         for agent, agent_advantages in zip(self.possible_agents, rl.normalize(together), strict=True):
@@ -126,7 +126,7 @@ class MultiAgentRolloutBuffer(Stepped):
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
         """Return the stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
-        count = nonempty("get_agent_data", self.step) * self.num_envs
+        count = check_nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
         fields = {
             theirs: (rows.view(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]

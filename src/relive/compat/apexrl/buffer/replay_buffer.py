@@ -26,7 +26,7 @@ from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
-from relive.schema.checks import count, none_without
+from relive.schema.checks import check_int, check_none_without
 from relive.schema.fields import Field
 
 _CORE_NAMES = {
@@ -186,7 +186,7 @@ class ReplayBuffer:
         if self.critic_obs_shape is not None:
             return {name: to_place(value, self.device) for name, value in critics.items()}
         for name, value in critics.items():
-            none_without(name, value, "critic_obs_shape")
+            check_none_without(name, value, "critic_obs_shape")
         return {}
 
     def _copy_if_shared(self, obs: Any, next_obs: Any) -> Any:
@@ -286,10 +286,10 @@ def _as_batch(value: Any) -> Any:
 
 def check_capacity(capacity: int) -> None:
     """Raise ApexRL's error for a capacity below 1."""
-    count("capacity", capacity, least=1, remedy="Pass how many transitions to keep.")
+    check_int("capacity", capacity, min=1, remedy="Pass how many transitions to keep.")
 
 
 def check_sample(batch_size: int, size: int) -> None:
     """Raise ApexRL's errors for a batch that cannot be drawn."""
-    if count("batch_size", batch_size, least=1, remedy="Pass how many transitions to draw.") > size:
+    if check_int("batch_size", batch_size, min=1, remedy="Pass how many transitions to draw.") > size:
         raise ValueError(explain("batch_size", f"at most {size}, which are stored", batch_size, "Add more first."))

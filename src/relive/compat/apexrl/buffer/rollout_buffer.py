@@ -18,7 +18,7 @@ from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, Stepped, StepRows
 from relive.compat.views import declare, memory_views, rows_at
 from relive.errors import DataWarning, explain
-from relive.schema.checks import none_without, nonempty, positive
+from relive.schema.checks import check_none_without, check_nonempty, check_positive_int
 from relive.schema.fields import Field
 
 PRIVILEGED = "privileged_observations"
@@ -147,7 +147,7 @@ class RolloutBuffer(SteppedRollout):
         self.num_envs, self.num_steps, self.obs_shape = num_envs, num_steps, obs_shape
         self.num_privileged_obs, self.privileged_obs_shape = num_privileged_obs, privileged_obs_shape
         if privileged_obs_shape is None and num_privileged_obs:
-            self.privileged_obs_shape = (positive("num_privileged_obs", num_privileged_obs),)
+            self.privileged_obs_shape = (check_positive_int("num_privileged_obs", num_privileged_obs),)
         self._action_arguments = action_shape, action_dtype
         self._action_is_known = None not in self._action_arguments
         self._rows = self._rows_for(Field(action_shape or (), action_dtype or torch.float32), device)
@@ -207,7 +207,7 @@ class RolloutBuffer(SteppedRollout):
 
         For a partly filled rollout they are a copy with zeros in rows that were not stored.
         """
-        count = nonempty("get_all_data", self._rows.step) * self.num_envs
+        count = check_nonempty("get_all_data", self._rows.step) * self.num_envs
         data = _training_data(self._rows)
         if not self._rows.is_full:
             num_rows = self.num_steps * self.num_envs
@@ -218,8 +218,8 @@ class RolloutBuffer(SteppedRollout):
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
         """Draw stored transitions with replacement: a tuple of the fields of `get_all_data`, in its order."""
-        count = nonempty("get_minibatch", self._rows.step) * self.num_envs
-        size = (positive("batch_size", batch_size),)
+        count = check_nonempty("get_minibatch", self._rows.step) * self.num_envs
+        size = (check_positive_int("batch_size", batch_size),)
         index = torch.randint(count, size, generator=self._random, device=self.device)
         return tuple(rows_at(index, rows) for rows in _training_data(self._rows).values())
 
@@ -269,7 +269,7 @@ def observation_leaves(rows: StepRows, observations: Any, privileged_observation
     leaves = leaves_of("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
         return [*leaves, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
-    none_without(PRIVILEGED, privileged_observations, "privileged_obs_shape")
+    check_none_without(PRIVILEGED, privileged_observations, "privileged_obs_shape")
     return leaves
 
 

@@ -16,7 +16,7 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES
 from relive.compat.views import declare, memory_views
 from relive.errors import NotReadyError, explain
-from relive.schema.checks import count
+from relive.schema.checks import check_int
 from relive.schema.fields import Field
 
 _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
@@ -96,8 +96,8 @@ class RolloutRNNBuffer(SteppedRollout):
         Hidden states (layers, B, hidden) are those before the first steps. Unshuffled, sequences are ordered by time,
         then environment.
         """
-        count("sequence_length", sequence_length, least=1, remedy="Pass a number of steps.")
-        count("minibatch_size", minibatch_size, least=1, remedy="Pass a number of sequences.")
+        check_int("sequence_length", sequence_length, min=1, remedy="Pass a number of steps.")
+        check_int("minibatch_size", minibatch_size, min=1, remedy="Pass a number of sequences.")
         if self.num_steps % sequence_length:
             expected = f"a divisor of num_steps = {self.num_steps}"
             raise ValueError(explain("sequence_length", expected, sequence_length, "Choose another length."))

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from relive.compat.views import is_tree, map_tree
 from relive.errors import SchemaError, explain
-from relive.schema.checks import same_keys
+from relive.schema.checks import check_keys
 from relive.schema.conversion import as_tensor
 from relive.schema.fields import Field
 
@@ -42,7 +42,7 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
         expected = f"a dict with {sorted(tree.keys())}"
         raise TypeError(explain(where, expected, type(value).__name__, "Pass the structure that obs_shape has."))
     if value is not None:
-        same_keys(where, value, tree.keys())
+        check_keys(where, value, tree.keys())
     parts = [leaves_of(f"{where}.{key}", part, None if value is None else value[key]) for key, part in tree.items()]
     return [leaf for part in parts for leaf in part]
 

@@ -7,14 +7,14 @@ from array import array
 import numpy as np
 
 from relive.errors import NotReadyError, PriorityError, explain
-from relive.schema.checks import positive
+from relive.schema.checks import check_positive_int
 
 
 class SumTree:
     """`capacity` priorities, written as a ring or by index, and searched by their running sum."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = positive("capacity", capacity)
+        self.capacity = check_positive_int("capacity", capacity)
         self.data_pointer = 0
         self._first_leaf = 1 << (self.capacity - 1).bit_length()
         self._sums = array("d", bytes(16 * self._first_leaf))  # Python's floats are faster than numpy's

@@ -17,7 +17,7 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
-from relive.schema.checks import one_of
+from relive.schema.checks import check_choice
 
 HiddenState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 """A recurrent state [layers, N, hidden]: a tensor for a GRU, a tuple for an LSTM."""
@@ -117,7 +117,7 @@ class RolloutStorage(Stepped):
         actions_shape: tuple[int, ...] | list[int],
         device: str = "cpu",
     ) -> None:
-        self.training_type = one_of("training_type", training_type, tuple(_ATTRIBUTES))
+        self.training_type = check_choice("training_type", training_type, tuple(_ATTRIBUTES))
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.actions_shape, self.device = actions_shape, device
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}

@@ -14,7 +14,7 @@ from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
-from relive.schema.checks import nonempty, positive
+from relive.schema.checks import check_nonempty, check_positive_int
 
 __all__ = ["RolloutBuffer"]
 
@@ -68,9 +68,9 @@ class RolloutBuffer(Stepped):
 
     def iterate_minibatches(self, batch_size: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield every stored step of every environment once, shuffled; the last batch may be shorter."""
-        positive("batch_size", batch_size)
+        check_positive_int("batch_size", batch_size)
         rows = self._rows
-        total = nonempty("iterate_minibatches", rows.step) * self.num_envs
+        total = check_nonempty("iterate_minibatches", rows.step) * self.num_envs
         memory = {theirs: rows.flat[ours] for theirs, ours in _CORE_NAMES.items()}
         memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from relive.compat.embodichain.learning.rl.buffer.utils import next_value_of
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
-from relive.schema.checks import same_shape
+from relive.schema.checks import check_shape
 
 __all__ = ["compute_gae", "compute_group_advantage"]
 
@@ -23,7 +23,7 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
     reward, value = rollout["reward"], rollout["value"]
     if reward.ndim != 2:
         raise SchemaError(explain("reward", "shape [N, T + 1]", tuple(reward.shape), "Pass one reward per step."))
-    same_shape("value", value, reward.shape, "Pass one value per slot.")
+    check_shape("value", value, reward.shape, "Pass one value per slot.")
     done = rollout["done"].bool()
     truncated, terminated = (_flags(rollout, name, done) for name in ("truncated", "terminated"))
     terminated = terminated | (done & ~truncated)

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.schema.assembly import level, to_device
-from relive.schema.checks import positive
-from relive.schema.conversion import device_of
+from relive.schema.checks import check_positive_int
+from relive.schema.conversion import as_device
 
 __all__ = ["iterate_minibatches", "transition_view"]
 
@@ -44,9 +44,9 @@ def iterate_minibatches(
 
     Without a `seed`, all epochs of a rollout use one generator.
     """
-    positive("batch_size", batch_size)
+    check_positive_int("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
-    target_device, source_device = device_of(device), first.device
+    target_device, source_device = as_device(device), first.device
     generator = _generator_of(rollout, source_device) if seed is None else generator_on(source_device, seed)
     order = torch.randperm(len(rollout), generator=generator, device=source_device)
     batches = _read(rollout, order.split(batch_size))
