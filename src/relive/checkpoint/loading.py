@@ -29,8 +29,8 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
+from relive.schema.checks import check_available
 from relive.schema.conversion import as_indexable
-from relive.schema.fields import present
 from relive.storage import Memory
 from relive.storage.allocator import expect_bulk
 from relive.storage.codec import ArrayInfo, Node, arrays_in_file, require_flags, writable_memory
@@ -172,7 +172,7 @@ def _restore(
         saved = SnapshotReader.of(where, manifest.config, manifest.values, arrays)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
-            present(Memory.of(options["device"]).device)
+            check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
         try:
             buffer = _make_buffer(archive, manifest, saved, options)
             if accept is not None:

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from relive.schema.conversion import as_indexable
+from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage.codec import (
-    DTYPES,
     ArrayInfo,
     Arrays,
     ArraySource,
     ArraySpec,
     Node,
     arrays_in_memory,
-    dtype_name,
     tensor_bytes,
     writable_memory,
 )
@@ -63,7 +62,7 @@ class SnapshotReader:
         """Raise unless all segments have exactly these columns. Called before memory for the rows is allocated."""
         expected = [(name, *spec) for name, spec in columns.items()]
         for where, arrays in self.segments.items():
-            specs = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in arrays[2:]]
+            specs = [(array.name, DTYPES_BY_NAME[array.dtype], array.shape[1:]) for array in arrays[2:]]
             if specs != expected:
                 got = next((spec for spec in specs if spec not in expected), f"{len(specs)} of {len(expected)} columns")
                 raise Node(where, got).error("the columns that the manifest declares")

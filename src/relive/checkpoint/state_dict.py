@@ -19,8 +19,9 @@ from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
 from relive.schema.conversion import with_own_storage
+from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
-from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, dtype_name, tensor_bytes, writable_memory
+from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
@@ -187,7 +188,8 @@ def pack(arrays: Arrays) -> Packed:
 def unpack(arrays: Packed) -> Arrays:
     """Restore arrays, the inverse of `pack`."""
     tensors = {
-        name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()
+        name: torch.empty(shape, dtype=DTYPES_BY_NAME[dtype], device="cpu")
+        for name, (dtype, shape, _) in arrays.items()
     }
     for name, tensor in tensors.items():
         writable_memory(tensor)[:] = arrays[name][2].data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_positive_int
+from relive.schema.checks import check_available, check_positive_int
 from relive.schema.conversion import as_device
 from relive.schema.fields import Field, Path, Schema
 
@@ -194,28 +193,18 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
         )
-    return None if device is None else _require_device(as_device(device))
-
-
-@lru_cache(maxsize=64)  # probing a device takes as long as a small batch
-def _require_device(device: torch.device) -> torch.device:
-    """Return `device`; raises if torch cannot use it here."""
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, ImportError, RuntimeError) as error:
-        remedy = 'Pass a device that torch can use here, such as "cpu".'
-        raise SchemaError(explain("device", "a device of this machine", repr(str(device)), remedy)) from error
-    return device
+    if device is None:
+        return None
+    target = as_device(device)
+    check_available(target)
+    return target
 
 
 def check_batch_size(where: str, batch_size: object) -> int:
     """Return `batch_size` as an int; raises if it is not positive or too large."""
     if type(batch_size) is int and 0 < batch_size <= _MAX_ROWS:
         return batch_size
-    size = check_positive_int(where, batch_size)
-    if size > _MAX_ROWS:
-        raise SchemaError(explain(where, f"at most {_MAX_ROWS} rows", size, "Pass a smaller batch_size."))
-    return size
+    return check_positive_int(where, batch_size, _MAX_ROWS)
 
 
 def to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:

@@ -14,7 +14,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_dense, check_device
-from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field
+from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field, dtype_name
 
 _HOST = torch.device("cpu")
 _COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
@@ -264,27 +264,22 @@ def _kind(dtype: torch.dtype) -> int:
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
-def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None = None) -> torch.Tensor:
+def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
     have, want = _kind(tensor.dtype), _kind(dtype)
     if have > want:
-        names = str(dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
         remedy = "Compare it to get bools." if want == 0 else "Declare the field with that dtype, or convert it."
-        raise SchemaError(explain(where, *names, remedy))
+        raise SchemaError(explain(where, dtype_name(dtype), dtype_name(tensor.dtype), remedy))
     if want == 1:
         _check_integers_fit(where, tensor, dtype)
     converted = tensor.to(dtype)
     if want >= 2 and tensor.device.type != "meta" and _max_finite(dtype) < _max_finite(tensor.dtype):
-        if _is_host(tensor):
+        if tensor.is_cpu:
             _check_numbers_fit(where, tensor, converted)
         elif overflowed is not None:
             overflowed += _overflows(tensor, converted).sum()
     return converted
-
-
-def _is_host(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 def _max_finite(dtype: torch.dtype) -> float:
@@ -305,8 +300,7 @@ def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor
         return
     bad = _overflows(tensor, converted)
     if bad.any():
-        dtype = str(converted.dtype).removeprefix("torch.")
-        expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype})"
+        expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype_name(converted.dtype)})"
         remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
         raise SchemaError(explain(where, expected, tensor[bad].view(-1)[0].item(), remedy))
 
@@ -318,12 +312,12 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
     if want.min <= have.min and have.max <= want.max:
         return
     if tensor.device.type == "meta":
-        names = str(dtype).removeprefix("torch."), f"{str(tensor.dtype).removeprefix('torch.')} without values"
-        raise SchemaError(explain(where, *names, "Convert it: whether its integers fit cannot be seen there."))
+        got, remedy = f"{dtype_name(tensor.dtype)} without values", "Convert it first."
+        raise SchemaError(explain(where, dtype_name(dtype), got, remedy))
     values = tensor.to(_HOST).numpy()
     smallest, largest = int(values.min()), int(values.max())
     if smallest < want.min or largest > want.max:
-        expected = f"integers in [{want.min}, {want.max}] ({str(dtype).removeprefix('torch.')})"
+        expected = f"integers in [{want.min}, {want.max}] ({dtype_name(dtype)})"
         raise SchemaError(explain(where, expected, f"[{smallest}, {largest}]", "Declare a wider dtype."))
 
 

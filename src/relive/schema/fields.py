@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.schema.checks import check_choice, check_int, check_keys
+from relive.schema.checks import check_available, check_choice, check_int, check_keys
 from relive.schema.suggestions import NAME, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
@@ -40,10 +40,11 @@ MAX_NESTING = 64
 """Maximum number of names on the path to a leaf."""
 
 _PADS = ("repeat", "zero")
-FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
+FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in DTYPES.items() if numpy_dtype is not None}
 """The dtypes that a field may have, by their numpy equivalents."""
 
-_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+_DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+DTYPES_BY_NAME = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 """The dtypes that a field may have, by their names in files."""
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
@@ -64,21 +65,15 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    kinds: ClassVar[dict[str, type[Field]]] = {}
-    """Classes of fields by their name in files."""
 
     def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
         name = type(self).__name__
         object.__setattr__(self, "shape", _shape(name, (shape,) if isinstance(shape, int | np.integer) else shape))
         object.__setattr__(self, "dtype", _dtype(name, dtype))
 
-    def __init_subclass__(cls) -> None:
-        Field.kinds.setdefault(cls.__name__.lower(), cls)
-
     def config(self) -> list[Any]:
         """The declaration as JSON: class, shape, dtype and the settings of the class."""
-        name = type(self).__name__.lower()
-        return [name, list(self.shape), str(self.dtype).removeprefix("torch."), *self.settings()]
+        return [type(self).__name__.lower(), list(self.shape), dtype_name(self.dtype), *self.settings()]
 
     def settings(self) -> list[Any]:
         """The settings of the class beside shape and dtype, as JSON."""
@@ -92,9 +87,6 @@ class Field:
         return cls(plain.shape, plain.dtype)
 
 
-Field.kinds["field"] = Field
-
-
 @dataclass(frozen=True, init=False)
 class Carry(Field):
     """A field that sequences return only at their start: the hidden state of a recurrent policy.
@@ -103,9 +95,6 @@ class Carry(Field):
         shape: the shape in one environment, an int for one axis.
         dtype: a dtype of torch or numpy.
     """
-
-    def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
-        super().__init__(shape, dtype)
 
     def settings(self) -> list[Any]:
         return [1]  # format 1 has a number here, formerly the number of steps between two stored states
@@ -196,7 +185,11 @@ class Mutable(Field):
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Mutable:
         kind, *rest = settings
-        return cls(Field.kinds[kind.one_of(("field", "carry"))].with_settings(plain, rest))
+        return cls(_FIELD_CLASSES[kind.one_of(("field", "carry"))].with_settings(plain, rest))
+
+
+_FIELD_CLASSES = {kind.__name__.lower(): kind for kind in (Field, Carry, Stacked, Mutable)}
+"""Classes of fields by their names in files."""
 
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -244,9 +237,14 @@ def _dtype(where: str, dtype: object) -> torch.dtype:
         except TypeError:
             torch_dtype = None
     if torch_dtype is None:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        names = ", ".join(DTYPES_BY_NAME)
         raise SchemaError(explain(where, f"one of the dtypes {names}", dtype, "Pass a torch dtype."))
     return torch_dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in files and messages."""
+    return _DTYPE_NAMES[dtype]
 
 
 FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)
@@ -283,10 +281,7 @@ def declare(where: str, declaration: object) -> Tree:
 
 def declare_whole(where: str, declaration: object) -> Tree:
     """`declare` for buffers that store whole stacks: every stacked field becomes a plain one."""
-    return map_leaves(
-        lambda leaf: Field(caller_shape(leaf), leaf.dtype) if isinstance(leaf, Stacked) else leaf,
-        declare(where, declaration),
-    )
+    return map_leaves(caller_field, declare(where, declaration))
 
 
 def declare_real(where: str, declaration: object) -> Tree:
@@ -330,7 +325,7 @@ def declaration_config(tree: Tree) -> Any:
 
 
 def parse_declaration(node: lazy.Node) -> Tree:
-    """Read a declaration from the JSON of `config_of`; raises a CorruptCheckpoint if it is invalid."""
+    """Read a declaration from the JSON of `declaration_config`; raises a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
             raise node.error("at least one field")
@@ -338,10 +333,10 @@ def parse_declaration(node: lazy.Node) -> Tree:
     parts = node.items(8)
     if not parts:
         raise node.error("a field")
-    kind = Field.kinds[parts[0].one_of(Field.kinds)]
+    kind = _FIELD_CLASSES[parts[0].one_of(_FIELD_CLASSES)]
     if len(parts) < 3:
         raise node.error("a kind, a shape and a dtype")
-    shape, dtype = parts[1].shape(), _NAMES[parts[2].one_of(_NAMES)]
+    shape, dtype = parts[1].shape(), DTYPES_BY_NAME[parts[2].one_of(DTYPES_BY_NAME)]
     if any(size < 1 for size in shape):
         raise parts[1].error("positive sizes")
     try:
@@ -477,8 +472,7 @@ def _mutable_part(tree: Tree) -> Tree | None:
 
 def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:
     """Raise if a leaf of one of the fields `names` is mutable."""
-    mutable: tuple[Path, ...] = mutable_schema(schema).paths
-    for path in mutable:
+    for path in mutable_schema(schema).paths:
         if path[0] in names:
             raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
 
@@ -487,16 +481,8 @@ def parse_device(node: lazy.Node) -> torch.device:
     """Read the device of a saved buffer; raises if this machine lacks it."""
     if node.text(_DEVICE).startswith("meta"):
         raise node.error("a device that holds data")
-    return present(node.value)
-
-
-def present(device: str | torch.device) -> torch.device:
-    """Return the device; raises an IncompatibleCheckpoint if this machine lacks it."""
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, ImportError, RuntimeError) as error:
-        got, remedy = str(error).partition("\n")[0], "Pass device=."
-        raise IncompatibleCheckpoint(explain(f"device {device}", "a device of this machine", got, remedy)) from None
+    check_available(node.value, IncompatibleCheckpoint)
+    return torch.device(node.value)
 
 
 def parse_path(node: lazy.Node) -> Path:

@@ -22,6 +22,7 @@ import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.schema.conversion import clean_bools
+from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME
 from relive.storage.allocator import available_bytes
 
@@ -41,12 +42,6 @@ _MAX_INTEGER = 1 << 62
 _MAX_LINE_BYTES = 64
 """Maximum bytes of the first line, the one with the checksum."""
 
-ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4,
-    "float32": 4, "uint64": 8, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
-"""Bytes per element of each dtype that files may contain."""
-
 
 @dataclass(frozen=True)
 class ArrayInfo:
@@ -59,7 +54,7 @@ class ArrayInfo:
     @property
     def nbytes(self) -> int:
         """Number of bytes, without overflow."""
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+        return DTYPES_BY_NAME[self.dtype].itemsize * math.prod(self.shape)
 
 
 def to_json(document: Any) -> bytes:
@@ -267,9 +262,9 @@ def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
 
 def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
-    array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
+    array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(DTYPES_BY_NAME), shape.shape())
     # Strides are products of sizes and must not overflow, even if another axis is empty.
-    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
+    if DTYPES_BY_NAME[array.dtype].itemsize * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
         raise shape.error(f"sizes whose product is at most {_MAX_INTEGER} bytes")
     return array
 
@@ -278,10 +273,6 @@ def _array_from_json(node: Node) -> ArrayInfo:
 
 _UNCHECKED_BYTES = 1 << 26
 """Arrays of at most this many bytes are read without checking the free memory."""
-
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = dict[str, torch.Tensor]
 
@@ -335,7 +326,7 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
     offsets: dict[str, int] = {}
     nbytes = 0
     for array in arrays:
-        specs[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
+        specs[array.name], offsets[array.name] = (DTYPES_BY_NAME[array.dtype], array.shape), nbytes
         nbytes += array.nbytes
     free = available_bytes() if nbytes > _UNCHECKED_BYTES else None
     if free is not None and nbytes > free:
@@ -353,17 +344,11 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
     return ArraySource(where, specs, read)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in files."""
-    return _NAMES[dtype]
-
-
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor, without a copy for a contiguous one on the host."""
     if sys.byteorder != "little":
-        raise CheckpointError(
-            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
-        )
+        remedy = "Save on a little-endian machine."
+        raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, remedy))
     whole = tensor.detach().cpu().contiguous()
     # An axis of length one may have any stride, and a view of bytes would be refused: declare the memory contiguous.
     flat = whole.as_strided((whole.numel(),), (1,))
@@ -389,8 +374,6 @@ def require_flags(tensor: torch.Tensor, where: str) -> None:
     """Raise unless every byte of a bool tensor is 0 or 1: kernels misbehave for others."""
     if tensor.dtype != torch.bool or not tensor.numel():
         return
-    largest = int(
-        tensor.view(torch.uint8).numpy().max()
-    )  # numpy: a parallel operation of torch would wait for busy cores
+    largest = int(tensor.view(torch.uint8).numpy().max())  # numpy: a parallel torch op would wait for busy cores
     if largest > 1:
         raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))
