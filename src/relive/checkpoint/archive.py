@@ -21,12 +21,15 @@ from relive.kernels import crc32
 from relive.storage.codec import (
     CHUNK,
     FORMAT,
+    MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     ArrayInfo,
     Node,
     arrays_from_json,
     arrays_to_json,
+    folder_format,
     from_json,
+    parse_folder_format,
     parse_format,
     reader_for,
     to_json,
@@ -106,10 +109,10 @@ def parse(data: bytes, number: int) -> Manifest:
 
 
 def _format_1(where: str, data: bytes, number: int) -> Manifest:
-    document = from_json(where, without_checksum(where, data))
-    first = data.partition(b"\n")[0]
-    if document.entry("format").integer() != parse_format(where, first):
-        expected = f"{parse_format(where, first)}, as its first line says (bytes 0 to {len(first)})"
+    document, first_line = from_json(where, without_checksum(where, data)), data.partition(b"\n")[0]
+    version = parse_format(where, first_line)
+    if document.entry("format").integer() != version:
+        expected = f"{version}, as its first line says (bytes 0 to {len(first_line)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
@@ -187,7 +190,7 @@ class Archive:
                 summaries = self._read_summaries(require)
                 self._remove_saved("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
-                    self._place("FORMAT", [_header()])
+                    self._place("FORMAT", [folder_format("checkpoint")])
                 try:
                     yield summaries
                 except BaseException:
@@ -377,13 +380,7 @@ class Archive:
 
     def _require_format(self) -> int:
         """Return the format of the folder; raises if it is unknown."""
-        header = self.files.contents("FORMAT", 64)
-        version = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", header)
-        if version is None:
-            place, expected = f"FORMAT, bytes 0 to {len(header)}", repr(_header().decode())
-            raise CorruptCheckpoint(explain(place, expected, repr(header), "Copy the folder again."))
-        reader_for("FORMAT", int(version[1]), READERS)
-        return int(version[1])
+        return parse_folder_format(self.files.contents("FORMAT", MAX_FOLDER_FORMAT_BYTES), "checkpoint", READERS)
 
     def manifest(self, number: int) -> Manifest:
         """Read and verify a manifest, but not the files that it lists."""
@@ -506,11 +503,6 @@ class FileReader:
         if self._done != self._file.nbytes:
             got = f"{self._done:,} of {self._file.nbytes:,} bytes"
             raise CorruptCheckpoint(explain(self._name, "only the bytes of its arrays", got, "Copy it again."))
-
-
-def _header() -> bytes:
-    """Return the contents of the file FORMAT."""
-    return f"recollect checkpoint {FORMAT}\n".encode()
 
 
 def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int]) -> Iterator[memoryview]:

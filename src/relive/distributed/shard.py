@@ -32,8 +32,8 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import flat_ids, write_back
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
+from relive.storage.allocator import supports_persistent_memory
 from relive.storage.codec import Node
-from relive.storage.shared import shares_memory
 
 
 class ShardReader:
@@ -291,7 +291,7 @@ class Shard(ShardReader):
 
     def memory_location(self) -> MemoryLocation | None:
         """Return the location for readers in other processes of this machine; None if the memory is not shared."""
-        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shares_memory() else None
+        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if supports_persistent_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
         """`ShardReader.draw` with leaves as arrays, which Ray passes on without a copy."""

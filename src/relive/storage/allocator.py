@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from relive.schema.conversion import as_device
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
+
+_HOST_MEMORY = "the free memory of this machine"
+"""The memory of the host, for messages."""
 
 
 class Allocator:
@@ -112,7 +116,7 @@ class Memory:
     allocator: Callable[[Any], Allocator] | None = None
     free_bytes: Callable[[], int | None] | None = None
     name: str = ""
-    free_of: str = "the free memory of this machine"
+    free_of: str = _HOST_MEMORY
 
     @property
     def is_shared(self) -> bool:
@@ -180,16 +184,13 @@ class Memory:
         Pages are allocated when they are written: without this check the process would be killed much later. `where` is
         the argument that determines the size.
         """
+        free_bytes = None
         if self.free_bytes is not None:
             free_bytes = self.free_bytes()
-        elif self.device.type != "cpu":
-            free_bytes = 1 << 62  # larger than any memory
-        elif (free_bytes := available_bytes()) is not None:
-            free_bytes = max(free_bytes - unwritten_bytes(), 0)
-        if free_bytes is not None and nbytes > free_bytes:
-            expected = f"at most {in_gibibytes(free_bytes)}, {self.free_of}"
-            remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
-            raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
+        elif self.device.type == "cpu" and (available := available_bytes()) is not None:
+            free_bytes = max(available - unwritten_bytes(), 0)
+        remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
+        _require_free(nbytes, free_bytes, where, remedy, self.free_of)
 
 
 # Arrays in anonymous mappings and in mapped files
@@ -208,11 +209,9 @@ _reserved: dict[int, int] = {}
 def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over the first bytes of a mapping."""
     count = math.prod(shape)
-    return (
-        torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
-        if count
-        else torch.empty(shape, dtype=dtype, device="cpu")
-    )
+    if not count:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -230,7 +229,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         remedy = "Make a smaller buffer, or raise the limit of this process."
-        raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
+        raise MemoryError(explain("memory", _format_bytes(nbytes), error.strerror, remedy)) from error
     _reserved[id(memory)] = nbytes
     weakref.finalize(memory, _reserved.pop, id(memory), None)
     return tensor_in(memory, shape, dtype)
@@ -254,10 +253,23 @@ def unwritten_bytes() -> int:
     return max(reserved - resident_bytes(), 0) if reserved else 0
 
 
-# Free memory
+# Limits of the machine
 
-_MUCH = 1 << 30
-"""Smaller requests do not check the free memory."""
+
+def require_persistent_memory(where: str, remedy: str, error_class: type[Exception] = SchemaError) -> None:
+    """Raise an error of this class if the platform supports neither shared nor disk memory."""
+    if not supports_persistent_memory():
+        got = sys.platform if sys.platform != "linux" else "no native core"
+        raise error_class(explain(where, "Linux and relive's native core", got, remedy))
+
+
+def supports_persistent_memory() -> bool:
+    """Whether the platform supports shared and disk memory."""
+    return sys.platform == "linux" and kernels.locks_processes()
+
+
+_UNCHECKED_BYTES = 1 << 30
+"""Maximum bytes of a request that `require_memory` grants without reading the free memory."""
 
 
 def available_bytes() -> int | None:
@@ -285,17 +297,20 @@ def resident_bytes() -> int:
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
     """Raise a MemoryError if the host has fewer free bytes; the system would grant them and kill the process later."""
-    free_bytes = available_bytes() if nbytes > _MUCH else None
+    if nbytes > _UNCHECKED_BYTES:
+        _require_free(nbytes, available_bytes(), where, remedy, _HOST_MEMORY)
+
+
+def _require_free(nbytes: int, free_bytes: int | None, where: str, remedy: str, free_of: str) -> None:
     if free_bytes is not None and nbytes > free_bytes:
-        expected = f"at most {in_gibibytes(free_bytes)}, the free memory of this machine"
-        raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
+        expected = f"at most {_format_bytes(free_bytes)}, {free_of}"
+        raise MemoryError(explain(where, expected, _format_bytes(nbytes), remedy))
 
 
-def in_gibibytes(nbytes: int) -> str:
-    """Format a number of bytes for a message."""
+def _format_bytes(nbytes: int) -> str:
     if nbytes >= 1 << 90:
         return "more than any machine has"
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= _MUCH // 100 else f"{nbytes:,} bytes"
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 24 else f"{nbytes:,} bytes"
 
 
 # The lock of a device

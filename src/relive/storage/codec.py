@@ -32,6 +32,8 @@ CHUNK = 1 << 22
 """Bytes per checksum of a file; the last checksum may cover fewer."""
 MAX_JSON_BYTES = 1 << 21
 """Maximum bytes of a JSON document: parsed, it takes up to 24 times as much memory."""
+MAX_FOLDER_FORMAT_BYTES = 64
+"""Maximum bytes of the file FORMAT of a folder."""
 MAX_ARRAYS = 1 << 14
 """Maximum number of arrays in a file."""
 
@@ -89,6 +91,22 @@ def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
         raise IncompatibleCheckpoint(explain(where, f"format {max(readers)} at most", version, remedy))
     place = f"{where}, bytes 0 to {_MAX_LINE_BYTES}"
     raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _REMEDY))
+
+
+def parse_folder_format(header: bytes, kind: str, readers: Mapping[int, Any]) -> int:
+    """Return the format in the file FORMAT of a folder of this kind; raise if it is foreign, damaged or too new."""
+    version = re.fullmatch(rb"recollect %b ([0-9]{1,9})\n" % kind.encode(), header)
+    if version is None:
+        place, expected = f"FORMAT, bytes 0 to {len(header)}", repr(folder_format(kind).decode())
+        remedy = "Pass another folder, or copy this one again."
+        raise CorruptCheckpoint(explain(place, expected, repr(header), remedy))
+    reader_for("FORMAT", int(version[1]), readers)
+    return int(version[1])
+
+
+def folder_format(kind: str) -> bytes:
+    """Return the contents of the file FORMAT of a folder of this kind."""
+    return f"recollect {kind} {FORMAT}\n".encode()
 
 
 def without_checksum(where: str, data: bytes) -> bytes:

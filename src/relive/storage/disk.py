@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import re
-import sys
 import time
 import weakref
 import zlib
@@ -27,9 +26,10 @@ from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckp
 from relive.kernels import complete
 from relive.locking import ClosedLock
 from relive.schema.checks import check_positive_int
-from relive.storage.allocator import Allocator, Memory, tensor_in
+from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_in
 from relive.storage.codec import (
     CHUNK,
+    MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     Arrays,
     ArraySource,
@@ -37,7 +37,9 @@ from relive.storage.codec import (
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
+    folder_format,
     from_json,
+    parse_folder_format,
     parse_format,
     reader_for,
     require_first_line,
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 
 FORMAT = "FORMAT"
 _UNPUBLISHED_FORMAT = "FORMAT.new"
-HEADER = b"recollect disk memory 1\n"
 _OWN_FILES = re.compile(
     r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
 )
@@ -86,10 +87,8 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     """See `Memory.disk`. With `only_reads` files are not changed, and writes stay private to this process."""
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
-    root, max_rows = (
-        Path(path).absolute(),
-        None if commit_every is None else check_positive_int("commit_every", commit_every),
-    )
+    root = Path(path).absolute()
+    max_rows = None if commit_every is None else check_positive_int("commit_every", commit_every)
     option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
@@ -101,22 +100,18 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         with reading(str(root)):
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
-    name = f"Memory.disk({str(root)!r}{option})"
     return Memory(
         torch.device("cpu"),
         allocator=make_allocator,
         free_bytes=free_bytes,
-        name=name,
+        name=f"Memory.disk({str(root)!r}{option})",
         free_of=f"the free space of the disk of {root}",
     )
 
 
-def require_support(kind: type[Exception]) -> None:
-    """Raise an error of this kind if the platform does not support disk memory."""
-    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.backend() == "torch" else ""
-    if got:
-        remedy = 'Keep the buffer in memory: device="cpu".'
-        raise kind(explain("Memory.disk", "Linux and relive's native core", got, remedy))
+def require_support(error_class: type[Exception]) -> None:
+    """Raise an error of this class if the platform does not support disk memory."""
+    require_persistent_memory("Memory.disk", 'Keep the buffer in memory: device="cpu".', error_class)
 
 
 class DiskAllocator(Allocator):
@@ -316,9 +311,9 @@ class DiskAllocator(Allocator):
         """Set the number of rows per environment between commits, and between starts of writing to the disk."""
         step = max(self._owner.nbytes // self._owner.slots, 1)
         default = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _MIN_ROWS)
-        self._default_max_rows = (
-            default if self._commit_every is None else max(self._commit_every, self._max_rows_per_step)
-        )
+        if self._commit_every is not None:
+            default = max(self._commit_every, self._max_rows_per_step)
+        self._default_max_rows = default
         self._flush_interval = max(_FLUSH_BYTES // step, 1)
         self._flushed_until = int(self._owner.head.max())
         """Rows before this one were passed to the disk."""
@@ -329,13 +324,11 @@ class DiskAllocator(Allocator):
         self._reserved_bytes = nbytes = len(dump_commit(commit)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
         names = self._files.names("")
         for name in COMMIT_FILES:
-            exists = name in names
             with reading(name):
-                file = (
-                    self._files.open_for_update(name, only_reads=False)
-                    if exists
-                    else self._files.create_for_update(name)
-                )
+                if name in names:
+                    file = self._files.open_for_update(name, only_reads=False)
+                else:
+                    file = self._files.create_for_update(name)
             self._commit_files[name] = file
             try:
                 self._files.reserve(file, nbytes)
@@ -441,7 +434,7 @@ class DiskAllocator(Allocator):
         if _UNPUBLISHED_FORMAT in self._files.names(""):  # after _withdraw()
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
-            self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [HEADER])
+            self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
         self._files.sync_folder("")
         self._open_files.is_published = True
 
@@ -555,15 +548,12 @@ os.register_at_fork(after_in_child=_forget_forked)
 def holds_disk_memory(files: Files) -> bool:
     """Whether a folder contains disk memory; raises if its file FORMAT is damaged, foreign or too new."""
     try:
-        header = files.contents(FORMAT, 64)
+        header = files.contents(FORMAT, MAX_FOLDER_FORMAT_BYTES)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise unreadable(FORMAT, error) from error
-    version = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", header)
-    if version is None:
-        raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(header), "Pass a folder of disk memory."))
-    reader_for(FORMAT, int(version[1]), READERS)
+    parse_folder_format(header, "disk memory", READERS)
     return True
 
 
@@ -633,14 +623,11 @@ def dump_commit(commit: Commit, length: int = 0) -> bytes:
     return with_checksum(b"\n".join([head, arrays]))
 
 
-def parse_commit(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    """Parse the commit in a file of `nbytes`; `read_at(count, offset)` reads it."""
-    version = parse_format(where, read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0])
-    return reader_for(where, version, READERS)(where, read_at, nbytes)
-
-
-def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    start = _verify_checksum(where, read_at, nbytes)
+def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
+    start, checksum = len(first_line) + 1, 0
+    for offset in range(start, nbytes, CHUNK):
+        checksum = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), checksum)
+    require_first_line(where, first_line, checksum, nbytes)
     head, newline, _ = read_at(MAX_JSON_BYTES + 1, start).partition(b"\n")
     if not newline or len(head) > MAX_JSON_BYTES:
         place = f"{where}, bytes {start} to {start + len(head)}"
@@ -648,9 +635,17 @@ def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: i
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
     infos = arrays_from_json(node.entry("arrays"))
-    arrays = arrays_in_file(where, infos, _filler(where, read_at, rest))
     if sum(array.nbytes for array in infos) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
+
+    def fill(offset: int, target: memoryview) -> None:
+        for at in range(0, len(target), CHUNK):
+            piece = target[at : at + CHUNK]
+            data = read_at(len(piece), rest + offset + at)
+            if len(data) < len(piece):
+                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
+            piece[:] = data
+
     return Commit(
         node.entry("number").integer(1),
         node.entry("boot").text(_BOOT_PATTERN),
@@ -660,34 +655,12 @@ def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: i
         node.entry("checksum").integer(0, 2**32 - 1),
         node.entry("config").mapping(),
         node.entry("values").mapping(),
-        arrays,
+        arrays_in_file(where, infos, fill),
     )
 
 
-READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Commit]] = {1: _commit_format_1}
-"""Reader of each format: `reader(where, read_at, nbytes)`."""
-
-
-def _verify_checksum(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
-    """Verify the checksum in the first line, and return the offset after that line."""
-    first = read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0]
-    start, checksum = len(first) + 1, 0
-    for offset in range(start, nbytes, CHUNK):
-        checksum = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), checksum)
-    require_first_line(where, first, checksum, nbytes)
-    return start
-
-
-def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Callable[[int, memoryview], None]:
-    def fill(offset: int, target: memoryview) -> None:
-        while len(target):
-            piece = read_at(min(len(target), CHUNK), start + offset)
-            if not piece:
-                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
-            target[: len(piece)] = piece
-            target, offset = target[len(piece) :], offset + len(piece)
-
-    return fill
+READERS: dict[int, Callable[..., Commit]] = {1: _commit_format_1}
+"""Reader of each format: `reader(where, first_line, read_at, nbytes)`; `read_at(count, offset)` reads the file."""
 
 
 def newest_commit(root: Path) -> Commit:
@@ -718,4 +691,6 @@ def _read_commit(files: Files, name: str) -> Commit:
         nbytes = files.size(name)
     if nbytes > _MAX_COMMIT_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
-    return parse_commit(name, read_at, nbytes)
+    first_line = read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0]
+    reader = reader_for(name, parse_format(name, first_line), READERS)
+    return reader(name, first_line, read_at, nbytes)

@@ -181,10 +181,9 @@ class Files:
 
         A reader of a copy without a lock file gets the folder instead.
         """
-        flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
         with self._folder("") as root:
             try:
-                file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+                file = _open_lock(root, only_reads=only_reads)
             except FileNotFoundError:
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
@@ -285,9 +284,8 @@ class Files:
         The system releases the lock when the process dies.
         """
         with self._folder("") as root:
-            flags = os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
             try:
-                file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+                file = _open_lock(root, only_reads=not exclusive)
             except OSError:
                 if exclusive:
                     raise
@@ -332,6 +330,12 @@ class Files:
                 os.close(folder)
         finally:
             os.close(root)
+
+
+def _open_lock(root: int, *, only_reads: bool) -> int:
+    """Open the lock file in the folder `root`; create it unless `only_reads`."""
+    flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
+    return os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
 
 
 def _lock_holder(file: int) -> str:

@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 import secrets
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.storage.allocator import Allocator, Memory, tensor_in
+from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_in
 
 _DIGEST_BYTES = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
@@ -92,17 +91,8 @@ class SharedAllocator(Allocator):
         return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
-def shares_memory() -> bool:
-    """Whether the platform supports shared memory."""
-    return sys.platform == "linux" and kernels.locks_processes()
-
-
 def _require_support() -> None:
-    if not shares_memory():
-        expected = "Linux and relive's native core"
-        got = sys.platform if sys.platform != "linux" else "no native core"
-        remedy = "Keep the buffer in one process, or use relive.distributed."
-        raise SchemaError(explain("Memory.shared", expected, got, remedy))
+    require_persistent_memory("Memory.shared", "Keep the buffer in one process, or use relive.distributed.")
 
 
 def _open_file(token: str, address: SharedAddress, name: str) -> int:
