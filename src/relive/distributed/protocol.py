@@ -20,10 +20,9 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.samplers.registry import sampler_config
 from relive.schema.autoreset import parse_autoreset
-from relive.schema.buffer_schemas import replay_schema
 from relive.schema.checks import check_above_zero, check_positive_int
 from relive.schema.conversion import convert, path_name
-from relive.schema.fields import Field, Schema, caller_shape, declaration_config, declare
+from relive.schema.fields import Field, Schema, caller_shape, declaration_config, declare, replay_schema
 from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.allocator import supports_persistent_memory

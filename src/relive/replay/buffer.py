@@ -41,9 +41,8 @@ from relive.schema.assembly import (
     to_device,
 )
 from relive.schema.autoreset import DeclaredMode, read_env_settings, warn_of_frame_stacks
-from relive.schema.buffer_schemas import replay_nbytes, replay_schema
 from relive.schema.conversion import as_tensor, row_ids
-from relive.schema.fields import DTYPES, Declaration, Path
+from relive.schema.fields import DTYPES, Declaration, Path, replay_nbytes, replay_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats

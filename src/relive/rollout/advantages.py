@@ -16,9 +16,8 @@ from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import field_value
 from relive.schema.autoreset import final_observations, host_flags
-from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agent_leaves
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
-from relive.schema.fields import DTYPES, Field, Path, named_leaves
+from relive.schema.fields import DTYPES, MADE_BY_ROLLOUT, Field, Path, agent_leaves, named_leaves
 from relive.schema.invariants import require, require_layout, same_bits
 from relive.storage.codec import Node
 
