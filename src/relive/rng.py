@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
     from relive.storage.codec import Node
 
-_MAX_BYTES = 1 << 20
+_MAX_STATE_BYTES = 1 << 20
 """Maximum bytes of a saved state."""
-_MAX = {"has_uint32": 1, "uinteger": 2**32 - 1}
+_MAX_VALUES = {"has_uint32": 1, "uinteger": 2**32 - 1}
 """Maximum values of numpy's buffered 32-bit word."""
-_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
+_DEVICE_PATTERN = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 
 class Randomness:
@@ -58,14 +58,14 @@ class Randomness:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved position; if the buffer moved to another device, the device's stream starts anew."""
-        node, arrays = saved.values, saved.tensors(_MAX_BYTES)
+        node, arrays = saved.values, saved.tensors(_MAX_STATE_BYTES)
         bits: Any = {
             "bit_generator": "PCG64DXSM",
             "state": {name: _read_big_integer(node.entry(name)) for name in ("state", "inc")},
         }
-        bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX.items()}
+        bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX_VALUES.items()}
         names = node.entry("devices")
-        device_names = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
+        device_names = [] if saved.is_moved else [name.text(_DEVICE_PATTERN) for name in names.items(64)]
         try:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(device_names)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):

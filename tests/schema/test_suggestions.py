@@ -132,7 +132,7 @@ def test_an_attribute_that_nobody_has_is_missing_as_usual() -> None:
 
 
 def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
-    for owner, names in suggestions._METHODS.items():
+    for owner, names in suggestions._METHOD_NAMES.items():
         cls = getattr(rl, owner)
         for ours, words in names.items():
             assert ours == "len" or hasattr(cls, ours), (owner, ours)

@@ -36,7 +36,7 @@ from relive.storage.codec import (
     with_checksum,
     without_checksum,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, is_read_error, reading, unreadable
+from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
 
 _FILE_NAME = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
@@ -82,7 +82,7 @@ def manifest_file(number: int) -> str:
     return f"manifests/{number:08}.json"
 
 
-def dump(manifest: Manifest) -> bytes:
+def dump_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: a line with a checksum, and strict JSON."""
     document = {
         "format": FORMAT,
@@ -101,7 +101,7 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
     return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
-def parse(data: bytes, number: int) -> Manifest:
+def parse_manifest(data: bytes, number: int) -> Manifest:
     """Parse an untrusted manifest; raises a CorruptCheckpoint that names the place of the fault."""
     where = manifest_file(number)
     version = parse_format(where, data.partition(b"\n")[0])
@@ -177,7 +177,7 @@ class Archive:
     # Saving
 
     @contextmanager
-    def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
+    def lock_for_saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
         """Hold the exclusive lock during a save of about `needed` bytes; yields the existing checkpoints by number.
 
         `require` checks the newest one before anything is changed, and may raise. Then the files of interrupted saves
@@ -190,7 +190,7 @@ class Archive:
                 summaries = self._read_summaries(require)
                 self._remove_saved("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
-                    self._place("FORMAT", [folder_format("checkpoint")])
+                    self._write_atomically("FORMAT", [folder_format("checkpoint")])
                 try:
                     yield summaries
                 except BaseException:
@@ -242,7 +242,7 @@ class Archive:
 
     def _remove_saved(self, folder: str, needed: set[str]) -> None:
         """Remove the saved files in a folder, except those in `needed`."""
-        for name in self.files.regular(folder):
+        for name in self.files.regular_names(folder):
             if _SAVED_FILES[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
 
@@ -280,14 +280,14 @@ class Archive:
         """Whether a manifest is so long that the next checkpoint should have fewer segments."""
         return self.size(number) > MAX_JSON_BYTES // 2
 
-    def put(
+    def write_file(
         self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]
     ) -> FileInfo:
         """Write an immutable file. `arrays` describes its arrays, and `parts` are their bytes."""
         checksums: list[int] = []
         path = f"{folder}/{name}"
         self._uncommitted_files.append(path)
-        self._place(path, _append_checksums(parts, checksums))
+        self._write_atomically(path, _append_checksums(parts, checksums))
         file = FileInfo(name, arrays, tuple(checksums))
         if file.nbytes != self.files.size(path):
             raise AssertionError(f"{name}: {self.files.size(path)} bytes for arrays of {file.nbytes}")
@@ -295,7 +295,7 @@ class Archive:
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest of a checkpoint whose files are complete."""
-        data = dump(manifest)
+        data = dump_manifest(manifest)
         if len(data) > MAX_JSON_BYTES:
             remedy = "Declare fewer fields, or save less often."
             raise CheckpointError(
@@ -304,13 +304,13 @@ class Archive:
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
         try:
-            self._place(manifest_file(manifest.number), [data])
+            self._write_atomically(manifest_file(manifest.number), [data])
         finally:
             if self.exists(manifest.number):  # also after an interrupt during the write
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
-    def collect(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
+    def remove_old(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
         """Remove all but the newest `keep` checkpoints of a lineage, and the files that no checkpoint needs any more.
 
         Damaged manifests are removed too. Files that cannot be removed now are removed by a later save.
@@ -325,7 +325,7 @@ class Archive:
             ]
             removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
             needed = {name for number in summaries if number not in removed for name in summaries[number].files}
-            matches = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
+            matches = {name: _MANIFEST.fullmatch(name) for name in self.files.regular_names("manifests")}
             old = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
             for name in old:
                 self.files.remove(f"manifests/{name}")
@@ -352,7 +352,7 @@ class Archive:
         except OSError:
             return False
 
-    def _place(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def _write_atomically(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         self.files.place(f"tmp/{name.replace('/', '-')}", name, parts)
         if "/" not in name:
             self.files.sync_folder("")
@@ -360,7 +360,7 @@ class Archive:
     # Loading
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def lock_for_loading(self) -> Iterator[None]:
         """Hold the shared lock during a load: no save removes files meanwhile."""
         try:
             with self.files.locked(exclusive=False):
@@ -376,7 +376,7 @@ class Archive:
                 explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
             ) from None
         except OSError as error:
-            raise unreadable(str(self.root), error) from error
+            raise make_read_error(str(self.root), error) from error
 
     def _require_format(self) -> int:
         """Return the format of the folder; raises if it is unknown."""
@@ -394,13 +394,13 @@ class Archive:
             remedy = "Pass one of these numbers."
             raise NoCheckpoint(explain(name, f"one of the checkpoints {numbers}", number, remedy)) from None
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise make_read_error(name, error) from error
         if len(data) > MAX_JSON_BYTES:
             place = f"{name}, bytes 0 to {MAX_JSON_BYTES}"
             raise CorruptCheckpoint(
                 explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
             )
-        return parse(data, number)
+        return parse_manifest(data, number)
 
     def exists(self, number: int) -> bool:
         """Whether a manifest with this number exists, valid or not."""
@@ -417,7 +417,7 @@ class Archive:
         files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
         for folder, file in files:
             name = f"{folder}/{file.name}"
-            with reading(name):
+            with convert_read_errors(name):
                 size = self.files.size(name)
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
@@ -460,13 +460,13 @@ class Archive:
 
     def stamp(self, file: FileInfo) -> tuple[int, ...]:
         """Return the stamp of a segment, which changes when its file changes; see `Files.stamp`."""
-        with reading(f"segments/{file.name}"):
+        with convert_read_errors(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
         """Open a file for reading; errors name the file."""
-        with reading(name):
+        with convert_read_errors(name):
             file = self.files.open(name)
             try:
                 yield file

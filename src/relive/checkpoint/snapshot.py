@@ -118,11 +118,11 @@ class SnapshotReader:
         shape = tuple("any" if length is None else length for length in leading)
         raise self.at(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
 
-    def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Read an array that must have the dtype and shape of `like`."""
-        return self.shaped(name, tuple(like.shape), like.dtype)
+        return self.read_array(name, tuple(like.shape), like.dtype)
 
-    def shaped(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
+    def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """Read an array that must have this dtype and shape."""
         self.require_spec(name, shape, dtype)
         return self.tensor(name)
@@ -134,12 +134,12 @@ class SnapshotReader:
 
     def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
         """Read arrays with the dtypes and shapes of their targets, as copies on the devices of the targets."""
-        return {name: self.array(name, like).to(like.device, copy=True) for name, like in targets.items()}
+        return {name: self.read_like(name, like).to(like.device, copy=True) for name, like in targets.items()}
 
     def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy arrays into the tensors of the same names."""
         for name, target in targets.items():
-            array = self.array(name, target)
+            array = self.read_like(name, target)
             if target.is_cpu and target.is_contiguous():
                 writable_memory(target)[:] = writable_memory(array)  # copy_ is parallel and would wait for busy cores
             else:
@@ -155,7 +155,7 @@ def _matches(length: int, expected: int | range | None) -> bool:
     return expected is None or (length in expected if isinstance(expected, range) else length == expected)
 
 
-def total_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
+def sum_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
     """Return the number of bytes of all tensors together."""
     return sum(x.nbytes for x in arrays.values())
 
@@ -252,7 +252,7 @@ class Rows:
         return row % slots * len(self.first) + env
 
 
-KINDS: dict[str, Any] = {}
+BUFFER_CLASSES: dict[str, Any] = {}
 """Classes of buffers that can be saved, by their names in files.
 
 Buffers and their parts have these methods: `config()` returns the constructor arguments as JSON; `state()` returns a
@@ -264,9 +264,9 @@ buffer, and `rows()`, its immutable rows.
 Kind = TypeVar("Kind")
 
 
-def savable(kind: type[Kind]) -> type[Kind]:
+def register_buffer(kind: type[Kind]) -> type[Kind]:
     """Class decorator: register a buffer for `save` and `load`."""
-    KINDS[kind.__name__] = kind
+    BUFFER_CLASSES[kind.__name__] = kind
     return kind
 
 
@@ -292,7 +292,7 @@ class Snapshot(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Number of bytes of all arrays and rows."""
-        return total_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
+        return sum_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
 
     def reader(self) -> SnapshotReader:
         """Return a reader that verifies everything it reads."""

@@ -18,7 +18,7 @@ import torch
 from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
-from relive.schema.conversion import with_own_storage
+from relive.schema.conversion import alias_memory
 from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
 from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, writable_memory
@@ -32,7 +32,7 @@ Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 
 
 class StateDictMixin:
-    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a `savable` buffer with a lock `_lock`."""
+    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a `register_buffer` buffer with a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
@@ -52,8 +52,8 @@ class StateDictMixin:
         """
         with self._lock:
             state = Snapshot.of(self)
-            rows = {name: with_own_storage(x) for name, x in state.columns.items()}
-            arrays = {name: with_own_storage(x) for name, x in state.arrays.items()}
+            rows = {name: alias_memory(x) for name, x in state.columns.items()}
+            arrays = {name: alias_memory(x) for name, x in state.arrays.items()}
             return {"rows": rows, "arrays": arrays, "values": state.values, "config": state.config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ def unpack(arrays: Packed) -> Arrays:
     return tensors
 
 
-def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
+def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
     """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
     with buffer._lock:  # the tensors share the memory of the buffer
         state = buffer.state_dict()
@@ -204,7 +204,7 @@ def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
 
 
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
-    """Restore the result of `packed_state`."""
+    """Restore the result of `pack_state`."""
     buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
 
 

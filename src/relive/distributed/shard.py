@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.checkpoint.loading import load_below
+from relive.checkpoint.loading import load_folder
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MAX_NOTE_BYTES, SnapshotReader
 from relive.distributed.protocol import (
@@ -149,7 +149,7 @@ class Shard(ShardReader):
         with suppress(NoCheckpoint):
             path = plan.checkpoint.of_shard(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
-            load_below(path, ReplayBuffer, None, options, accept=self._restore)
+            load_folder(path, ReplayBuffer, None, options, accept=self._restore)
         # A restart must find the number of this life, because ids were issued in it.
         self.save()
 
@@ -171,7 +171,7 @@ class Shard(ShardReader):
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
         self._require_described_buffer(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
-        positions = snapshot.shaped("note.positions", (len(clients),), torch.int64)
+        positions = snapshot.read_array("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
             raise snapshot.at("note.positions", got).error("a number of rows for each client, and each client once")
@@ -194,7 +194,7 @@ class Shard(ShardReader):
 
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = snapshot.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
+        starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):

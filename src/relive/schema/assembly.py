@@ -41,13 +41,13 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
     # Without strict=, which would double the time of this loop.
-    return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
+    return lambda leaves, batch_size: make_tensordict(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
 def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> lazy.TensorDict:
     """Make the TensorDict of `leaves`, nested if a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
-        return level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
+        return make_tensordict({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree
@@ -69,15 +69,17 @@ def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict
     for name, value in tree.items():
         if type(value) is dict:
             tree[name] = _tensordict(value, batch_size)
-    return level(tree, batch_size)
+    return make_tensordict(tree, batch_size)
 
 
-def level(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> lazy.TensorDict:
+def make_tensordict(
+    tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None
+) -> lazy.TensorDict:
     """Make a TensorDict without verification: all values must have this batch size, and this device if not None."""
     return (_new or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
-def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
+def select_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
     """Select leaves by the names or paths `fields`; all leaves if None."""
     if fields is None:
         return leaves
@@ -97,7 +99,7 @@ def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Pat
 def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, like, next(iter(leaves.values())).device)
+    targets = check_targets(out, like, next(iter(leaves.values())).device)
     copy_leaves(zip(targets, leaves.values(), strict=True))
     return out
 
@@ -109,7 +111,7 @@ def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         target.copy_(leaf)
 
 
-def checked_targets(
+def check_targets(
     out: lazy.TensorDict,
     like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]],
     device: torch.device,

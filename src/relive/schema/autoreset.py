@@ -36,7 +36,7 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
     raise SchemaError(explain("autoreset", f"one of {expected} or None", repr(mode), "Pass the environment's mode."))
 
 
-def autoreset_of(env: Any) -> AutoresetMode:
+def find_autoreset_mode(env: Any) -> AutoresetMode:
     """Return the autoreset mode of a Gymnasium environment; DISABLED for a single one without an Autoreset wrapper."""
     if is_vector(env):
         mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
@@ -57,7 +57,7 @@ def autoreset_of(env: Any) -> AutoresetMode:
     return AutoresetMode.DISABLED
 
 
-class Settings(NamedTuple):
+class EnvSettings(NamedTuple):
     """Arguments of a buffer that an environment determines."""
 
     obs: Declaration
@@ -68,14 +68,14 @@ class Settings(NamedTuple):
 
 def read_env_settings(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
-) -> Settings:
+) -> EnvSettings:
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
     vector = is_vector(env)
-    return Settings(
+    return EnvSettings(
         obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
         action=action if action is not None else env.single_action_space if vector else env.action_space,
         num_envs=env.num_envs if vector else None,
-        autoreset=autoreset_of(env) if autoreset is None else autoreset,
+        autoreset=find_autoreset_mode(env) if autoreset is None else autoreset,
     )
 
 
@@ -115,7 +115,7 @@ class DeclaredMode:
         self._mode = mode
         self.is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
 
-    def look_at(self, info: Mapping[str, Any]) -> None:
+    def check_info(self, info: Mapping[str, Any]) -> None:
         """Check the info of a step before it is stored; call it only while `is_watching`."""
         key = next((key for key in FINAL_KEYS if key in info), None)
         if key is not None and self._mode is not None:
@@ -211,7 +211,7 @@ def final_observations(
         flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
         final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
-        each = {env: _entry(finals, env) for env in final_envs}
+        each = {env: _env_entry(finals, env) for env in final_envs}
         final_envs = [env for env in final_envs if each[env] is not None]
         leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in final_envs]
         return final_envs, [torch.stack(group) for group in zip(*leaves, strict=True)]
@@ -230,7 +230,7 @@ def info_numbers(
     SAME_STEP environments store the info of an episode's last step in "final_info": a dict like the info, or an object
     array with a dict or None per environment. The other entries then belong to the reset.
     """
-    numbers = _numbers(info, name, lead, device)
+    numbers = _read_numbers(info, name, lead, device)
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
     if finals is None:
         return numbers
@@ -241,7 +241,7 @@ def info_numbers(
         )
     else:
         ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
-    last = _numbers(finals, name, lead, device)
+    last = _read_numbers(finals, name, lead, device)
     if numbers is None and last is None:
         return None
     zeros = torch.zeros(lead, dtype=torch.float64, device=device)
@@ -249,7 +249,9 @@ def info_numbers(
     return torch.where(flags, zeros if last is None else last, zeros if numbers is None else numbers)
 
 
-def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+def _read_numbers(
+    info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device
+) -> torch.Tensor | None:
     value = info.get(name)
     if value is None:
         return None
@@ -268,9 +270,9 @@ def _without_masks(finals: Any, tree: Tree) -> Any:
             for key in finals if key in tree or not key.startswith("_")}  # fmt: skip
 
 
-def _entry(finals: Any, env: int) -> Any:
+def _env_entry(finals: Any, env: int) -> Any:
     if isinstance(finals, Mapping):
-        parts = {key: _entry(value, env) for key, value in finals.items()}
+        parts = {key: _env_entry(value, env) for key, value in finals.items()}
         return None if any(part is None for part in parts.values()) else parts
     return finals[env] if env < len(finals) else None
 

@@ -17,7 +17,7 @@ from relive.schema.checks import check_dense, check_device
 from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field, dtype_name
 
 _HOST = torch.device("cpu")
-_COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
+_COMMON_DTYPES = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
 """Common dtypes, which need no further checks."""
 
 
@@ -39,8 +39,8 @@ def convert(
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
-    if rows is None and fits(field, value, (*lead, *field.shape), device):
-        return clean_bools(value)
+    if rows is None and is_converted(field, value, (*lead, *field.shape), device):
+        return normalize_bools(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
@@ -64,10 +64,10 @@ def convert_leaves(
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     """Return `value` as a plain tensor of the same dtype and shape, on `device` if it is a tensor, else on the CPU."""
     tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
-    return clean_bools(tensor)
+    return normalize_bools(tensor)
 
 
-def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
+def normalize_bools(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose bools have the bytes 0 and 1; memory viewed as bool may hold other bytes, which mean true.
 
     Not checked on other devices: it would synchronise.
@@ -78,12 +78,12 @@ def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # torch cannot index-write these dtypes, and older versions cannot index them; the bits are the same.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_SIGNED_DTYPES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def as_indexable(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor in a dtype of the same size that torch can index."""
-    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
+    return tensor.view(_SIGNED_DTYPES[tensor.dtype]) if tensor.dtype in _SIGNED_DTYPES else tensor
 
 
 def as_device(device: Any) -> torch.device:
@@ -94,7 +94,7 @@ def as_device(device: Any) -> torch.device:
         raise SchemaError(explain("device", "a torch device", repr(device), 'Pass a device such as "cpu".')) from error
 
 
-def row_ids(index: Any, device: torch.device) -> torch.Tensor:
+def convert_row_ids(index: Any, device: torch.device) -> torch.Tensor:
     """Return the row ids `index` [B] as int64 on `device`."""
     ids = index
     plain = type(index) is torch.Tensor and index.layout == torch.strided
@@ -107,7 +107,7 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
-def fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+def is_converted(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether `value` needs no conversion."""
     return (
         type(value) is torch.Tensor
@@ -129,7 +129,8 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def _from_host(where: str, value: Any) -> torch.Tensor:
-    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # contiguous, aligned, writeable
+    # carray: contiguous, aligned and writeable
+    if type(value) is np.ndarray and value.dtype in _COMMON_DTYPES and value.flags.carray:
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
         raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _dict_remedy(where)))
@@ -162,7 +163,7 @@ def _dict_remedy(where: str) -> str:
     return "Declare the field as a dict of these names."
 
 
-def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
+def convert_env_ids(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
     """Return `env_ids`, distinct ints below `num_envs`, as int64 on `device`.
 
     The values of a tensor on another device are not checked: it would synchronise.
@@ -189,27 +190,27 @@ def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> tor
     return torch.as_tensor(ids.astype(np.int64), device=device)
 
 
-class EnvNumbers:
-    """Caches `env_numbers` for callers that pass the same `env_ids` repeatedly."""
+class EnvIdConverter:
+    """Caches `convert_env_ids` for callers that pass the same `env_ids` repeatedly."""
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
         self._cache: dict[Any, torch.Tensor] = {}
 
     def __call__(self, env_ids: Any) -> torch.Tensor:
-        key = _key(env_ids)
+        key = _cache_key(env_ids)
         envs = self._cache.get(key)
         if envs is None:
-            envs = env_numbers(env_ids, self._num_envs, self._device)
-            if key is not None and len(self._cache) < _MAX_KNOWN:
+            envs = convert_env_ids(env_ids, self._num_envs, self._device)
+            if key is not None and len(self._cache) < _MAX_CACHED_KEYS:
                 self._cache[key] = envs
         return envs
 
 
-_MAX_KNOWN = 256
+_MAX_CACHED_KEYS = 256
 
 
-def _key(env_ids: Any) -> Any:
+def _cache_key(env_ids: Any) -> Any:
     """Return a hashable key for `env_ids`; None if making a key would take longer than checking again."""
     if type(env_ids) is torch.Tensor:
         env_ids = numpy_view(env_ids)
@@ -219,7 +220,7 @@ def _key(env_ids: Any) -> Any:
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
-def shapes_and_dtypes(tensors: Any) -> Any:
+def _describe_tensors(tensors: Any) -> Any:
     """Return the shape and dtype of each tensor in a dict, or the type's name of other values, to compare dicts."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
@@ -229,14 +230,12 @@ def shapes_and_dtypes(tensors: Any) -> Any:
     }
 
 
-def restored_snapshot(
-    where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
-) -> dict[str, Any]:
+def copy_snapshot(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Copy a snapshot's tensors to the devices of `like`; raises if names, shapes or dtypes differ."""
-    got = shapes_and_dtypes(snapshot)
-    if got != shapes_and_dtypes(like):
+    got = _describe_tensors(snapshot)
+    if got != _describe_tensors(like):
         remedy = "Construct it with the arguments that the saved object had."
-        raise SchemaError(explain(where, f"a snapshot of {shapes_and_dtypes(like)}", got, remedy))
+        raise SchemaError(explain(where, f"a snapshot of {_describe_tensors(like)}", got, remedy))
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 
@@ -257,7 +256,7 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
     raise SchemaError(explain(where, f"shape {expected}{suffix}", got, remedy))
 
 
-def _kind(dtype: torch.dtype) -> int:
+def _dtype_rank(dtype: torch.dtype) -> int:
     """Rank of a dtype: bool 0, integer 1, real 2, complex 3. Only casts to a lower rank lose meaning."""
     if dtype == torch.bool:
         return 0
@@ -267,7 +266,7 @@ def _kind(dtype: torch.dtype) -> int:
 def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
-    have, want = _kind(tensor.dtype), _kind(dtype)
+    have, want = _dtype_rank(tensor.dtype), _dtype_rank(dtype)
     if have > want:
         remedy = "Compare it to get bools." if want == 0 else "Declare the field with that dtype, or convert it."
         raise SchemaError(explain(where, dtype_name(dtype), dtype_name(tensor.dtype), remedy))
@@ -275,11 +274,15 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
         _check_integers_fit(where, tensor, dtype)
     converted = tensor.to(dtype)
     if want >= 2 and tensor.device.type != "meta" and _max_finite(dtype) < _max_finite(tensor.dtype):
-        if tensor.is_cpu:
+        if _is_host(tensor):
             _check_numbers_fit(where, tensor, converted)
         elif overflowed is not None:
             overflowed += _overflows(tensor, converted).sum()
     return converted
+
+
+def _is_host(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu  # a function, which tests replace to simulate a device
 
 
 def _max_finite(dtype: torch.dtype) -> float:
@@ -325,7 +328,7 @@ def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays share memory."""
     first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and extents_meet(a, b)
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and ranges_overlap(a, b)
     # The cheap comparison of extents nearly always decides; the exact test follows only if extents overlap.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
@@ -358,7 +361,7 @@ def numpy_view(value: Any) -> np.ndarray | None:
     return (value.detach() if value.requires_grad else value).numpy()
 
 
-def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+def alias_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return an alias of a host tensor with a separate torch storage, safe to hand to callers.
 
     `share_memory_` and torch.multiprocessing queues replace a tensor's storage and free the old one. With an alias, the
@@ -376,15 +379,15 @@ def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
     return tensor if view is None else view
 
 
-def extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+def ranges_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the memory ranges from first to last byte of two tensors overlap."""
     if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
         return False
-    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))
+    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent_bytes(x)) for x in (a, b))
     return start_a < stop_b and start_b < stop_a
 
 
-def _extent(x: torch.Tensor) -> int:
+def _extent_bytes(x: torch.Tensor) -> int:
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (1 + reach) * x.element_size() if x.numel() else 0
 

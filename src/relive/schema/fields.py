@@ -40,14 +40,14 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
 MAX_NESTING = 64
 """Maximum number of names on the path to a leaf."""
 
-_PADS = ("repeat", "zero")
-FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in DTYPES.items() if numpy_dtype is not None}
+_PAD_MODES = ("repeat", "zero")
+DTYPES_FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in DTYPES.items() if numpy_dtype is not None}
 """The dtypes that a field may have, by their numpy equivalents."""
 
 _DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 DTYPES_BY_NAME = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 """The dtypes that a field may have, by their names in files."""
-_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
+_DEVICE_PATTERN = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -68,9 +68,9 @@ class Field:
     dtype: torch.dtype
 
     def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
-        name = type(self).__name__
-        object.__setattr__(self, "shape", _shape(name, (shape,) if isinstance(shape, int | np.integer) else shape))
-        object.__setattr__(self, "dtype", _dtype(name, dtype))
+        name, sizes = type(self).__name__, (shape,) if isinstance(shape, int | np.integer) else shape
+        object.__setattr__(self, "shape", _parse_shape(name, sizes))
+        object.__setattr__(self, "dtype", _parse_dtype(name, dtype))
 
     def config(self) -> list[Any]:
         """The declaration as JSON: class, shape, dtype and the settings of the class."""
@@ -142,7 +142,7 @@ class Stacked(Field):
             )
         object.__setattr__(self, "k", check_int("Stacked.k", k, min=2, remedy="For one frame, declare a plain Field."))
         object.__setattr__(self, "axis", axis % ndim)
-        object.__setattr__(self, "pad", check_choice("Stacked.pad", pad, _PADS))
+        object.__setattr__(self, "pad", check_choice("Stacked.pad", pad, _PAD_MODES))
 
     def settings(self) -> list[Any]:
         return [self.k, self.axis, self.pad]
@@ -150,7 +150,7 @@ class Stacked(Field):
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Stacked:
         k, axis, pad = settings
-        return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PADS))
+        return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PAD_MODES))
 
 
 @dataclass(frozen=True, init=False)
@@ -193,7 +193,7 @@ _FIELD_CLASSES = {kind.__name__.lower(): kind for kind in (Field, Carry, Stacked
 """Classes of fields by their names in files."""
 
 
-def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype for data without a declared dtype: float32 for float64, to halve the memory."""
     return torch.float32 if dtype == torch.float64 else dtype
 
@@ -210,7 +210,7 @@ def caller_field(field: Field) -> Field:
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
 
 
-def is_carried(field: Field) -> bool:
+def is_initial_state(field: Field) -> bool:
     """Whether sequences return a field only at their start."""
     return isinstance(field.field if isinstance(field, Mutable) else field, Carry)
 
@@ -219,7 +219,7 @@ Tree: TypeAlias = "Field | dict[str, Tree]"
 Declaration: TypeAlias = Field | int | tuple[Any, ...] | gym.Space[Any] | Mapping[str, Any]
 
 
-def _shape(where: str, shape: object) -> tuple[int, ...]:
+def _parse_shape(where: str, shape: object) -> tuple[int, ...]:
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise SchemaError(explain(where, "a shape", repr(shape), "Pass an int or a tuple of ints."))
     sizes = tuple(shape)
@@ -229,12 +229,12 @@ def _shape(where: str, shape: object) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def _dtype(where: str, dtype: object) -> torch.dtype:
+def _parse_dtype(where: str, dtype: object) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         torch_dtype = dtype if dtype in DTYPES else None
     else:
         try:
-            torch_dtype = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
+            torch_dtype = DTYPES_FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
         except TypeError:
             torch_dtype = None
     if torch_dtype is None:
@@ -261,14 +261,14 @@ def declare(where: str, declaration: object) -> Tree:
     if isinstance(declaration, gym.Space):
         return _declare_space(where, declaration)
     if isinstance(declaration, int | np.integer) and not isinstance(declaration, bool):
-        return Field(_shape(where, (declaration,)))
+        return Field(_parse_shape(where, (declaration,)))
     if isinstance(declaration, Mapping):
         if not declaration:
             raise SchemaError(explain(where, "at least one field", "an empty dict", "Declare a field or leave it out."))
-        return {_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
+        return {_parse_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
     if isinstance(declaration, tuple):
         if all(isinstance(size, int | np.integer) for size in declaration):
-            return Field(_shape(where, declaration))
+            return Field(_parse_shape(where, declaration))
         return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
     raise SchemaError(
         explain(
@@ -280,12 +280,12 @@ def declare(where: str, declaration: object) -> Tree:
     )
 
 
-def declare_whole(where: str, declaration: object) -> Tree:
+def declare_caller_fields(where: str, declaration: object) -> Tree:
     """`declare` for buffers that store whole stacks: every stacked field becomes a plain one."""
     return map_leaves(caller_field, declare(where, declaration))
 
 
-def declare_real(where: str, declaration: object) -> Tree:
+def declare_floats(where: str, declaration: object) -> Tree:
     """`declare` for a reward or a value: floating-point fields, one or a dict with one per agent."""
     tree = declare(where, declaration)
     for path, field in iter_leaves((where,), tree):
@@ -294,7 +294,7 @@ def declare_real(where: str, declaration: object) -> Tree:
     return tree
 
 
-def _name(where: str, key: object) -> str:
+def _parse_name(where: str, key: object) -> str:
     if not isinstance(key, str) or not key:
         raise SchemaError(explain(where, "field names that are strings", repr(key), "Rename the field."))
     return key
@@ -307,7 +307,7 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        return Field(space.shape or (), kept_dtype(_dtype(where, space.dtype)))
+        return Field(space.shape or (), narrow_dtype(_parse_dtype(where, space.dtype)))
     raise SchemaError(
         explain(
             where,
@@ -480,27 +480,27 @@ def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: 
 
 # The schemas of rollout and replay buffers
 
-OPTIONAL = ("value", "log_prob")
+OPTIONAL_ROLLOUT_FIELDS = ("value", "log_prob")
 """Fields that the steps of a rollout may omit, if all steps omit them."""
 
-MADE_BY_ROLLOUT = ("mask", "index", "is_first", "batch_sizes")
+ROLLOUT_BATCH_FIELDS = ("mask", "index", "is_first", "batch_sizes")
 """Fields that reading a rollout adds to a batch."""
 
 _RESERVED = ("obs", "action", "reward", "terminated", "truncated", "step", "self")
-_RESERVED_IN_ROLLOUT = (*_RESERVED, *MADE_BY_ROLLOUT, "value", "advantage", "return", "final_obs")
+_RESERVED_IN_ROLLOUT = (*_RESERVED, *ROLLOUT_BATCH_FIELDS, "value", "advantage", "return", "final_obs")
 _RESERVED_IN_REPLAY = (*_RESERVED, "next_obs", "mask", "index", "weight", "discount", "train", "is_first", "env_ids")
 
 
 def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
     """Make the schema of a rollout: seven fixed fields, then the extra fields."""
     refuse_reserved(extra, _RESERVED_IN_ROLLOUT)
-    rewards, values = declare_real("reward", reward), declare_real("value", value)
-    extra_trees = {name: declare_whole(f"extra.{name}", tree) for name, tree in extra.items()}
+    rewards, values = declare_floats("reward", reward), declare_floats("value", value)
+    extra_trees = {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", rewards)
     schema = Schema(
         {
-            "obs": declare_whole("obs", obs),
-            "action": declare_whole("action", action),
+            "obs": declare_caller_fields("obs", obs),
+            "action": declare_caller_fields("action", action),
             "reward": rewards,
             "terminated": FLAG,
             "truncated": FLAG,
@@ -528,7 +528,7 @@ def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) 
         {
             "obs": declare("obs", obs),
             "action": declare("action", action),
-            "reward": declare_real("reward", reward),
+            "reward": declare_floats("reward", reward),
             "terminated": FLAG,
             "truncated": FLAG,
             **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
@@ -566,7 +566,7 @@ def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -
 
 def parse_device(node: lazy.Node) -> torch.device:
     """Read the device of a saved buffer; raises if this machine lacks it."""
-    if node.text(_DEVICE).startswith("meta"):
+    if node.text(_DEVICE_PATTERN).startswith("meta"):
         raise node.error("a device that holds data")
     check_available(node.value, IncompatibleCheckpoint)
     return torch.device(node.value)

@@ -11,7 +11,7 @@ import torch
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_positive_int
-from relive.schema.conversion import as_device, convert, env_numbers
+from relive.schema.conversion import as_device, convert, convert_env_ids
 from relive.schema.fields import FLAG, NUMBER, Field
 from relive.schema.invariants import require, require_all, require_layout
 from relive.schema.suggestions import suggests_keywords
@@ -173,7 +173,7 @@ class EpisodeStats(counting.Accumulator):
 
     def cut(self, env_ids: Any = None) -> None:
         """Drop the running episodes of these environments, or of all, because they will not be finished."""
-        at = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
+        at = slice(None) if env_ids is None else convert_env_ids(env_ids, self.num_envs, self.device)
         with counting.lock:
             self._tensors["open"][:, at] = 0.0
 

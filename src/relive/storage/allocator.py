@@ -85,7 +85,7 @@ class LocalAllocator(Allocator):
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.inference_mode(False):
             if self.device.type == "cpu" and not self._is_pinned:
-                return zeros(shape, dtype)
+                return allocate_zeros(shape, dtype)
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -203,10 +203,10 @@ _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MA
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 _reserved: dict[int, int] = {}
-"""Bytes of each living mapping of `zeros`, by its id."""
+"""Bytes of each living mapping of `allocate_zeros`, by its id."""
 
 
-def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def tensor_from_mapping(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over the first bytes of a mapping."""
     count = math.prod(shape)
     if not count:
@@ -214,7 +214,7 @@ def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> 
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a zero tensor whose pages are allocated when they are written.
 
     They are small pages: the first write into a page of 2 MiB takes milliseconds where the machine is
@@ -224,7 +224,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
-        # Linux aligns mappings of whole large pages to their boundaries, as `expect_bulk` needs.
+        # Linux aligns mappings of whole large pages to their boundaries, as `request_large_pages` needs.
         reserved = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE if nbytes >= 2 * _LARGE_PAGE else nbytes
         memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -232,10 +232,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         raise MemoryError(explain("memory", _format_bytes(nbytes), error.strerror, remedy)) from error
     _reserved[id(memory)] = nbytes
     weakref.finalize(memory, _reserved.pop, id(memory), None)
-    return tensor_in(memory, shape, dtype)
+    return tensor_from_mapping(memory, shape, dtype)
 
 
-def expect_bulk(array: torch.Tensor) -> None:
+def request_large_pages(array: torch.Tensor) -> None:
     """Request large pages for a contiguous host array that is about to be filled at once.
 
     Filling is three times as fast then. Single steps do not use them: the first write into a large page is slow.
@@ -243,12 +243,12 @@ def expect_bulk(array: torch.Tensor) -> None:
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `zeros` reserves whole pages
+    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `allocate_zeros` reserves whole pages
     _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # errors are ignored: it is advice
 
 
 def unwritten_bytes() -> int:
-    """Lower bound of the memory that arrays of `zeros` will still need when all pages are written."""
+    """Lower bound of the memory that arrays of `allocate_zeros` will still need when all pages are written."""
     reserved = sum(list(_reserved.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.schema.conversion import clean_bools
+from relive.schema.conversion import normalize_bools
 from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME
 from relive.storage.allocator import available_bytes
@@ -333,7 +333,7 @@ def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySo
             raise Node(f"{where}: {name}", got).error("a dense tensor with values")
 
     def read(name: str) -> torch.Tensor:
-        return clean_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
+        return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
 
     return ArraySource(where, {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}, read)
 
@@ -356,7 +356,7 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
         dtype, shape = specs[name]
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
         fill(offsets[name], writable_memory(tensor))
-        require_flags(tensor, f"{where}: {name}")
+        require_bool_bytes(tensor, f"{where}: {name}")
         return tensor
 
     return ArraySource(where, specs, read)
@@ -388,7 +388,7 @@ def writable_memory(tensor: torch.Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def require_flags(tensor: torch.Tensor, where: str) -> None:
+def require_bool_bytes(tensor: torch.Tensor, where: str) -> None:
     """Raise unless every byte of a bool tensor is 0 or 1: kernels misbehave for others."""
     if tensor.dtype != torch.bool or not tensor.numel():
         return

@@ -26,7 +26,7 @@ from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckp
 from relive.kernels import complete
 from relive.locking import ClosedLock
 from relive.schema.checks import check_positive_int
-from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_in
+from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_from_mapping
 from relive.storage.codec import (
     CHUNK,
     MAX_FOLDER_FORMAT_BYTES,
@@ -47,20 +47,20 @@ from relive.storage.codec import (
     to_json,
     with_checksum,
 )  # fmt: skip
-from relive.storage.files import Files, is_read_error, reading, unreadable
+from relive.storage.files import Files, convert_read_errors, is_read_error, make_read_error
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
 
 FORMAT = "FORMAT"
 _UNPUBLISHED_FORMAT = "FORMAT.new"
-_OWN_FILES = re.compile(
+_FILE_NAMES = re.compile(
     r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
 )
 """Names of the files that an interrupted creation may leave."""
-_DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
+_DERIVED_ARRAYS = ("tree.sums", "tree.least", "tree.summary", "closed")
 """Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is per process."""
-ROWS = re.compile(r"(column|next)[0-9]+")
+_ROW_ARRAYS = re.compile(r"(column|next)[0-9]+")
 """Names of the arrays of rows, which may be larger than memory."""
 
 
@@ -75,11 +75,11 @@ _FLUSH_BYTES = 1 << 24
 _REQUEST_BYTES = 1 << 17
 """Maximum bytes that Linux reads ahead per request."""
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 COMMIT_FILES = ("commit0", "commit1")
 _MAX_COMMIT_BYTES = 1 << 30
 """Maximum bytes of a commit."""
-_MAX_HEADER_BYTES = 64
+_MAX_FIRST_LINE_BYTES = 64
 _BOOT_PATTERN = re.compile(r".{0,128}")
 
 
@@ -97,7 +97,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
 
     def free_bytes() -> int | None:
         """Return the free space of the disk; None if the folder already contains a buffer."""
-        with reading(str(root)):
+        with convert_read_errors(str(root)):
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
     return Memory(
@@ -149,7 +149,7 @@ class DiskAllocator(Allocator):
     def _closed_on_error(self, where: str) -> Iterator[None]:
         """Close the folder immediately if the body raises; an error of the disk names `where`."""
         try:
-            with reading(where):
+            with convert_read_errors(where):
                 yield
         except BaseException:
             self._close_files()
@@ -183,8 +183,8 @@ class DiskAllocator(Allocator):
         if FORMAT in names:
             holds_disk_memory(self._files)
             return
-        regular = self._files.regular("") if names else []
-        foreign = [name for name in names if name not in regular or not _OWN_FILES.fullmatch(name)]
+        regular = self._files.regular_names("") if names else []
+        foreign = [name for name in names if name not in regular or not _FILE_NAMES.fullmatch(name)]
         if foreign or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign or names)[0]!r} in it"
@@ -195,8 +195,8 @@ class DiskAllocator(Allocator):
         if self._only_reads or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
-        for name in self._files.regular(""):
-            if name != "LOCK" and _OWN_FILES.fullmatch(name):
+        for name in self._files.regular_names(""):
+            if name != "LOCK" and _FILE_NAMES.fullmatch(name):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
@@ -224,9 +224,9 @@ class DiskAllocator(Allocator):
     # Arrays
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        return kernels.guarded_lock(self._enter)
+        return kernels.guarded_lock(self._after_acquire)
 
-    def _enter(self) -> None:
+    def _after_acquire(self) -> None:
         """Called after the lock was acquired: another thread may have closed the folder during the wait."""
         if not self.is_open:
             ClosedLock().__enter__()
@@ -234,18 +234,18 @@ class DiskAllocator(Allocator):
             self._commit(0, is_closed=False)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if name in _DERIVED:
+        if name in _DERIVED_ARRAYS:
             return torch.zeros(shape, dtype=dtype, device="cpu")
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         with self._closed_on_error(name):
-            file = self._open(name, nbytes) if self.reopened else self._create(name, nbytes)
+            file = self._open_array(name, nbytes) if self.reopened else self._create_array(name, nbytes)
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
-            self._arrays[name] = MappedFile(file, memory, tensor_in(memory, shape, dtype))
-            if ROWS.fullmatch(name):
+            self._arrays[name] = MappedFile(file, memory, tensor_from_mapping(memory, shape, dtype))
+            if _ROW_ARRAYS.fullmatch(name):
                 memory.madvise(mmap.MADV_RANDOM)  # samples are random: reading ahead wastes memory
         return self._arrays[name].tensor
 
-    def _create(self, name: str, nbytes: int) -> int:
+    def _create_array(self, name: str, nbytes: int) -> int:
         file = self._files.create_for_update(name)
         try:
             if self._files.free_bytes() < nbytes:
@@ -261,7 +261,7 @@ class DiskAllocator(Allocator):
             raise MemoryError(explain(str(self._root), f"room for at least {needed:,} bytes", free, remedy)) from error
         return file
 
-    def _open(self, name: str, nbytes: int) -> int:
+    def _open_array(self, name: str, nbytes: int) -> int:
         file = -1
         try:
             file = self._files.open_for_update(name, only_reads=self._only_reads)
@@ -271,25 +271,25 @@ class DiskAllocator(Allocator):
         except OSError as error:
             if file >= 0:
                 self._files.close(file)
-            raise unreadable(name, error) from error
+            raise make_read_error(name, error) from error
         if size != nbytes:
             self._files.close(file)
             raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the folder again."))
         return file
 
     @property
-    def _rows(self) -> list[MappedFile]:
+    def _row_files(self) -> list[MappedFile]:
         """The arrays of rows, which may be larger than memory."""
-        return [array for name, array in self._arrays.items() if ROWS.fullmatch(name)]
+        return [array for name, array in self._arrays.items() if _ROW_ARRAYS.fullmatch(name)]
 
     @contextmanager
     def reading_in_order(self) -> Iterator[None]:
-        for array in self._rows:
+        for array in self._row_files:
             array.memory.madvise(mmap.MADV_SEQUENTIAL)
         try:
             yield
         finally:
-            for array in self._rows:
+            for array in self._row_files:
                 array.memory.madvise(mmap.MADV_RANDOM)
 
     # Committing
@@ -301,13 +301,13 @@ class DiskAllocator(Allocator):
                 buffer.recover(self._last_commit, self._checksum, resumes=resumes)
             if self._only_reads:
                 return
-            self._plan()
+            self._plan_commits()
             self._reserve()
             self.commit()
             if not self.reopened:
                 self._publish()
 
-    def _plan(self) -> None:
+    def _plan_commits(self) -> None:
         """Set the number of rows per environment between commits, and between starts of writing to the disk."""
         step = max(self._owner.nbytes // self._owner.slots, 1)
         default = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _MIN_ROWS)
@@ -324,7 +324,7 @@ class DiskAllocator(Allocator):
         self._reserved_bytes = nbytes = len(dump_commit(commit)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
         names = self._files.names("")
         for name in COMMIT_FILES:
-            with reading(name):
+            with convert_read_errors(name):
                 if name in names:
                     file = self._files.open_for_update(name, only_reads=False)
                 else:
@@ -367,7 +367,7 @@ class DiskAllocator(Allocator):
             commit = self._make_commit(max_rows, is_closed)
             self._sync()
             self._is_closing |= is_closed
-            self._write(commit)
+            self._write_commit(commit)
         except OSError as error:
             remedy = "Check the disk; everything committed before is intact."
             raise CheckpointError(explain(f"commit to {self._root}", "a writable disk", error, remedy)) from error
@@ -400,11 +400,11 @@ class DiskAllocator(Allocator):
         """Return the checksum of all arrays except rows, which have checksums of their own."""
         total = 0
         for name, array in self._arrays.items():
-            if not ROWS.fullmatch(name) and name != "seals":
+            if not _ROW_ARRAYS.fullmatch(name) and name != "seals":
                 total = zlib.crc32(tensor_bytes(array.tensor), total)
         return total
 
-    def _write(self, commit: Commit) -> None:
+    def _write_commit(self, commit: Commit) -> None:
         file = self._commit_files[commit.name]
         length = os.fstat(file).st_size
         data = dump_commit(commit, length)  # padded: a shorter file would lose its reserved space
@@ -418,7 +418,7 @@ class DiskAllocator(Allocator):
         """Start writing new rows to the disk, and reading the rows that will be overwritten next."""
         slots, head = self._owner.slots, int(self._owner.head.max())
         first, last = max(self._flushed_until, head - slots), head
-        for array in self._rows:
+        for array in self._row_files:
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
@@ -442,7 +442,7 @@ class DiskAllocator(Allocator):
     def replacing(self) -> Iterator[None]:
         had_rows = bool(self._owner.head.any())
         try:
-            self._withdraw()
+            self._unpublish()
             yield
         except BaseException:
             if not had_rows:  # the load into a new buffer failed: discard the folder
@@ -452,7 +452,7 @@ class DiskAllocator(Allocator):
             raise
         self._publish_again()
 
-    def _withdraw(self) -> None:
+    def _unpublish(self) -> None:
         """Mark the folder as empty while its contents are replaced.
 
         Every file keeps its space on the disk, so that `_publish_again` cannot fail on a full disk.
@@ -552,7 +552,7 @@ def holds_disk_memory(files: Files) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise unreadable(FORMAT, error) from error
+        raise make_read_error(FORMAT, error) from error
     parse_folder_format(header, "disk memory", READERS)
     return True
 
@@ -589,7 +589,7 @@ class Commit:
 
 def boot_id() -> str:
     """Return the id of the current boot: pages of an earlier boot may not have reached the disk."""
-    return _BOOT_ID.read_text().strip()
+    return _BOOT_ID_FILE.read_text().strip()
 
 
 def dump_commit(commit: Commit, length: int = 0) -> bytes:
@@ -684,13 +684,13 @@ def newest_commit(root: Path) -> Commit:
 
 def _read_commit(files: Files, name: str) -> Commit:
     def read_at(count: int, offset: int) -> bytes:
-        with reading(name):
+        with convert_read_errors(name):
             return files.contents(name, count, offset)
 
-    with reading(name):
+    with convert_read_errors(name):
         nbytes = files.size(name)
     if nbytes > _MAX_COMMIT_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
-    first_line = read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0]
+    first_line = read_at(_MAX_FIRST_LINE_BYTES, 0).partition(b"\n")[0]
     reader = reader_for(name, parse_format(name, first_line), READERS)
     return reader(name, first_line, read_at, nbytes)

@@ -18,7 +18,7 @@ import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_in
+from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_from_mapping
 
 _DIGEST_BYTES = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
@@ -79,7 +79,7 @@ class SharedAllocator(Allocator):
             self._files[name] = file
             os.posix_fallocate(file, 0, nbytes)  # now: a missing page later would kill the process
             _file_seals(file, _ADD_SEALS, _SEALS)
-        return tensor_in(mmap.mmap(file, nbytes), shape, dtype)
+        return tensor_from_mapping(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
