@@ -286,7 +286,7 @@ class DistillationBuffer(StateDictMixin):
         floor = node.entry("floor").integer(0, head)
         starts = saved.read_array("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
         if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
-            raise saved.at("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
+            raise saved.array_node("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()

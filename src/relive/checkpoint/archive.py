@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
 from relive.kernels import crc32
 from relive.storage.codec import (
-    CHUNK,
+    CHUNK_BYTES,
     FORMAT,
     MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
@@ -38,8 +38,8 @@ from relive.storage.codec import (
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
 
-_FILE_NAME = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
-_LINEAGE = re.compile(r"[0-9a-f]{32}")
+_FILE_NAME_PATTERN = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
+_LINEAGE_PATTERN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
 
 
 def parse_manifest(data: bytes, number: int) -> Manifest:
-    """Parse an untrusted manifest; raises a CorruptCheckpoint that names the place of the fault."""
+    """Parse an untrusted manifest; raise a CorruptCheckpoint that names the place of the fault."""
     where = manifest_file(number)
     version = parse_format(where, data.partition(b"\n")[0])
     return reader_for(where, version, READERS)(where, data, number)
@@ -121,7 +121,7 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
         raise document.entry("segments").error("every segment once")
     return Manifest(
         number,
-        document.entry("lineage").text(_LINEAGE),
+        document.entry("lineage").text(_LINEAGE_PATTERN),
         document.entry("kind").text(),
         document.entry("config").mapping(),
         document.entry("values").mapping(),
@@ -136,20 +136,20 @@ READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
 
 def _file_from_json(node: Node) -> FileInfo:
     file = FileInfo(
-        node.entry("name").text(_FILE_NAME),
+        node.entry("name").text(_FILE_NAME_PATTERN),
         arrays_from_json(node.entry("arrays")),
         node.entry("checksums").integers(maximum=2**32 - 1),
     )
-    if len(file.checksums) != -(-file.nbytes // CHUNK):
-        raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")
+    if len(file.checksums) != -(-file.nbytes // CHUNK_BYTES):
+        raise node.entry("checksums").error(f"one checksum per {CHUNK_BYTES} bytes of {file.nbytes}")
     return file
 
 
-_MAX_LISTED = 64
+_MAX_LISTED_NUMBERS = 64
 """Maximum number of checkpoints in an error message."""
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
-_MANIFEST = re.compile(rf"{_NUMBER}\.json")
-_SAVED_FILES = {
+_MANIFEST_PATTERN = re.compile(rf"{_NUMBER}\.json")
+_SAVED_FILE_PATTERNS = {
     "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
@@ -174,14 +174,14 @@ class Archive:
         self._uncommitted_files: list[str] = []
         """Files of the checkpoint that is being saved, until it is committed."""
 
-    # Saving
+    # Saving checkpoints
 
     @contextmanager
     def lock_for_saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
-        """Hold the exclusive lock during a save of about `needed` bytes; yields the existing checkpoints by number.
+        """Hold the exclusive lock during a save of about `needed` bytes; yield the existing checkpoints by number.
 
-        `require` checks the newest one before anything is changed, and may raise. Then the files of interrupted saves
-        are removed. If the body raises, its files are removed too.
+        `require` checks the newest checkpoint before anything is changed, and may raise. Then the files of interrupted
+        saves are removed. If the body raises, its files are removed too.
         """
         try:
             self._refuse_foreign()
@@ -243,7 +243,7 @@ class Archive:
     def _remove_saved(self, folder: str, needed: set[str]) -> None:
         """Remove the saved files in a folder, except those in `needed`."""
         for name in self.files.regular_names(folder):
-            if _SAVED_FILES[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+            if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
 
     def _save_error(self, error: OSError, needed: int) -> CheckpointError:
@@ -257,7 +257,7 @@ class Archive:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all checkpoints, valid or not, oldest first."""
-        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, self._names("manifests")) if match)
+        return sorted(int(match[1]) for match in map(_MANIFEST_PATTERN.fullmatch, self._names("manifests")) if match)
 
     def next_number(self) -> int:
         """Return the number of the next checkpoint."""
@@ -306,7 +306,7 @@ class Archive:
         try:
             self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            if self.exists(manifest.number):  # also after an interrupt during the write
+            if self.exists(manifest.number):  # also if the write was interrupted after the file was complete
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
@@ -319,13 +319,13 @@ class Archive:
             numbers = self.numbers()
             unread = {number for number in numbers if number not in summaries}
             if any(map(self._is_valid, unread)):
-                return  # readable again, and its files are not in `summaries`
+                return  # a manifest became readable again, but its files are not in `summaries`
             lineage_numbers = [
                 number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
             ]
             removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
             needed = {name for number in summaries if number not in removed for name in summaries[number].files}
-            matches = {name: _MANIFEST.fullmatch(name) for name in self.files.regular_names("manifests")}
+            matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
             old = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
             for name in old:
                 self.files.remove(f"manifests/{name}")
@@ -357,7 +357,7 @@ class Archive:
         if "/" not in name:
             self.files.sync_folder("")
 
-    # Loading
+    # Loading checkpoints
 
     @contextmanager
     def lock_for_loading(self) -> Iterator[None]:
@@ -379,7 +379,7 @@ class Archive:
             raise make_read_error(str(self.root), error) from error
 
     def _require_format(self) -> int:
-        """Return the format of the folder; raises if it is unknown."""
+        """Return the format of the folder; raise if it is unknown."""
         return parse_folder_format(self.files.contents("FORMAT", MAX_FOLDER_FORMAT_BYTES), "checkpoint", READERS)
 
     def manifest(self, number: int) -> Manifest:
@@ -390,7 +390,7 @@ class Archive:
                 raise FileNotFoundError
             data = self.files.contents(name, MAX_JSON_BYTES + 1)
         except FileNotFoundError:
-            numbers = ", ".join(map(str, self.numbers()[-_MAX_LISTED:])) or "none"
+            numbers = ", ".join(map(str, self.numbers()[-_MAX_LISTED_NUMBERS:])) or "none"
             remedy = "Pass one of these numbers."
             raise NoCheckpoint(explain(name, f"one of the checkpoints {numbers}", number, remedy)) from None
         except OSError as error:
@@ -430,10 +430,10 @@ class Archive:
 
     def verify(self, folder: str, file: FileInfo) -> None:
         """Read a file and verify its checksums."""
-        memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
+        memory = memoryview(bytearray(min(CHUNK_BYTES, file.nbytes)))
         with self.open_file(folder, file) as source:
-            for start in range(0, file.nbytes, CHUNK):
-                source.fill(memory[: min(CHUNK, file.nbytes - start)])
+            for start in range(0, file.nbytes, CHUNK_BYTES):
+                source.fill(memory[: min(CHUNK_BYTES, file.nbytes - start)])
             source.finish()
 
     def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
@@ -444,15 +444,16 @@ class Archive:
         def read_chunk(i: int) -> bytes:
             nonlocal last
             if last[0] != i:
+                start = i * CHUNK_BYTES
                 with self._open(name) as descriptor:
-                    data = self.files.read_at(descriptor, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                    data = self.files.read_at(descriptor, min(CHUNK_BYTES, file.nbytes - start), start)
                 require_checksum(name, file, i, len(data), crc32(data))
                 last = i, data
             return last[1]
 
         def fill(offset: int, target: memoryview) -> None:
             while len(target):
-                part = memoryview(read_chunk(offset // CHUNK))[offset % CHUNK :][: len(target)]
+                part = memoryview(read_chunk(offset // CHUNK_BYTES))[offset % CHUNK_BYTES :][: len(target)]
                 target[: len(part)] = part
                 target, offset = target[len(part) :], offset + len(part)
 
@@ -482,38 +483,38 @@ class FileReader:
 
     def __init__(self, files: Files, descriptor: int, name: str, file: FileInfo) -> None:
         self._files, self._descriptor, self._name, self._file = files, descriptor, name, file
-        self._done = self._checksum = 0
+        self._num_read = self._checksum = 0
 
     def fill(self, target: memoryview) -> None:
         """Fill `target` with the next bytes."""
         while len(target):
-            i = self._done // CHUNK
-            piece = target[: CHUNK - self._done % CHUNK]
+            i = self._num_read // CHUNK_BYTES
+            piece = target[: CHUNK_BYTES - self._num_read % CHUNK_BYTES]
             count = self._files.read_into(self._descriptor, piece)
             self._checksum = crc32(piece[:count], self._checksum)
-            self._done += count
-            length = self._done - i * CHUNK
-            if count < len(piece) or length == CHUNK or self._done == self._file.nbytes:
+            self._num_read += count
+            length = self._num_read - i * CHUNK_BYTES
+            if count < len(piece) or length == CHUNK_BYTES or self._num_read == self._file.nbytes:
                 require_checksum(self._name, self._file, i, length, self._checksum)
                 self._checksum = 0
             target = target[len(piece) :]
 
     def finish(self) -> None:
         """Raise unless all bytes of the file were read."""
-        if self._done != self._file.nbytes:
-            got = f"{self._done:,} of {self._file.nbytes:,} bytes"
+        if self._num_read != self._file.nbytes:
+            got = f"{self._num_read:,} of {self._file.nbytes:,} bytes"
             raise CorruptCheckpoint(explain(self._name, "only the bytes of its arrays", got, "Copy it again."))
 
 
 def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int]) -> Iterator[memoryview]:
-    """Yield `parts`, and append one checksum per `CHUNK` bytes to `checksums`."""
+    """Yield `parts`, and append one checksum per `CHUNK_BYTES` bytes to `checksums`."""
     remaining = 0
     for part in parts:
         rest = whole = memoryview(part).cast("B")
         while len(rest):
             if not remaining:
                 checksums.append(0)
-                remaining = CHUNK
+                remaining = CHUNK_BYTES
             piece, rest = rest[:remaining], rest[remaining:]
             checksums[-1] = crc32(piece, checksums[-1])
             remaining -= len(piece)
@@ -523,7 +524,7 @@ def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int])
 def require_checksum(name: str, file: FileInfo, i: int, length: int, checksum: int) -> None:
     """Raise unless the i-th chunk of a file has its size and its checksum."""
     expected = file.checksums[i]
-    if length != min(CHUNK, file.nbytes - i * CHUNK) or checksum != expected:
-        place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + length}"
+    if length != min(CHUNK_BYTES, file.nbytes - i * CHUNK_BYTES) or checksum != expected:
+        place = f"{name}, bytes {i * CHUNK_BYTES} to {i * CHUNK_BYTES + length}"
         remedy = "Load an older checkpoint, or copy this one again."
         raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{checksum:08x}", remedy))

@@ -141,16 +141,16 @@ def load_folder(
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
 
 
-_MAX_TRIED, _MIN_TRIED, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
+_MAX_CANDIDATES, _MIN_CANDIDATES, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
 """Limits of a search for a valid checkpoint: at most 64; after the first 8 also 60 seconds and 16 MB of manifests."""
 
 
 def _iter_candidates(archive: Archive) -> Iterator[int]:
-    """Yield the numbers of checkpoints to try, newest first, within the limits above."""
+    """Yield the numbers of checkpoints to try, newest first, within the limits of a search."""
     start, nbytes = time.monotonic(), 0
-    for i, number in enumerate(archive.numbers()[: -_MAX_TRIED - 1 : -1]):
+    for i, number in enumerate(archive.numbers()[: -_MAX_CANDIDATES - 1 : -1]):
         nbytes += archive.size(number)
-        if i >= _MIN_TRIED and (time.monotonic() - start > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
+        if i >= _MIN_CANDIDATES and (time.monotonic() - start > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
             return
         yield number
 
@@ -238,7 +238,7 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     total = sum(file.nbytes for file in manifest.segments)
     segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        stamp = archive.stamp(file)  # before reading: a later change of the file changes the stamp
+        stamp = archive.stamp(file)  # before reading, so that a later change of the file changes the stamp
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
@@ -281,7 +281,7 @@ def _read_segment(
 def _read_bounds(
     source: FileReader, file: FileInfo, envs: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read and verify the bounds of a segment: its first rows [N] and its stops [N], exclusive."""
+    """Read and verify the bounds of a segment: its first rows [N] and its stops [N], which are exclusive."""
     where, remedy = f"segments/{file.name}", "Copy it again."
     expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
@@ -316,13 +316,13 @@ def _fill_piece(
     source: FileReader, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str
 ) -> memoryview:
     """Read rows of one column from a segment, and return their bytes."""
-    is_run = isinstance(piece, slice)
-    size = piece.stop - piece.start if is_run else len(piece)
-    block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    is_slice = isinstance(piece, slice)
+    size = piece.stop - piece.start if is_slice else len(piece)
+    block = flat[piece] if is_slice and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
     memory = writable_memory(block)
     source.fill(memory)
     require_bool_bytes(block, where)
-    if not is_run:
+    if not is_slice:
         flat_slots, block = (piece, block) if keep is None else (piece[keep], block[keep])
         flat[flat_slots.to(flat.device)] = block.to(flat.device)
     elif not flat.is_cpu:
@@ -331,7 +331,7 @@ def _fill_piece(
 
 
 def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
-    """Describe how the device or memory differs from that of the saved buffer."""
+    """Describe how device and memory of a buffer differ from those of the saved buffer."""
     old_device, device = manifest.config.get("device"), str(buffer.device)
     changes = []
     if old_device is not None and old_device != device:
@@ -365,7 +365,7 @@ def is_disk_memory(root: Path) -> bool:
 
 
 def _reopen(root: Path, options: dict[str, Any]) -> Any:
-    """Open the buffer in a folder of disk memory; raises for options other than `sampler`."""
+    """Open the buffer in a folder of disk memory; raise for options other than `sampler`."""
     changes = [name for name, value in options.items() if value is not None and name != "sampler"]
     if changes:
         remedy = "Save the buffer, and load that checkpoint with this argument."

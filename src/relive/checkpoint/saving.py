@@ -32,7 +32,7 @@ class Segment:
 
     file: FileInfo
     stop: torch.Tensor
-    """End [N] of its rows, exclusive."""
+    """Stop [N] of the rows in the file, exclusive."""
     stamp: tuple[int, ...]
     """Stamp of the file when it was written or read; see `Files.stamp`."""
 
@@ -45,7 +45,7 @@ class PreviousSave:
     number: int
     segments: list[Segment] = field(default_factory=list)
     saved_until: torch.Tensor | None = None
-    """First rows [N] that are not in the segments; None if no row is."""
+    """First unsaved row [N] of each environment; None if no segment exists."""
     damaged: frozenset[int] = frozenset()
     """Numbers of newer checkpoints that were damaged, so that this one was loaded instead."""
 
@@ -115,7 +115,7 @@ def save(
             try:
                 archive.commit(manifest)
             finally:
-                if archive.exists(number):  # also if only a later operation failed
+                if archive.exists(number):  # also if an operation after the write of the manifest failed
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
     for message in damaged:  # after the save: a filter may turn a warning into an error
@@ -160,7 +160,7 @@ def _previous_save(
 
 
 def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
-    """Whether another buffer has continued this checkpoint, or may have: a manifest that cannot be read now counts."""
+    """Whether another buffer may have continued this checkpoint. A newer manifest that cannot be read now counts."""
     newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged)
     return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
@@ -207,7 +207,7 @@ def _split_rows(rows: Rows) -> Iterator[Rows]:
 
 
 def _kind_name(buffer: Any) -> str:
-    """Return the name of a buffer's class in files; raises for a class that cannot be saved."""
+    """Return the name of a buffer's class in files; raise for a class that cannot be saved."""
     name = type(buffer).__name__
     if BUFFER_CLASSES.get(name) is not type(buffer):
         remedy = "Save one of these; of an adapter, save its core."

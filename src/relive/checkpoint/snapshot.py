@@ -49,7 +49,7 @@ class SnapshotReader:
         self.config = Node("config", {}) if config is None else config
         """Config of the saved part."""
         self.is_moved = False
-        """Whether the part is loaded to another device than that of the saved part."""
+        """Whether the saved part was on another device."""
         self.segments: Mapping[str, tuple[ArrayInfo, ...]] = {}
         """Arrays of each segment: two with the bounds of its rows, then the columns."""
 
@@ -89,16 +89,16 @@ class SnapshotReader:
         return self._arrays[self._prefix + name]
 
     def tensors(self, max_bytes: int) -> Arrays:
-        """Read all arrays of this part; raises if they have more than `max_bytes` together."""
+        """Read all arrays of this part; raise if they have more than `max_bytes` together."""
         sizes = self._arrays.sizes(self._prefix)
         if sum(sizes.values()) > max_bytes:
             largest = max(sizes, key=lambda name: sizes[name])
-            raise self.at(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(
+            raise self.array_node(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(
                 f"at most {max_bytes:,} bytes"
             )
         return {name.removeprefix(self._prefix): self._arrays[name] for name in sizes}
 
-    def at(self, name: str, got: Any = None) -> Node:
+    def array_node(self, name: str, got: Any = None) -> Node:
         """Return a node for an error about an array."""
         if got is None:
             spec = self.spec(name)
@@ -116,7 +116,7 @@ class SnapshotReader:
         if spec is not None and has_axes and all(map(_matches, shape, leading)):
             return spec
         shape = tuple("any" if length is None else length for length in leading)
-        raise self.at(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
+        raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
 
     def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Read an array that must have the dtype and shape of `like`."""
@@ -130,7 +130,7 @@ class SnapshotReader:
     def require_spec(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
         """Raise unless an array has this dtype and shape. The array is not read."""
         if self.require(name, shape, only_leading=False)[0] != dtype:
-            raise self.at(name).error(f"{dtype}")
+            raise self.array_node(name).error(f"{dtype}")
 
     def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
         """Read arrays with the dtypes and shapes of their targets, as copies on the devices of the targets."""
@@ -147,8 +147,8 @@ class SnapshotReader:
 
     def finish(self, what: str) -> None:
         """Raise unless every array was requested."""
-        if self._arrays.unread:
-            raise self.at(self._arrays.unread[0]).error(f"no other array than those of a {what}")
+        if self._arrays.unread_names:
+            raise self.array_node(self._arrays.unread_names[0]).error(f"no other array than those of a {what}")
 
 
 def _matches(length: int, expected: int | range | None) -> bool:
@@ -253,7 +253,7 @@ class Rows:
 
 
 BUFFER_CLASSES: dict[str, Any] = {}
-"""Classes of buffers that can be saved, by their names in files.
+"""Classes of buffers, by their names in files.
 
 Buffers and their parts have these methods: `config()` returns the constructor arguments as JSON; `state()` returns a
 `State`; `load_state(saved)` restores a state or raises a CorruptCheckpoint; `check()` raises an InvariantError if the
@@ -261,11 +261,11 @@ part is inconsistent. A buffer also has the classmethod `from_config(config, sav
 buffer, and `rows()`, its immutable rows.
 """
 
-Kind = TypeVar("Kind")
+BufferClass = TypeVar("BufferClass")
 
 
-def register_buffer(kind: type[Kind]) -> type[Kind]:
-    """Class decorator: register a buffer for `save` and `load`."""
+def register_buffer(kind: type[BufferClass]) -> type[BufferClass]:
+    """Decorate a class of buffers that `save` and `load` support."""
     BUFFER_CLASSES[kind.__name__] = kind
     return kind
 

@@ -25,7 +25,7 @@ from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, w
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
-"""Settings in which a state may differ from the buffer: their effect is verified in the state itself."""
+"""Settings that may differ between a state and its buffer: the state itself is verified."""
 
 Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 """Arrays as dtypes, shapes and bytes: the pickler of torch would move their memory to shared memory."""
@@ -97,7 +97,7 @@ class StateDictMixin:
 
 
 def _take_snapshot(buffer: Any) -> Snapshot:
-    """Take a snapshot for a copy; raises for shared and disk memory."""
+    """Take a snapshot for a copy; raise for shared and disk memory."""
     snapshot = Snapshot.of(buffer)
     memory = snapshot.values.get("memory", {}).get("name", "own")
     if memory in ("shared", "disk"):
@@ -145,7 +145,7 @@ def _buffer_class(buffer: Any) -> Any:
 
 
 def _settings(buffer: Any) -> dict[str, Any]:
-    """Return settings that are not part of the config: a custom sampler, and pinned memory."""
+    """Return the settings outside the config: a custom sampler, and pinned memory."""
     sampler = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return sampler | ({"device": Memory.pinned()} if is_pinned else {})
@@ -182,7 +182,7 @@ def _unpickled(
 
 def pack(arrays: Arrays) -> Packed:
     """Convert arrays for a pickle."""
-    return {name: (dtype_name(x.dtype), tuple(x.shape), _bytes(x)) for name, x in arrays.items()}
+    return {name: (dtype_name(x.dtype), tuple(x.shape), _copy_bytes(x)) for name, x in arrays.items()}
 
 
 def unpack(arrays: Packed) -> Arrays:
@@ -208,7 +208,7 @@ def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
+def _copy_bytes(tensor: torch.Tensor) -> np.ndarray:
     return np.frombuffer(tensor_bytes(tensor), np.uint8).copy()
 
 

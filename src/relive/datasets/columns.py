@@ -13,7 +13,7 @@ from relive.datasets.untrusted import damage, decode_budget, require_similar_siz
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, iter_leaves, map_leaves, narrow_dtype
-from relive.schema.suggestions import NAME
+from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
 
 Columns: TypeAlias = Mapping[str, str | None]
@@ -278,9 +278,9 @@ class ColumnPlan:
     def _require_field(self, column: str, path: Path) -> None:
         shape, dtype, is_text, _ = self._columns[column]
         leave_out = f"columns={{{column!r}: None}}"
-        if not all(NAME.fullmatch(part) for part in path):
+        if not all(NAME_PATTERN.fullmatch(part) for part in path):
             remedy = f'Rename it: columns={{{column!r}: "a_name"}}.'
-            raise self._error(column, f"names like {NAME.pattern}", repr(".".join(path)), remedy)
+            raise self._error(column, f"names like {NAME_PATTERN.pattern}", repr(".".join(path)), remedy)
         if is_text and column not in self._encode:
             remedy = f"Pass encode={{{column!r}: a function of a text}}, or {leave_out}."
             raise self._error(column, "numbers", "texts", remedy)

@@ -173,8 +173,8 @@ class Shard(ShardReader):
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
         positions = snapshot.read_array("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
-            got = positions.tolist()
-            raise snapshot.at("note.positions", got).error("a number of rows for each client, and each client once")
+            expected = "a number of rows for each client, and each client once"
+            raise snapshot.array_node("note.positions", positions.tolist()).error(expected)
         rows = buffer.rows()
         before = self._saved_ids(note, snapshot, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
@@ -199,7 +199,7 @@ class Shard(ShardReader):
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
-            raise snapshot.at("note.starts", starts.tolist()).error(expected)
+            raise snapshot.array_node("note.starts", starts.tolist()).error(expected)
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
     def _describe(self) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def require_backing(config: Node, saved: SnapshotReader) -> None:
     min_slots = config.entry("capacity").integer(1, 1 << 50) // envs
     spec = saved.spec("ring.kind")
     if spec is None or len(spec[1]) != 2 or spec[1][1] != envs or spec[1][0] < min_slots:
-        raise saved.at("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
+        raise saved.array_node("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
 
 
 def require_empty(replay: ReplayBuffer) -> None:

@@ -121,7 +121,7 @@ class StepInput:
             leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
             staged[name] = tuple(rows.convert_leaf(i, leaf, rows.leading_shape) for i, leaf in leaves)
         if arrays:
-            raise saved.at(min(arrays)).error("no other array than those of staged fields")
+            raise saved.array_node(min(arrays)).error("no other array than those of staged fields")
         self.staged = staged
 
     def check(self) -> None:

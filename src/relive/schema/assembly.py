@@ -1,4 +1,4 @@
-"""Assembles flat leaves to the TensorDict of a batch, and verifies a caller's `out`."""
+"""Assembly of a batch: a TensorDict from flat leaves, and checks of a caller's `out`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from relive.schema.conversion import as_device
 from relive.schema.fields import Field, Path, Schema
 
 MemoryRange = tuple[int, int]
-"""Addresses of the first byte and of the byte after the last."""
+"""Addresses of the first byte and one past the last byte."""
 
 _MAX_ROWS = 2**31 - 1
 
-_new: Any = None
-"""The constructor of TensorDict; None until `import_tensordict`."""
+_constructor: Any = None
+"""Constructor of TensorDict; None before `import_tensordict`."""
 
 
 def import_tensordict() -> Any:
     """Import tensordict. Call it before taking a lock or drawing rows: it takes seconds and may fail."""
-    global _new  # noqa: PLW0603
+    global _constructor  # noqa: PLW0603
     # The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
-    _new = getattr(lazy.TensorDict, "_new_unsafe", _new_checked)
-    return _new
+    _constructor = getattr(lazy.TensorDict, "_new_unsafe", _construct_checked)
+    return _constructor
 
 
-def _new_checked(*, source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, nested: bool) -> Any:
+def _construct_checked(
+    *, source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, nested: bool
+) -> Any:
     return lazy.TensorDict(source, batch_size=batch_size, device=device)
 
 
@@ -76,7 +78,7 @@ def make_tensordict(
     tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None
 ) -> lazy.TensorDict:
     """Make a TensorDict without verification: all values must have this batch size, and this device if not None."""
-    return (_new or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
+    return (_constructor or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
 def select_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
@@ -117,9 +119,9 @@ def check_targets(
     device: torch.device,
     own: Iterable[MemoryRange] = (),
 ) -> list[torch.Tensor]:
-    """Return the tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ.
+    """Return the tensors of `out` in the order of `like`; raise if keys, shapes, dtypes or the device differ.
 
-    Also raises if two of them overlap, or if one overlaps the memory `own` of the buffer that fills them.
+    Also raise if two tensors overlap, or if one overlaps the memory `own` of the buffer that fills them.
     """
     remedy = "Pass an earlier batch as out=."
     _require_tensordict(out)
@@ -175,7 +177,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
 
 
 def memory_range(tensor: torch.Tensor) -> MemoryRange:
-    """The addresses of the first byte of a contiguous tensor and of the byte after its last."""
+    """Return the addresses of the first byte and one past the last byte of a contiguous tensor."""
     start = 0 if tensor.device.type == "meta" else tensor.data_ptr()
     return (start, start + tensor.nbytes) if start else (0, 0)
 
@@ -185,11 +187,11 @@ def _start_address(memory: tuple[int, int, Path | None]) -> int:
 
 
 def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:
-    """Return the device to move a batch to, or None; raises if the machine lacks it, or if `out` is passed too.
+    """Return the device to move a batch to, or None; raise if the machine lacks it, or if `out` is passed too.
 
     Called first for every batch, before the lock and the draw; also imports tensordict.
     """
-    if _new is None:
+    if _constructor is None:
         import_tensordict()
     if device is not None and out is not None:
         raise SchemaError(
@@ -203,7 +205,7 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
 
 
 def check_batch_size(where: str, batch_size: object) -> int:
-    """Return `batch_size` as an int; raises if it is not positive or too large."""
+    """Return `batch_size` as an int; raise if it is not positive or too large."""
     if type(batch_size) is int and 0 < batch_size <= _MAX_ROWS:
         return batch_size
     return check_positive_int(where, batch_size, _MAX_ROWS)

@@ -14,16 +14,16 @@ import torch
 
 from relive.errors import NotReadyError, SchemaError, explain
 
-_MAX = (1 << 63) - 1
+_MAX_INT = (1 << 63) - 1
 _T = TypeVar("_T")
 
 
-def check_positive_int(where: str, value: object, max: float = _MAX) -> int:
+def check_positive_int(where: str, value: object, max: float = _MAX_INT) -> int:
     """Return a positive int of at most `max`, by default below 2^63."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > max:
-        expected = "a positive int below 2^63" if max == _MAX else f"at most {max}"
+        expected = "a positive int below 2^63" if max == _MAX_INT else f"at most {max}"
         raise SchemaError(explain(where, expected, _short_integer(int(value)), "Pass a smaller int."))
     return int(value)
 
@@ -90,7 +90,7 @@ def check_choice(where: str, value: _T, choices: Collection[str | None], remedy:
 
 
 def check_none_without(where: str, value: object, argument: str) -> None:
-    """Raise if a value is passed that the buffer stores only with the constructor argument `argument`."""
+    """Raise if a value is passed to a buffer that was made without the constructor argument `argument`."""
     if value is not None:
         remedy = f"Make the buffer with {argument}=."
         raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
@@ -142,7 +142,7 @@ def check_nonempty(where: str, size: int, what: str = "step", remedy: str = "Add
 
 
 def type_name(value: object) -> str:
-    """The type of a value, with its module unless it is built in."""
+    """Return the name of a value's type, with its module unless it is built in."""
     if value is None:
         return "None"
     kind = type(value)
@@ -150,5 +150,5 @@ def type_name(value: object) -> str:
 
 
 def _short_integer(value: int) -> str:
-    """The digits of an int, or its number of bits if it is large."""
+    """Return the digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

@@ -1,4 +1,4 @@
-"""Converts a caller's values to tensors of their field's shape and dtype, or raises.
+"""Conversion of a caller's values to tensors of their field's shape and dtype.
 
 The native core copies values that fit exactly without this module. All other values (lists, other dtypes, strided
 memory) are converted here, for every buffer; later code checks nothing again.
@@ -87,7 +87,7 @@ def as_indexable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_device(device: Any) -> torch.device:
-    """Return the torch.device of an argument; raises a SchemaError."""
+    """Return the torch.device of an argument; raise a SchemaError if there is none."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -148,8 +148,8 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     # C has several names for some types: use one dtype object per type.
     array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
     # torch has no read-only or reversed memory; at unaligned addresses it may crash, and the native core refuses.
-    odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
-    if odd or not array.flags.writeable or not array.flags.c_contiguous:
+    is_misaligned = array.__array_interface__["data"][0] % max(array.itemsize, 1)
+    if is_misaligned or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")
     return torch.from_numpy(array)
 
@@ -191,7 +191,7 @@ def convert_env_ids(env_ids: Any, num_envs: int | None, device: torch.device) ->
 
 
 class EnvIdConverter:
-    """Caches `convert_env_ids` for callers that pass the same `env_ids` repeatedly."""
+    """Calls `convert_env_ids`, and caches the results for repeated `env_ids`."""
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
@@ -221,7 +221,7 @@ def _cache_key(env_ids: Any) -> Any:
 
 
 def _describe_tensors(tensors: Any) -> Any:
-    """Return the shape and dtype of each tensor in a dict, or the type's name of other values, to compare dicts."""
+    """Return the shapes and dtypes of the tensors in a dict, and the type names of other values."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
     return {
@@ -231,7 +231,7 @@ def _describe_tensors(tensors: Any) -> Any:
 
 
 def copy_snapshot(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Copy a snapshot's tensors to the devices of `like`; raises if names, shapes or dtypes differ."""
+    """Copy the tensors of a snapshot to the devices of `like`; raise if names, shapes or dtypes differ."""
     got = _describe_tensors(snapshot)
     if got != _describe_tensors(like):
         remedy = "Construct it with the arguments that the saved object had."
@@ -257,7 +257,7 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
 
 
 def _dtype_rank(dtype: torch.dtype) -> int:
-    """Rank of a dtype: bool 0, integer 1, real 2, complex 3. Only casts to a lower rank lose meaning."""
+    """Return the rank of a dtype: bool 0, integer 1, real 2, complex 3. Only casts to a lower rank lose meaning."""
     if dtype == torch.bool:
         return 0
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
@@ -292,7 +292,7 @@ def _max_finite(dtype: torch.dtype) -> float:
 
 
 def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
-    """Mask of finite numbers that became infinite."""
+    """Return a mask of the finite numbers that became infinite."""
     infinite = converted.isinf()
     return infinite & tensor.isfinite() if tensor.is_floating_point() or tensor.is_complex() else infinite
 
@@ -301,11 +301,11 @@ def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor
     array = numpy_view(converted)  # numpy is faster for few numbers
     if bool(converted.isfinite().all() if array is None else np.isfinite(array).all()):
         return
-    bad = _overflows(tensor, converted)
-    if bad.any():
+    is_overflow = _overflows(tensor, converted)
+    if is_overflow.any():
         expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype_name(converted.dtype)})"
         remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
-        raise SchemaError(explain(where, expected, tensor[bad].view(-1)[0].item(), remedy))
+        raise SchemaError(explain(where, expected, tensor[is_overflow].view(-1)[0].item(), remedy))
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
@@ -347,7 +347,7 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
 
 
 def misaligned_error(where: str) -> SchemaError:
-    """The error for memory at an unaligned address."""
+    """Return the error for memory at an unaligned address."""
     return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
@@ -393,5 +393,5 @@ def _extent_bytes(x: torch.Tensor) -> int:
 
 
 def path_name(path: Path) -> str:
-    """The name of a leaf in messages: `obs.camera`."""
+    """Return the name of a leaf in messages, such as `obs.camera`."""
     return ".".join(path)

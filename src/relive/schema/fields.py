@@ -1,4 +1,4 @@
-"""The schema: the named, possibly nested fields of a step, declared once."""
+"""Fields of a step, their declarations, and the schema: the named fields of a buffer in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.schema.checks import check_available, check_choice, check_int, check_keys
-from relive.schema.suggestions import NAME, field_remedy
+from relive.schema.suggestions import NAME_PATTERN, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -35,18 +35,18 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
-"""The dtypes that a field may have, with their numpy equivalents."""
+"""Dtypes that a field may have, with their numpy equivalents; numpy has no bfloat16."""
 
 MAX_NESTING = 64
 """Maximum number of names on the path to a leaf."""
 
 _PAD_MODES = ("repeat", "zero")
 DTYPES_FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in DTYPES.items() if numpy_dtype is not None}
-"""The dtypes that a field may have, by their numpy equivalents."""
+"""Dtypes that a field may have, by their numpy equivalents."""
 
 _DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 DTYPES_BY_NAME = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-"""The dtypes that a field may have, by their names in files."""
+"""Dtypes that a field may have, by their names in files."""
 _DEVICE_PATTERN = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 Path: TypeAlias = tuple[str, ...]
@@ -73,16 +73,16 @@ class Field:
         object.__setattr__(self, "dtype", _parse_dtype(name, dtype))
 
     def config(self) -> list[Any]:
-        """The declaration as JSON: class, shape, dtype and the settings of the class."""
+        """Return the declaration as JSON: class, shape, dtype and the settings of the class."""
         return [type(self).__name__.lower(), list(self.shape), dtype_name(self.dtype), *self.settings()]
 
     def settings(self) -> list[Any]:
-        """The settings of the class beside shape and dtype, as JSON."""
+        """Return the settings of the class, without shape and dtype, as JSON."""
         return []
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Field:
-        """Make a field with the shape and dtype of `plain` from saved settings; raises a CorruptCheckpoint."""
+        """Make a field with the shape and dtype of `plain` from saved settings; raise if they are invalid."""
         if settings:
             raise settings[0].error("no further setting")
         return cls(plain.shape, plain.dtype)
@@ -98,7 +98,7 @@ class Carry(Field):
     """
 
     def settings(self) -> list[Any]:
-        return [1]  # format 1 has a number here, formerly the number of steps between two stored states
+        return [1]  # formerly the number of steps between two stored states
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
@@ -194,19 +194,19 @@ _FIELD_CLASSES = {kind.__name__.lower(): kind for kind in (Field, Carry, Stacked
 
 
 def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for data without a declared dtype: float32 for float64, to halve the memory."""
+    """Return the dtype for data without a declared dtype: float32 for float64, to halve the memory."""
     return torch.float32 if dtype == torch.float64 else dtype
 
 
 def caller_shape(field: Field) -> tuple[int, ...]:
-    """The shape that callers pass and receive: for a stacked field with the axis of frames."""
+    """Return the shape that callers pass and receive: for a stacked field with the axis of frames."""
     if not isinstance(field, Stacked):
         return field.shape
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
 
 
 def caller_field(field: Field) -> Field:
-    """The field that callers pass: for a stacked field a plain field with the axis of frames."""
+    """Return the field that callers pass: for a stacked field a plain field with the axis of frames."""
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
 
 
@@ -248,7 +248,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _DTYPE_NAMES[dtype]
 
 
-FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)
+FLAG_FIELD, NUMBER_FIELD = Field((), torch.bool), Field((), torch.float64)
 
 
 def declare(where: str, declaration: object) -> Tree:
@@ -281,12 +281,12 @@ def declare(where: str, declaration: object) -> Tree:
 
 
 def declare_caller_fields(where: str, declaration: object) -> Tree:
-    """`declare` for buffers that store whole stacks: every stacked field becomes a plain one."""
+    """Like `declare`, for buffers that store whole stacks: every stacked field becomes a plain field."""
     return map_leaves(caller_field, declare(where, declaration))
 
 
 def declare_floats(where: str, declaration: object) -> Tree:
-    """`declare` for a reward or a value: floating-point fields, one or a dict with one per agent."""
+    """Like `declare`, for a reward or a value: a floating-point field, or a dict with one per agent."""
     tree = declare(where, declaration)
     for path, field in iter_leaves((where,), tree):
         if not field.dtype.is_floating_point:
@@ -326,7 +326,7 @@ def declaration_config(tree: Tree) -> Any:
 
 
 def parse_declaration(node: lazy.Node) -> Tree:
-    """Read a declaration from the JSON of `declaration_config`; raises a CorruptCheckpoint if it is invalid."""
+    """Read a declaration from the JSON of `declaration_config`; raise a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
             raise node.error("at least one field")
@@ -366,7 +366,7 @@ class Schema:
         """Whether no field is nested: the values of a step are its leaves."""
 
     def config(self) -> dict[str, Any]:
-        """The declarations by name, as JSON."""
+        """Return the declarations by name, as JSON."""
         return {name: declaration_config(tree) for name, tree in self.trees.items()}
 
     @property
@@ -405,14 +405,14 @@ def iter_leaves(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` to the corresponding leaves of `tree` and `others`; returns nested dicts like `tree`."""
+    """Apply `function` to the corresponding leaves of `tree` and `others`; return nested dicts like `tree`."""
     if not isinstance(tree, dict):
         return function(tree, *others)
     return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
-    """List (path, leaf) of a caller's value; raises if it is empty or has invalid names."""
+    """List (path, leaf) of a caller's value; raise if it is empty or has invalid names."""
     leaves = list(iter_leaves((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
@@ -424,11 +424,11 @@ def require_paths(paths: Iterable[Path]) -> None:
     """Raise if a name is not allowed in files, or if a leaf is nested too deeply."""
     for path in paths:
         for depth, name in enumerate(path):
-            if not isinstance(name, str) or not NAME.fullmatch(name):
+            if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 outer, _, inner = str(name).partition("/")
                 remedy = f"Rename it{f', or nest it: {{{outer!r}: {{{inner!r}: …}}}}' if inner else ''}."
                 where = ".".join(path[:depth]) or "field"
-                raise SchemaError(explain(where, f"names like {NAME.pattern}, for files", repr(name), remedy))
+                raise SchemaError(explain(where, f"names like {NAME_PATTERN.pattern}, for files", repr(name), remedy))
         if len(path) > MAX_NESTING:
             expected = f"at most {MAX_NESTING} names around a field"
             raise SchemaError(explain(path[0], expected, len(path), "Nest fields less deeply."))
@@ -458,13 +458,13 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
 
 @lru_cache(maxsize=64)  # cached: called at every write
 def mutable_schema(schema: Schema) -> Schema:
-    """The schema of the mutable leaves only."""
+    """Return the schema of the mutable leaves."""
     mutable_trees = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
     return Schema({name: tree for name, tree in mutable_trees.items() if tree is not None})
 
 
 def _mutable_part(tree: Tree) -> Tree | None:
-    """The mutable leaves of a declaration; None if it has none."""
+    """Return the mutable leaves of a declaration; None if it has none."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
     mutable_children = {name: _mutable_part(child) for name, child in tree.items()}
@@ -478,13 +478,13 @@ def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: 
             raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
 
 
-# The schemas of rollout and replay buffers
+# Schemas of rollout and replay buffers
 
 OPTIONAL_ROLLOUT_FIELDS = ("value", "log_prob")
-"""Fields that the steps of a rollout may omit, if all steps omit them."""
+"""Fields that a rollout may lack: either all of its steps have such a field or none."""
 
 ROLLOUT_BATCH_FIELDS = ("mask", "index", "is_first", "batch_sizes")
-"""Fields that reading a rollout adds to a batch."""
+"""Fields that a rollout adds to its batches."""
 
 _RESERVED = ("obs", "action", "reward", "terminated", "truncated", "step", "self")
 _RESERVED_IN_ROLLOUT = (*_RESERVED, *ROLLOUT_BATCH_FIELDS, "value", "advantage", "return", "final_obs")
@@ -502,8 +502,8 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
             "obs": declare_caller_fields("obs", obs),
             "action": declare_caller_fields("action", action),
             "reward": rewards,
-            "terminated": FLAG,
-            "truncated": FLAG,
+            "terminated": FLAG_FIELD,
+            "truncated": FLAG_FIELD,
             "value": values,
             "log_prob": log_prob,
             **extra_trees,
@@ -529,8 +529,8 @@ def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) 
             "obs": declare("obs", obs),
             "action": declare("action", action),
             "reward": declare_floats("reward", reward),
-            "terminated": FLAG,
-            "truncated": FLAG,
+            "terminated": FLAG_FIELD,
+            "truncated": FLAG_FIELD,
             **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
         }
     )
@@ -553,19 +553,19 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
 
 
 def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
-    """Number of bytes of the rows of a replay buffer."""
+    """Return the number of bytes of the rows of a replay buffer."""
     rows = capacity // num_envs
     slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
     sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
-    nexts = sum(sizes[i] for i in schema.leaf_indices["obs"]) if next_obs == "stored" else 0
-    return slots * (sum(sizes) + nexts + 2) + num_envs * 26
+    next_obs_bytes = sum(sizes[i] for i in schema.leaf_indices["obs"]) if next_obs == "stored" else 0
+    return slots * (sum(sizes) + next_obs_bytes + 2) + num_envs * 26
 
 
-# Untrusted values of saved schemas
+# Readers of untrusted devices and paths
 
 
 def parse_device(node: lazy.Node) -> torch.device:
-    """Read the device of a saved buffer; raises if this machine lacks it."""
+    """Read the device of a saved buffer; raise if this machine lacks it."""
     if node.text(_DEVICE_PATTERN).startswith("meta"):
         raise node.error("a device that holds data")
     check_available(node.value, IncompatibleCheckpoint)

@@ -1,4 +1,4 @@
-"""Suggestions in errors: if a caller uses another library's keyword, method or field name, the error names ours."""
+"""Suggestions in errors: an error about another library's keyword, method or field name mentions ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from relive.errors import explain
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """Valid names of fields and arrays in files."""
 
 P = ParamSpec("P")
@@ -117,7 +117,7 @@ _METHOD_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a constructor: the TypeError for an unknown keyword suggests ours."""
+    """Decorate a constructor: the TypeError for an unknown keyword suggests our keyword."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -147,20 +147,20 @@ def suggests_init_keywords(cls: C) -> C:
 
 
 class RenamedAttribute:
-    """An attribute name of other libraries; reading it raises an AttributeError that names ours."""
+    """Attribute with a name of another library; access raises an AttributeError with our name."""
 
     def __init__(self, owner: str, name: str, ours: str) -> None:
-        meant = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
-        self._message = explain(owner, meant, name, f"Use {meant} instead.")
+        expression = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
+        self._message = explain(owner, expression, name, f"Use {expression} instead.")
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         raise AttributeError(self._message)
 
 
 def suggests_methods(cls: C) -> C:
-    """Decorate a class: method names of other libraries raise an error that names ours.
+    """Decorate a class: access to a method name of another library raises an error with our name.
 
-    `__getattr__` would slow down every attribute access.
+    Not with `__getattr__`, which would slow down every attribute access.
     """
     words = {word: name for name, words in _METHOD_NAMES[cls.__name__].items() for word in words}
     names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
@@ -171,7 +171,7 @@ def suggests_methods(cls: C) -> C:
 
 
 def field_remedy(name: str, declared: Iterable[str]) -> str:
-    """The remedy for an undeclared field: our name for it, or how to declare it."""
+    """Return the remedy for an undeclared field: our name, or the declaration that is missing."""
     if name in _DONE_NAMES:
         return f"Pass {_DONE_REMEDY}."
     our_name = _find_our_name(name, tuple(declared))
@@ -190,11 +190,12 @@ def _keyword_message(where: str, name: str, value: object, ours: Collection[str]
 
 
 def _find_our_name(name: str, ours: Collection[str]) -> str | None:
-    meant = (our_name for our_name, words in _KEYWORD_NAMES.items() if name in words and our_name in ours)
-    close = iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75))
-    return next(meant, next(close, None))
+    for our_name, other_names in _KEYWORD_NAMES.items():
+        if name in other_names and our_name in ours:
+            return our_name
+    return next(iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75)), None)
 
 
 def _source_text(value: object) -> str:
-    """The source text of a number or short string; an ellipsis for any other value."""
+    """Return the source text of a number or short string; an ellipsis for any other value."""
     return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) <= 20 else "…"

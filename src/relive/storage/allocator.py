@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
 
 _HOST_MEMORY = "the free memory of this machine"
-"""The memory of the host, for messages."""
+"""Name of the host's memory in messages."""
 
 
 class Allocator:
@@ -36,7 +36,7 @@ class Allocator:
 
     device: torch.device
     name: str
-    """The kind of memory: own, pinned, shared or disk."""
+    """Kind of memory: own, pinned, shared or disk."""
     persistent = False
     """Whether the arrays outlive this process, which may die in the middle of a step."""
     durable = False
@@ -44,7 +44,7 @@ class Allocator:
     reopened = False
     """Whether the arrays hold earlier contents instead of zeros."""
     is_open = True
-    """False after `close`."""
+    """Whether `close` was not called yet."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return the array `name`; it may be written in inference mode and outside it."""
@@ -55,7 +55,7 @@ class Allocator:
         raise NotImplementedError
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
-        """Recover reopened arrays once the buffer is built; `resumes`: continue the draws of the last commit."""
+        """Recover reopened arrays after the buffer was built; with `resumes` continue the draws of the last commit."""
 
     def before_write(self, steps: int) -> None:
         """Called before `steps` steps are written."""
@@ -120,7 +120,7 @@ class Memory:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes may write there."""
+        """Whether several processes may use the memory."""
         return self.name == "Memory.shared()"
 
     @staticmethod
@@ -160,7 +160,7 @@ class Memory:
             return device
         resolved_device = as_device(device)
         if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
-            # Tensors of later calls belong there too, whatever device is current then.
+            # Later calls use the same device, even if another one is current then.
             resolved_device = torch.device("cuda", torch.cuda.current_device())
         return Memory(resolved_device)
 
@@ -172,7 +172,7 @@ class Memory:
         return LocalAllocator(self.device, self.is_pinned) if self.allocator is None else self.allocator(owner)
 
     def own(self, kind: str) -> Allocator:
-        """Return an allocator for a kind of buffer that cannot be in shared or disk memory; raises for these."""
+        """Return the allocator of a kind of buffer that supports neither shared nor disk memory; raise for these."""
         if self.allocator is not None:
             remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))
@@ -198,11 +198,11 @@ class Memory:
 _MAPPED_BYTES = 1 << 15
 """Arrays of at least this many bytes are mapped: their pages are allocated when they are written."""
 _LARGE_PAGE = 1 << 21
-"""Bytes of a large page; arrays of at least two get large pages."""
+"""Bytes of a large page. Only arrays of at least two large pages use them."""
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-_reserved: dict[int, int] = {}
+_mapping_bytes: dict[int, int] = {}
 """Bytes of each living mapping of `allocate_zeros`, by its id."""
 
 
@@ -217,8 +217,8 @@ def tensor_from_mapping(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a zero tensor whose pages are allocated when they are written.
 
-    They are small pages: the first write into a page of 2 MiB takes milliseconds where the machine is
-    a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
+    The pages are small: on virtual machines the first write into a page of 2 MiB takes milliseconds, and two to three
+    times as long per byte (see benchmarks/first_fill.py).
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
@@ -230,30 +230,31 @@ def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     except OSError as error:
         remedy = "Make a smaller buffer, or raise the limit of this process."
         raise MemoryError(explain("memory", _format_bytes(nbytes), error.strerror, remedy)) from error
-    _reserved[id(memory)] = nbytes
-    weakref.finalize(memory, _reserved.pop, id(memory), None)
+    _mapping_bytes[id(memory)] = nbytes
+    weakref.finalize(memory, _mapping_bytes.pop, id(memory), None)
     return tensor_from_mapping(memory, shape, dtype)
 
 
 def request_large_pages(array: torch.Tensor) -> None:
     """Request large pages for a contiguous host array that is about to be filled at once.
 
-    Filling is three times as fast then. Single steps do not use them: the first write into a large page is slow.
+    This makes filling three times as fast. Arrays that are filled step by step do not use large pages: the first write
+    into a large page is slow.
     """
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `allocate_zeros` reserves whole pages
-    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # errors are ignored: it is advice
+    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # advice: errors are ignored
 
 
 def unwritten_bytes() -> int:
-    """Lower bound of the memory that arrays of `allocate_zeros` will still need when all pages are written."""
-    reserved = sum(list(_reserved.values()))
+    """Return a lower bound of the bytes that arrays of `allocate_zeros` still need until all pages are written."""
+    reserved = sum(list(_mapping_bytes.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
 
 
-# Limits of the machine
+# Support by the platform, and free memory
 
 
 def require_persistent_memory(where: str, remedy: str, error_class: type[Exception] = SchemaError) -> None:
@@ -273,7 +274,7 @@ _UNCHECKED_BYTES = 1 << 30
 
 
 def available_bytes() -> int | None:
-    """Free bytes of host memory; None where the system does not report it."""
+    """Return the free bytes of host memory; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -288,7 +289,7 @@ def available_bytes() -> int | None:
 
 
 def resident_bytes() -> int:
-    """Resident bytes of this process; a huge number where the system does not report it."""
+    """Return the resident bytes of this process; a huge number where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
@@ -313,7 +314,7 @@ def _format_bytes(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 24 else f"{nbytes:,} bytes"
 
 
-# The lock of a device
+# Lock of a device
 
 
 def stream_lock(device: torch.device) -> Any:

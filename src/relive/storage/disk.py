@@ -28,7 +28,7 @@ from relive.locking import ClosedLock
 from relive.schema.checks import check_positive_int
 from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_from_mapping
 from relive.storage.codec import (
-    CHUNK,
+    CHUNK_BYTES,
     MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     Arrays,
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 
 FORMAT = "FORMAT"
 _UNPUBLISHED_FORMAT = "FORMAT.new"
-_FILE_NAMES = re.compile(
+_FILE_NAME_PATTERN = re.compile(
     r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
 )
 """Names of the files that an interrupted creation may leave."""
 _DERIVED_ARRAYS = ("tree.sums", "tree.least", "tree.summary", "closed")
-"""Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is per process."""
-_ROW_ARRAYS = re.compile(r"(column|next)[0-9]+")
+"""Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is never saved."""
+_ROW_ARRAY_PATTERN = re.compile(r"(column|next)[0-9]+")
 """Names of the arrays of rows, which may be larger than memory."""
 
 
@@ -156,7 +156,7 @@ class DiskAllocator(Allocator):
             raise
 
     def _close_files(self) -> None:
-        """Release the folder for other processes. Called again after an interruption, completes the release."""
+        """Release the folder for other processes. A second call completes an interrupted first call."""
         self.is_open = False
         complete(self._open_files.release)
 
@@ -184,7 +184,7 @@ class DiskAllocator(Allocator):
             holds_disk_memory(self._files)
             return
         regular = self._files.regular_names("") if names else []
-        foreign = [name for name in names if name not in regular or not _FILE_NAMES.fullmatch(name)]
+        foreign = [name for name in names if name not in regular or not _FILE_NAME_PATTERN.fullmatch(name)]
         if foreign or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign or names)[0]!r} in it"
@@ -196,7 +196,7 @@ class DiskAllocator(Allocator):
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
         for name in self._files.regular_names(""):
-            if name != "LOCK" and _FILE_NAMES.fullmatch(name):
+            if name != "LOCK" and _FILE_NAME_PATTERN.fullmatch(name):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
@@ -209,7 +209,7 @@ class DiskAllocator(Allocator):
             return False
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """Return the last commit; raises if its config differs from `config`."""
+        """Return the last commit; raise if its config differs from `config`."""
         commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
@@ -221,7 +221,7 @@ class DiskAllocator(Allocator):
                 raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
         return commit
 
-    # Arrays
+    # Allocating arrays
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         return kernels.guarded_lock(self._after_acquire)
@@ -241,7 +241,7 @@ class DiskAllocator(Allocator):
             file = self._open_array(name, nbytes) if self.reopened else self._create_array(name, nbytes)
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
             self._arrays[name] = MappedFile(file, memory, tensor_from_mapping(memory, shape, dtype))
-            if _ROW_ARRAYS.fullmatch(name):
+            if _ROW_ARRAY_PATTERN.fullmatch(name):
                 memory.madvise(mmap.MADV_RANDOM)  # samples are random: reading ahead wastes memory
         return self._arrays[name].tensor
 
@@ -280,7 +280,7 @@ class DiskAllocator(Allocator):
     @property
     def _row_files(self) -> list[MappedFile]:
         """The arrays of rows, which may be larger than memory."""
-        return [array for name, array in self._arrays.items() if _ROW_ARRAYS.fullmatch(name)]
+        return [array for name, array in self._arrays.items() if _ROW_ARRAY_PATTERN.fullmatch(name)]
 
     @contextmanager
     def reading_in_order(self) -> Iterator[None]:
@@ -316,7 +316,7 @@ class DiskAllocator(Allocator):
         self._default_max_rows = default
         self._flush_interval = max(_FLUSH_BYTES // step, 1)
         self._flushed_until = int(self._owner.head.max())
-        """Rows before this one were passed to the disk."""
+        """First row that was not passed to the disk yet."""
 
     def _reserve(self) -> None:
         """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
@@ -349,7 +349,7 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        used = int((self._owner.head - self._committed_head).max())  # usually fewer than counted
+        used = int((self._owner.head - self._committed_head).max())  # usually fewer rows than counted
         if used + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
@@ -400,7 +400,7 @@ class DiskAllocator(Allocator):
         """Return the checksum of all arrays except rows, which have checksums of their own."""
         total = 0
         for name, array in self._arrays.items():
-            if not _ROW_ARRAYS.fullmatch(name) and name != "seals":
+            if not _ROW_ARRAY_PATTERN.fullmatch(name) and name != "seals":
                 total = zlib.crc32(tensor_bytes(array.tensor), total)
         return total
 
@@ -427,11 +427,11 @@ class DiskAllocator(Allocator):
                     _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
 
-    # Replacing everything, and closing
+    # Replacing all contents, and closing
 
     def _publish(self) -> None:
-        """Create FORMAT: from now on the folder counts as disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):  # after _withdraw()
+        """Create FORMAT, which declares the folder to be disk memory."""
+        if _UNPUBLISHED_FORMAT in self._files.names(""):  # renamed by _unpublish()
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
@@ -477,7 +477,7 @@ class DiskAllocator(Allocator):
 
 
 def _read_ahead(memory: mmap.mmap, start: int, stop: int) -> None:
-    """Start reading a range of a file, in requests that the system does not cut."""
+    """Start reading a range of a file, in requests of a size that Linux reads completely."""
     for at in range(start, stop, _REQUEST_BYTES):
         memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
 
@@ -516,7 +516,7 @@ class _OpenFiles:
         _all_open_files.add(self)
 
     def release(self) -> None:
-        """Close all files, delete an incomplete folder, and unlock it. A second call continues an interrupted one."""
+        """Close all files, delete an incomplete folder, and unlock it. A second call completes an interrupted one."""
         if os.getpid() != self._process or self._lock < 0:  # the descriptors of a forked child are its own
             return
         if self._files_to_close is None:
@@ -532,7 +532,7 @@ class _OpenFiles:
         self._files.close(lock)
 
     def forget(self) -> None:
-        """In a forked child: close the copied lock, which would outlive the parent."""
+        """Close the lock that a forked child has inherited, and that would outlive the parent."""
         with suppress(OSError):
             self._files.close(self._lock)
 
@@ -546,7 +546,7 @@ os.register_at_fork(after_in_child=_forget_forked)
 
 
 def holds_disk_memory(files: Files) -> bool:
-    """Whether a folder contains disk memory; raises if its file FORMAT is damaged, foreign or too new."""
+    """Whether a folder contains disk memory; raise if its file FORMAT is damaged, foreign or too new."""
     try:
         header = files.contents(FORMAT, MAX_FOLDER_FORMAT_BYTES)
     except FileNotFoundError:
@@ -579,11 +579,11 @@ class Commit:
     config: dict[str, Any]
     values: dict[str, Any]
     arrays: ArraySource | Arrays
-    """A source when read from a file, tensors when about to be written."""
+    """A source if the commit was read, tensors if it is about to be written."""
 
     @property
     def name(self) -> str:
-        """File name."""
+        """Name of the file of this commit."""
         return COMMIT_FILES[self.number % 2]
 
 
@@ -625,8 +625,8 @@ def dump_commit(commit: Commit, length: int = 0) -> bytes:
 
 def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     start, checksum = len(first_line) + 1, 0
-    for offset in range(start, nbytes, CHUNK):
-        checksum = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), checksum)
+    for offset in range(start, nbytes, CHUNK_BYTES):
+        checksum = zlib.crc32(read_at(min(CHUNK_BYTES, nbytes - offset), offset), checksum)
     require_first_line(where, first_line, checksum, nbytes)
     head, newline, _ = read_at(MAX_JSON_BYTES + 1, start).partition(b"\n")
     if not newline or len(head) > MAX_JSON_BYTES:
@@ -639,8 +639,8 @@ def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int]
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
 
     def fill(offset: int, target: memoryview) -> None:
-        for at in range(0, len(target), CHUNK):
-            piece = target[at : at + CHUNK]
+        for at in range(0, len(target), CHUNK_BYTES):
+            piece = target[at : at + CHUNK_BYTES]
             data = read_at(len(piece), rest + offset + at)
             if len(data) < len(piece):
                 raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))

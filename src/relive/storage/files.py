@@ -339,7 +339,7 @@ def _open_lock(root: int, *, only_reads: bool) -> int:
 
 
 def _lock_holder(file: int) -> str:
-    """Return the process that holds the lock of a file, as far as /proc/locks lists it."""
+    """Return the process that holds the lock of a file, if /proc/locks lists it."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -22,7 +22,7 @@ from relive.storage.allocator import Allocator, Memory, require_persistent_memor
 
 _DIGEST_BYTES = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
-"""Linux's constants, which `fcntl` defines on Linux only: the seals forbid to shrink, grow or unseal a file."""
+"""Constants of Linux, which `fcntl` lacks elsewhere. The seals forbid to shrink, grow or unseal a file."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SharedAddress:
         return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
 
     def open(self, owner: Any) -> SharedAllocator:
-        """Return an allocator for a buffer in this process; raises if its settings differ."""
+        """Return an allocator for a buffer in this process; raise if its settings differ."""
         _require_support()
         allocator = SharedAllocator(self.token, self)
         if not torch.equal(allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8), _checksum_settings(owner)):
@@ -59,7 +59,7 @@ class SharedAllocator(Allocator):
         self.reopened = address is not None
         self._token, self._address = token, address
         self._files: dict[str, int] = {}
-        weakref.finalize(self, _close, self._files, os.getpid())
+        weakref.finalize(self, _close_descriptors, self._files, os.getpid())
 
     @classmethod
     def create(cls, owner: Any) -> SharedAllocator:
@@ -77,8 +77,8 @@ class SharedAllocator(Allocator):
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._files[name] = file
-            os.posix_fallocate(file, 0, nbytes)  # now: a missing page later would kill the process
-            _file_seals(file, _ADD_SEALS, _SEALS)
+            os.posix_fallocate(file, 0, nbytes)  # allocate all pages now: a missing page would kill the process later
+            _control_seals(file, _ADD_SEALS, _SEALS)
         return tensor_from_mapping(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -87,7 +87,7 @@ class SharedAllocator(Allocator):
 
     @property
     def address(self) -> SharedAddress:
-        """The address of these files, valid while this process has them open."""
+        """Address of these files, valid while this process has them open."""
         return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
@@ -112,7 +112,7 @@ def _open_file(token: str, address: SharedAddress, name: str) -> int:
     raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
 
 
-def _file_seals(file: int, command: int, seals: int = 0) -> int:
+def _control_seals(file: int, command: int, seals: int = 0) -> int:
     from fcntl import fcntl  # noqa: PLC0415 (missing on Windows)
 
     return fcntl(file, command, seals)
@@ -120,7 +120,7 @@ def _file_seals(file: int, command: int, seals: int = 0) -> int:
 
 def _require_size(file: int, name: str, nbytes: int) -> None:
     """Raise unless a file has the size of its array and is sealed: reading beyond its end kills the process."""
-    size, seals = os.fstat(file).st_size, _file_seals(file, _GET_SEALS)
+    size, seals = os.fstat(file).st_size, _control_seals(file, _GET_SEALS)
     if size != nbytes or seals & _SEALS != _SEALS:
         got = f"{size} bytes" if size != nbytes else f"a file that can be shortened (seals {seals})"
         remedy = "Pass the handle as replay.handle() made it."
@@ -130,20 +130,20 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 def _checksum_settings(owner: Any) -> torch.Tensor:
     """Return a checksum of the settings that determine the memory layout of a buffer."""
     layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
-    description = repr((layout, owner.settings.schema.trees, _describe(owner.settings.sampler))).encode()
+    description = repr((layout, owner.settings.schema.trees, _describe_sampler(owner.settings.sampler))).encode()
     return torch.frombuffer(
         bytearray(hashlib.blake2b(description, digest_size=_DIGEST_BYTES).digest()), dtype=torch.uint8
     )
 
 
-def _describe(sampler: Any) -> tuple[str, Any]:
+def _describe_sampler(sampler: Any) -> tuple[str, Any]:
     """Return the class of a sampler and its plain settings. Functions are left out: they differ between processes."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
-    inner = {name: _describe(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
+    inner = {name: _describe_sampler(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)
 
 
-def _close(files: dict[str, int], owner: int) -> None:
+def _close_descriptors(files: dict[str, int], owner: int) -> None:
     if os.getpid() != owner:  # the descriptors of a forked child are its own
         return
     for file in files.values():
