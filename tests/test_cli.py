@@ -275,7 +275,7 @@ def test_control_characters_are_shown() -> None:
 @pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
 def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fields, observers):  # which refuse such names
-        monkeypatch.setattr(module, "NAME", re.compile(".*", re.DOTALL))
+        monkeypatch.setattr(module, "NAME_PATTERN", re.compile(".*", re.DOTALL))
     stats = rl.EpisodeStats(None, metrics=(name,), reasons=())
     replay = rl.ReplayBuffer(8, 2, 1, extra={name: ()}, stats=stats, seed=0)
     for t in range(4):

@@ -1,4 +1,4 @@
-"""Save and load: the loaded buffer equals the saved one, and continues like it."""
+"""Save and load: the loaded buffer equals the saved buffer and continues in the same way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiers import select
 
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", "distillation", of=KINDS))
 def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
-    """Save often, each save after the last, and load; then use the saved and the loaded buffer alike."""
+    """Save several times, load, and use the saved and the loaded buffer in the same way."""
     subject = KINDS[kind]
     buffer = subject.make()
     for n in range(90):

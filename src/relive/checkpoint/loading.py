@@ -244,14 +244,14 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
         except CorruptCheckpoint:
             archive.verify("segments", file)  # if bytes are damaged, raise that error instead
             raise
-        _require_rows(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
+        _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
         covered_until = torch.maximum(covered_until, last_stop)
         segments.append(Segment(file, last_stop, stamp))
-    _require_rows(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
+    _require_all(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
     return segments
 
 
-def _require_rows(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+def _require_all(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
     """Raise unless `holds` [N] is true in every environment."""
     if not bool(holds.all()):
         env = int((~holds).int().argmax())
@@ -269,7 +269,7 @@ def _read_segment(
         if file.arrays != segment.arrays:
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
-        _require_rows(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+        _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
         pieces = _split_segment(segment, rows.first)
         filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)

@@ -41,7 +41,7 @@ ARRAY_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
 """Pattern of array names, such as `ring.head`."""
 
 _MAX_INTEGER = 1 << 62
-_MAX_LINE_BYTES = 64
+MAX_FIRST_LINE_BYTES = 64
 """Maximum bytes of the first line, which contains the checksum."""
 
 
@@ -89,7 +89,7 @@ def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     if version > max(readers):
         remedy = "Load it with a newer version of relive."
         raise IncompatibleCheckpoint(explain(where, f"format {max(readers)} at most", version, remedy))
-    place = f"{where}, bytes 0 to {_MAX_LINE_BYTES}"
+    place = f"{where}, bytes 0 to {MAX_FIRST_LINE_BYTES}"
     raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _CORRUPT_REMEDY))
 
 
@@ -117,8 +117,8 @@ def without_checksum(where: str, data: bytes) -> bytes:
 
 
 def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
-    place = f"{where}, bytes 0 to {min(len(first), _MAX_LINE_BYTES)}"
-    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_MAX_LINE_BYTES]), _CORRUPT_REMEDY))
+    place = f"{where}, bytes 0 to {min(len(first), MAX_FIRST_LINE_BYTES)}"
+    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:MAX_FIRST_LINE_BYTES]), _CORRUPT_REMEDY))
 
 
 def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> None:

@@ -29,6 +29,7 @@ from relive.schema.checks import check_positive_int
 from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_from_mapping
 from relive.storage.codec import (
     CHUNK_BYTES,
+    MAX_FIRST_LINE_BYTES,
     MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     Arrays,
@@ -79,7 +80,6 @@ _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 COMMIT_FILES = ("commit0", "commit1")
 _MAX_COMMIT_BYTES = 1 << 30
 """Maximum bytes of a commit."""
-_MAX_FIRST_LINE_BYTES = 64
 _BOOT_PATTERN = re.compile(r".{0,128}")
 
 
@@ -231,7 +231,7 @@ class DiskAllocator(Allocator):
         if not self.is_open:
             ClosedLock().__enter__()
         if self._is_closing:  # close() was interrupted
-            self._commit(0, is_closed=False)
+            self.commit()
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name in _DERIVED_ARRAYS:
@@ -691,6 +691,6 @@ def _read_commit(files: Files, name: str) -> Commit:
         nbytes = files.size(name)
     if nbytes > _MAX_COMMIT_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
-    first_line = read_at(_MAX_FIRST_LINE_BYTES, 0).partition(b"\n")[0]
+    first_line = read_at(MAX_FIRST_LINE_BYTES, 0).partition(b"\n")[0]
     reader = reader_for(name, parse_format(name, first_line), READERS)
     return reader(name, first_line, read_at, nbytes)

@@ -41,7 +41,7 @@ class SharedAddress:
     def open(self, owner: Any) -> SharedAllocator:
         """Return an allocator for a buffer in this process; raise if its settings differ."""
         _require_support()
-        allocator = SharedAllocator(self.token, self)
+        allocator = SharedAllocator(self)
         if not torch.equal(allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8), _checksum_settings(owner)):
             remedy = "Pass the handle as replay.handle() made it."
             raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
@@ -55,9 +55,10 @@ class SharedAllocator(Allocator):
     name = "shared"
     persistent = True
 
-    def __init__(self, token: str, address: SharedAddress | None = None) -> None:
+    def __init__(self, address: SharedAddress | None = None) -> None:
         self.reopened = address is not None
-        self._token, self._address = token, address
+        self._address = address
+        self._token = f"relive-{secrets.token_hex(8)}" if address is None else address.token
         self._files: dict[str, int] = {}
         weakref.finalize(self, _close_descriptors, self._files, os.getpid())
 
@@ -65,14 +66,14 @@ class SharedAllocator(Allocator):
     def create(cls, owner: Any) -> SharedAllocator:
         """Create the allocator of a new buffer."""
         _require_support()
-        allocator = cls(f"relive-{secrets.token_hex(8)}")
+        allocator = cls()
         allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8).copy_(_checksum_settings(owner))
         return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         if self._address is not None:
-            file = self._files[name] = _open_file(self._token, self._address, name)
+            file = self._files[name] = _open_file(self._address, name)
             _require_size(file, name, nbytes)
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -95,7 +96,7 @@ def _require_support() -> None:
     require_persistent_memory("Memory.shared", "Keep the buffer in one process, or use relive.distributed.")
 
 
-def _open_file(token: str, address: SharedAddress, name: str) -> int:
+def _open_file(address: SharedAddress, name: str) -> int:
     """Open a file of another process. The name of the file is verified: process numbers are reused."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
@@ -104,12 +105,12 @@ def _open_file(token: str, address: SharedAddress, name: str) -> int:
         remedy = "Call handle() again in a process that still has the buffer."
         got = f"no such memory in process {address.process} ({getattr(error, 'strerror', None) or error})"
         raise ConnectionError(explain("connect", "a process that still has the buffer", got, remedy)) from error
-    if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{token}-{name} (deleted)":
+    if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{address.token}-{name} (deleted)":
         return file
     os.close(file)
     remedy = "Call handle() again in a process that still has the buffer."
     got = f"another file in process {address.process}"
-    raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
+    raise ConnectionError(explain("connect", f"the shared memory {address.token}", got, remedy))
 
 
 def _control_seals(file: int, command: int, seals: int = 0) -> int:
