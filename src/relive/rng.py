@@ -46,7 +46,7 @@ class Randomness:
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the position in the stream, as values and arrays of a `State`."""
-        bits, devices = self.snapshot()
+        bits, devices = self._host_and_devices()
         values = {
             "state": str(bits["state"]["state"]),  # 128 bits: other JSON readers would round an int
             "inc": str(bits["state"]["inc"]),
@@ -70,17 +70,22 @@ class Randomness:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(device_names)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
-            self.restore((bits, states))
+            self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
         except (RuntimeError, TypeError) as error:  # this machine lacks the device, or the state does not fit
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
         """Return the position in the stream, for `restore`."""
-        return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
+        return self._host_and_devices()
 
     def restore(self, snapshot: Any) -> None:
         """Return to a snapshot: later draws repeat."""
-        bits, devices = snapshot
+        self._set_position(*snapshot)
+
+    def _host_and_devices(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
+        return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
+
+    def _set_position(self, bits: Any, devices: dict[torch.device, torch.Tensor]) -> None:
         self._devices = {device: self.generator(device) for device in devices}
         self.bits.state = bits
         for device, state in devices.items():
