@@ -19,7 +19,7 @@ import tensordict
 import torch
 
 from relive import __version__
-from relive.errors import CheckpointError, escaped
+from relive.errors import CheckpointError, escape_controls
 from relive.inspector import inspect
 from relive.inspector.saved import verify
 from relive.kernels import backend
@@ -112,7 +112,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
         # Minari raises all of these for broken files.
-        print(f"relive inspect: {escaped(str(error)) or type(error).__name__}", file=sys.stderr)
+        print(f"relive inspect: {escape_controls(str(error)) or type(error).__name__}", file=sys.stderr)
         return 1
     if arguments.json:
         print(report.to_json(indent=2))
@@ -129,7 +129,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     else:
         Console(highlight=False).print(report)
     if arguments.html is not None:
-        print(f"\npage: {escaped(str(arguments.html))}")
+        print(f"\npage: {escape_controls(str(arguments.html))}")
     return 0
 
 
@@ -140,9 +140,9 @@ def _check(arguments: argparse.Namespace) -> int:
         for number, error in verify(arguments.path):
             results.append({"checkpoint": number, "whole": error is None, "wrong": error and str(error)})
             if not arguments.json:
-                print(f"{number}: {escaped(str(error)) if error else 'whole'}", flush=True)
+                print(f"{number}: {escape_controls(str(error)) if error else 'whole'}", flush=True)
     except CheckpointError as error:
-        print(f"relive check: {escaped(str(error))}", file=sys.stderr)
+        print(f"relive check: {escape_controls(str(error))}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(results, indent=2))

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.checkpoint.snapshot import Rows, SnapshotReader, State, savable
+from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels import complete
 from relive.kernels.reader import reader
-from relive.locking import lock_for
+from relive.locking import make_lock
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rng import Randomness
@@ -29,22 +29,22 @@ from relive.schema.assembly import (
     assembler,
     check_batch_size,
     check_destination,
-    checked_targets,
+    check_targets,
     field_value,
     import_tensordict,
     memory_range,
     to_device,
 )
 from relive.schema.checks import check_fraction, check_nonempty, check_positive_int
-from relive.schema.conversion import as_indexable, as_tensor, convert_leaves, path_name, row_ids
+from relive.schema.conversion import as_indexable, as_tensor, convert_leaves, convert_row_ids, path_name
 from relive.schema.fields import (
     Declaration,
     Field,
     Schema,
     Tree,
     declare,
-    declare_whole,
-    kept_dtype,
+    declare_caller_fields,
+    narrow_dtype,
     parse_declaration,
     parse_device,
     refuse_mutable,
@@ -63,7 +63,7 @@ Recent: TypeAlias = "int | Mapping[int, float] | None"
 the rest from all rows, None draws from all rows."""
 
 
-@savable
+@register_buffer
 @suggests_methods
 class DistillationBuffer(StateDictMixin):
     """Ring buffer of `capacity` rows: observations, a teacher's actions, and the round in which each row was added.
@@ -104,10 +104,10 @@ class DistillationBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
         refuse_reserved(extra or {}, _RESERVED)
-        trees = {"obs": declare_whole("obs", obs)}
+        trees = {"obs": declare_caller_fields("obs", obs)}
         if action is not None:
-            trees["action"] = declare_whole("action", action)
-        trees |= {name: declare_whole(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
+            trees["action"] = declare_caller_fields("action", action)
+        trees |= {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
         self._allocator = self._memory.own("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" becomes "cuda:0"
@@ -118,7 +118,7 @@ class DistillationBuffer(StateDictMixin):
         self._ring = HostRing(self.capacity)
         self._set_rounds([0])
         self._random = Randomness(seed)
-        self._lock = lock_for(self)
+        self._lock = make_lock(self)
         if action is not None:
             self._allocate(self._schema)
 
@@ -284,9 +284,9 @@ class DistillationBuffer(StateDictMixin):
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
-        starts = saved.shaped("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
+        starts = saved.read_array("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
         if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
-            raise saved.at("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
+            raise saved.array_node("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()
@@ -400,7 +400,7 @@ class DistillationBuffer(StateDictMixin):
             return self[np.array([index])][0]
         import_tensordict()
         with self._lock:
-            ids = row_ids(index, self.device).clone()
+            ids = convert_row_ids(index, self.device).clone()
             is_absent = (ids < self._ring.oldest) | (ids >= self._ring.head)
             if is_absent.any():
                 expected = f"stored rows ({self._ring.oldest} to {self._ring.head - 1})"
@@ -447,7 +447,7 @@ class DistillationBuffer(StateDictMixin):
             return None
         forms = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
         own = map(memory_range, self._columns)
-        return checked_targets(out, dict(zip(self._paths, forms, strict=True)), self.device, own)
+        return check_targets(out, dict(zip(self._paths, forms, strict=True)), self.device, own)
 
     def _read(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None
@@ -518,7 +518,7 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
     if value is None:
         return Field()  # converting this value raises later
     tensor = as_tensor(where, value, device)
-    return Field(tensor.shape[len(leading_shape) :], kept_dtype(tensor.dtype))
+    return Field(tensor.shape[len(leading_shape) :], narrow_dtype(tensor.dtype))
 
 
 def _transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:

@@ -41,7 +41,7 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class IncompatibleCheckpoint(CheckpointError):
-    """The checkpoint is intact but does not fit: its format is newer, or it holds something else than was asked for."""
+    """The checkpoint is intact but does not fit: its format is newer, or its buffer is not the expected one."""
 
 
 class NoCheckpoint(CheckpointError):
@@ -81,7 +81,7 @@ class CallSite(NamedTuple):
 
 
 worker_call_site: ContextVar[CallSite | None] = ContextVar("worker_call_site", default=None)
-"""The line of the caller's code that a worker thread of this library works for; None in other threads."""
+"""Line of the caller's code on whose behalf a worker thread runs; None in other threads."""
 
 
 def find_call_site() -> CallSite:
@@ -109,15 +109,15 @@ def require(holds: object, where: str, expected: object, got: object) -> None:
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """Return a message in the pattern of all errors: `<where>: expected <what>, got <what>. <What to do>.`"""
-    return escaped(f"{where}: expected {expected}, got {got}. {remedy}")
+    return escape_controls(f"{where}: expected {expected}, got {got}. {remedy}")
 
 
-def escaped(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Escape control characters, which a terminal would otherwise execute."""
     return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def infinite_rewards(count: int) -> str:
+def infinite_rewards_message(count: int) -> str:
     """Return the warning for infinite or NaN rewards."""
     remedy = "Everything that is learnt from them is no number either: look at the environment."
     return explain("reward", "finite numbers", f"infinite ones or NaN {count:,} times", remedy)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from relive.errors import ClosedError, explain
 
 
-def _seconds(name: str, default: float) -> float:
+def _read_seconds(name: str, default: float) -> float:
     """Return a positive number of seconds from an environment variable; warns and returns `default` for other text."""
     text = os.environ.get(name, str(default))
     with suppress(ValueError):
@@ -29,7 +29,7 @@ def _seconds(name: str, default: float) -> float:
     return default
 
 
-LOCK_SECONDS = _seconds("RELIVE_LOCK_SECONDS", 600.0)
+LOCK_SECONDS = _read_seconds("RELIVE_LOCK_SECONDS", 600.0)
 """Seconds that a call waits for a process that holds a folder or a shared buffer: longer than any save."""
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -95,7 +95,7 @@ def complete(change: Callable[[], object]) -> None:
         raise
 
 
-def lock_for(owner: Any, lock: Any = None) -> Any:
+def make_lock(owner: Any, lock: Any = None) -> Any:
     """Return a re-entrant lock for `owner`, which stores it as `_lock`. In a forked child the lock raises."""
     _owners.add(owner)
     return threading.RLock() if lock is None else lock
@@ -113,7 +113,7 @@ def recovery_callback(owner: Any) -> Callable[[], None]:
     return recover
 
 
-def use_copy(owner: Any) -> None:
+def permit_forked_copy(owner: Any) -> None:
     """Permit a forked child to use its copy of `owner`. No thread of the parent may have used it during the fork.
 
     The parent does not see changes of the copy.

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
     from relive.storage.codec import Node
 
-_MAX_BYTES = 1 << 20
+_MAX_STATE_BYTES = 1 << 20
 """Maximum bytes of a saved state."""
-_MAX = {"has_uint32": 1, "uinteger": 2**32 - 1}
-"""Maximum values of numpy's buffered 32-bit word."""
-_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
+_MAX_VALUES = {"has_uint32": 1, "uinteger": 2**32 - 1}
+"""Maximum values of the two numbers that describe numpy's buffered 32-bit word."""
+_DEVICE_PATTERN = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 
 class Randomness:
-    """One stream of random numbers. `seed=None` takes entropy from the operating system.
+    """One stream of random numbers. Without a seed, the operating system provides one.
 
     A seed reproduces draws on the same kind of device with the same backend; the native core, torch ops on the CPU and
     other devices use the stream in different orders.
@@ -34,18 +34,18 @@ class Randomness:
                 explain("seed", "a non-negative int or None", repr(seed), "Pass an int of at least 0, or None.")
             )
         self.bits = np.random.PCG64DXSM(seed)
-        """The bit generator of all draws on the host, including the native core's."""
+        """Bit generator of all draws on the host, including those of the native core."""
         self.capsule = self.bits.capsule
-        """The same generator for the native core."""
+        """Capsule of `bits` for the native core."""
         self._devices: dict[torch.device, torch.Generator] = {}
         self._slice_starts: torch.Tensor | None = None
-        """Cached starts of `slices`."""
+        """Starts of the slices of the last call of `slices`."""
 
     def config(self) -> None:
         """Return None: no setting has to be saved, because `state` contains the position in the stream."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The position in the stream, as values and arrays of a `State`."""
+        """Return the position in the stream, as values and arrays of a `State`."""
         bits, devices = self._host_and_devices()
         values = {
             "state": str(bits["state"]["state"]),  # 128 bits: other JSON readers would round an int
@@ -57,15 +57,15 @@ class Randomness:
         return values, {f"device{i}": state for i, state in enumerate(devices.values())}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved position; if the buffer moved to another device, the device's stream starts anew."""
-        node, arrays = saved.values, saved.tensors(_MAX_BYTES)
+        """Restore a saved position; on another device than before, that device's stream starts anew."""
+        node, arrays = saved.values, saved.tensors(_MAX_STATE_BYTES)
         bits: Any = {
             "bit_generator": "PCG64DXSM",
             "state": {name: _read_big_integer(node.entry(name)) for name in ("state", "inc")},
         }
-        bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX.items()}
+        bits |= {name: node.entry(name).integer(0, max_value) for name, max_value in _MAX_VALUES.items()}
         names = node.entry("devices")
-        device_names = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
+        device_names = [] if saved.is_moved else [name.text(_DEVICE_PATTERN) for name in names.items(64)]
         try:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(device_names)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):

@@ -97,7 +97,7 @@ def test_disk_memory_of_a_newer_format_does_not_fit_here(tmp_path: Path) -> None
 
 def test_a_carry_of_every_few_steps_is_refused_with_a_sentence() -> None:
     """Settings that format 1 could contain before the first release."""
-    read = Field.kinds["carry"].with_settings
+    read = rl.Carry.with_settings
     assert read(Field(3), [codec.Node("every", 1)]) == rl.Carry(3)
     with pytest.raises(
         rl.IncompatibleCheckpoint, match=r"Carry: expected a state of every step, got one every 2 steps"

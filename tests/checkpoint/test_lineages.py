@@ -152,7 +152,7 @@ def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
         second.save(tmp_path)
     assert list(lineages(tmp_path)) == [1, 3]
     assert equal(digest(rl.load(tmp_path, number=1)), digest(first))
-    first.save(tmp_path, keep=1)  # in full: the previous checkpoint is gone
+    first.save(tmp_path, keep=1)  # all rows were written: the previous checkpoint is gone
     assert list(lineages(tmp_path)) == [3, 4]
 
 

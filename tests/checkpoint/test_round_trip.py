@@ -1,4 +1,4 @@
-"""Save and load: the loaded buffer equals the saved one, and continues like it."""
+"""Save and load: the loaded buffer equals the saved buffer and continues in the same way."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 from tests.tiers import select
 
 
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", "distillation", of=KINDS))
 def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
-    """Save often, each save after the last, and load; then use the saved and the loaded buffer alike."""
+    """Save several times, load, and use the saved and the loaded buffer in the same way."""
     subject = KINDS[kind]
     buffer = subject.make()
     for n in range(90):
@@ -254,7 +254,7 @@ def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> No
     assert document["config"]["sampler"]["name"] == "Prioritized"
 
 
-@pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
+@pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")
 def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
     replay = make_replay(rl.Uniform(), stats=None, norm=None)  # which shared memory refuses
     for n in range(20):

@@ -1,4 +1,4 @@
-"""Buffers of every kind, and reproducible operations on them: equal seeds, equal operations."""
+"""Buffers of every kind, and reproducible operations on them: equal seeds give equal operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _numbers(n: int, *shape: int) -> np.ndarray:
 
 
 def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
-    """Add a step of all environments, or (every fifth) of one; some steps end an episode, some jump."""
+    """Add a step of all environments, every fifth time of one; some steps end an episode or jump."""
     rng = np.random.default_rng(n)
     envs = [int(rng.integers(N))] if n % 5 == 4 else list(range(N))
     t = getattr(replay, "_tests_clock", np.zeros(N))
@@ -87,7 +87,7 @@ def make_rollout() -> rl.RolloutBuffer:
 
 
 def step_rollout(rollout: rl.RolloutBuffer, n: int) -> None:
-    """Add a step, part of it staged; a full rollout is read and cleared."""
+    """Add a step, partly staged; read and clear a full rollout."""
     if rollout.is_full:
         finals = rollout.final_obs["x"][:, 0]
         rollout.compute_advantage(_numbers(n, N), final_value=finals)
@@ -167,7 +167,7 @@ def digest(buffer: Any) -> Any:
             for name in columns.keys() - {f"column{i}" for i in buffer.storage.rows.obs_leaves}:
                 columns[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         columns |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
-    values = {name: part for name, part in values.items() if name != "memory"}  # the same in any memory
+    values = {name: part for name, part in values.items() if name != "memory"}  # independent of the kind of memory
     return buffer.config(), values, {name: x.clone() for name, x in arrays.items()}, columns
 
 

@@ -12,7 +12,7 @@ import torch
 
 import relive as rl
 from relive.distributed import ReplayService, ShardUnavailable
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
 
@@ -56,7 +56,7 @@ def test_the_timeout_is_that_of_a_whole_call(call: Callable[[ReplayService], Any
         seconds(needed - 0.5)
 
 
-@pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
+@pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")
 def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalCalls, "near", True)
     service, calls = local_service(plan_of(40, 2))

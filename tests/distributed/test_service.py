@@ -21,7 +21,7 @@ import torch
 import relive as rl
 from relive.distributed import IncompatibleService, ReplayService, ShardUnavailable
 from relive.errors import IncompatibleCheckpoint, SchemaError
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 from tests.distributed.local import steps_of
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.thorough]
@@ -84,14 +84,14 @@ def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(t
         stats = service.stats()
         assert (stats["lost"], [shard["restarts"] for shard in stats["shards"]]) == (0, [1, 0])
         assert sorted(set(service.sample(4000)["reward"].int().tolist())) == list(range(150))
-        assert service.stats()["in_place"] == (2 if shares_memory() else 0)
+        assert service.stats()["in_place"] == (2 if supports_persistent_memory() else 0)
         before = service.sample(8)["index"]
         kill(service, 1)
         assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())  # the new memory, not the dead one
         assert service.stats()["shards"][1]["restarts"] == 1
 
 
-@pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
+@pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")
 def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailable() -> None:
     with ReplayService("busy", 40, 2, ()) as service:
         service.extend(steps_of([0], 0, 5))

@@ -270,7 +270,7 @@ def test_names_from_a_file_are_shown_and_do_nothing(
     browser: chromium.Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (fields, observers):  # which refuse such names
-        monkeypatch.setattr(module, "NAME", re.compile(".*"))
+        monkeypatch.setattr(module, "NAME_PATTERN", re.compile(".*"))
     replay = rl.ReplayBuffer(9, obs={HOSTILE: 2}, action=(), stats=rl.EpisodeStats(None, reasons=(HOSTILE,)), seed=0)
     for t in range(4):
         replay.add({HOSTILE: [t, 1]}, 0.0, 0.0, t == 3, False, next_obs={HOSTILE: [t + 1, 1]})

@@ -92,7 +92,7 @@ def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: P
 
 def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fields, observers):  # which refuse such names
-        monkeypatch.setattr(module, "NAME", re.compile(".*"))
+        monkeypatch.setattr(module, "NAME_PATTERN", re.compile(".*"))
     stats = rl.EpisodeStats(None, reasons=(HOSTILE,))
     replay = rl.ReplayBuffer(9, obs={HOSTILE: 1}, action=(), stats=stats)
     replay.add({HOSTILE: [1.0]}, 0.0, 0.0, True, False, next_obs={HOSTILE: [2.0]})

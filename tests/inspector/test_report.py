@@ -432,7 +432,7 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "NAME", re.compile(".*"))  # which refuses such names
+    monkeypatch.setattr(fields, "NAME_PATTERN", re.compile(".*"))  # which refuses such names
     replay = rl.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
     replay.add({"[red]x[/red]": [1.0]}, 0.0, 0.0, False, False, next_obs={"[red]x[/red]": [2.0]})
     assert "obs.[red]x[/red]" in str(rl.inspect(replay))

@@ -1,4 +1,4 @@
-"""The named checks: what they let through, and the whole sentence for what they refuse."""
+"""Checks of arguments: the values that they accept, and the full message for every refusal."""
 
 from __future__ import annotations
 

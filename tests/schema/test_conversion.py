@@ -1,4 +1,4 @@
-"""Values that a caller may pass for a field, and messages for those that are refused."""
+"""Values that a caller may pass for a field, and messages for refused values."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ NUMBERS = st.one_of(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool])
 @given(rows=st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2), as_tuples=st.booleans())
 def test_numbers_in_lists_are_stored_as_they_are_converted(dtype: torch.dtype, rows: Any, as_tuples: bool) -> None:
-    """Also natively: a replay and a rollout store what `convert` makes of them, or refuse what it refuses."""
+    """The native core agrees with `convert`: both buffers store the converted numbers, or refuse the same values."""
     given_ = tuple(map(tuple, rows)) if as_tuples else rows
     field, flat, ends = Field(2, dtype), np.zeros(2, np.float32), np.zeros(2, bool)
     replay = ReplayBuffer(4, obs=(), action=field, num_envs=2)

@@ -1,4 +1,4 @@
-"""Objects of the buffer protocol at the border: held until they are copied, and refused where they say too little."""
+"""Objects with the buffer protocol as arguments: held until they are copied, and refused if incomplete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_ACTION = np.zeros(1, np.float32)
 
 
 def floats(*values: float, **hooks: Any) -> Exporter:
-    """An exporter of float32 whose memory is gone when nobody holds it."""
+    """An exporter of float32 whose memory is freed when no buffer is held."""
     return Exporter(struct.pack(f"<{len(values)}f", *values), "f", 4, (len(values),), (4,), **hooks)
 
 
@@ -34,7 +34,7 @@ def bytes_called_bool(*values: int) -> np.ndarray:
     return np.array(values, np.uint8).view(np.bool_)
 
 
-# Exporters that give no strides
+# Exporters without strides
 
 
 @pytest.mark.usefixtures("backend")
@@ -52,7 +52,7 @@ def test_ctypes_arrays_are_stored() -> None:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("moment", [np.datetime64(1, "s"), np.timedelta64(1, "s")])
 def test_bytes_of_a_time_are_no_numbers(moment: Any) -> None:
-    """Its scalar exports eight bytes, which are what eight environments would give."""
+    """A scalar exports eight bytes, as many as the flags of eight environments."""
     replay = rl.ReplayBuffer(8, rl.Field((), torch.uint8), 1, num_envs=8)
     rest = np.zeros((8, 1), np.float32), np.zeros(8, np.float32), np.zeros(8, np.bool_), np.zeros(8, np.bool_)
     with pytest.raises(rl.SchemaError, match=r"numbers or bools, got dtype (datetime|timedelta)64\[s\]"):
@@ -96,7 +96,7 @@ def test_a_refused_step_lets_go_of_its_buffers() -> None:
 
 
 def test_a_bytearray_cannot_be_resized_while_it_is_stored() -> None:
-    """Another thread tries to, for as long as the copy takes."""
+    """Another thread tries to free the memory during the copy."""
     size = 1 << 22
     replay = rl.ReplayBuffer(2, rl.Field(size, torch.uint8), 1)
     data, other, stop = bytearray(size), np.ones(size, np.uint8), threading.Event()
@@ -139,7 +139,7 @@ def test_a_class_may_make_memory_for_each_buffer() -> None:
 @pytest.mark.parametrize("when", ["during", "after"])
 @pytest.mark.parametrize("kind", ["replay", "rollout"])
 def test_an_exporter_that_adds_to_the_same_buffer_is_refused(kind: str, when: str) -> None:
-    """The inner step would be written to the memory that the outer step is read into."""
+    """An inner `add` would overwrite the memory that the outer `add` reads into."""
     said: list[str] = []
     replay, rollout = rl.ReplayBuffer(8, 2, 1), rl.RolloutBuffer(4, None, 2, 1)
 
@@ -165,7 +165,7 @@ def test_an_exporter_that_adds_to_the_same_buffer_is_refused(kind: str, when: st
     assert len(buffer) == 2
 
 
-# Bytes that are called bool
+# Bytes with the format of bools
 
 
 @pytest.mark.usefixtures("backend")
@@ -206,11 +206,11 @@ def test_statistics_and_lent_memory_know_such_bytes_too(tmp_path: Any) -> None:
     assert rl.load(tmp_path)["terminated"].tolist() == [[True, False]]
 
 
-# Anything that exports anything
+# Random exporters
 
 
 def _hostile(random: np.random.Generator) -> Any:
-    """A buffer as no array has it: too many axes, odd sizes, no strides, strides that lie, memory out of line."""
+    """A buffer unlike any array: too many axes, odd sizes, missing or wrong strides, misaligned memory."""
     kind = str(
         random.choice(["f", "d", "?", "b", "B", "q", "<f", ">f", "Zf", "c", "T{f:x:}", "", "2f", "e", "=l", "x"])
     )
@@ -251,7 +251,7 @@ def _ordinary(random: np.random.Generator) -> Any:
 
 
 def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype that would be declared for a value, if numpy can read it and torch has its like."""
+    """Return the shape and dtype to declare for a value; float32 if torch lacks its dtype."""
     try:
         array = np.asarray(value)
     except Exception:
@@ -261,7 +261,7 @@ def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def _stored(make: Callable[[], Any], kind: torch.dtype, shape: tuple[int, ...], envs: int | None) -> bytes | None:
-    """The bytes that a replay and a rollout buffer store for a value, or None if both refuse it."""
+    """Return the bytes that a replay and a rollout buffer store for a value; None if both refuse it."""
     lead = () if envs is None else (envs,)
     rest: list[Any] = [np.zeros((*lead, 1), np.float32), np.zeros(lead, np.float32)] + [np.zeros(lead, np.bool_)] * 2
     field = rl.Field(shape, kind)
@@ -285,7 +285,7 @@ def _stored(make: Callable[[], Any], kind: torch.dtype, shape: tuple[int, ...], 
 
 
 def test_whatever_is_exported_is_stored_alike_or_refused() -> None:
-    """By the native core and by torch ops, which know nothing of each other."""
+    """The native core and torch ops, which are independent, must agree."""
     random = np.random.default_rng(SEED)
     count, stored = trials("EXPORTERS", 300), 0
     for _ in range(count):

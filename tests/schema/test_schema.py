@@ -1,4 +1,4 @@
-"""Declarations become fields, in every way a user may write them."""
+"""Declarations of fields, in every form that a user may write."""
 
 from __future__ import annotations
 

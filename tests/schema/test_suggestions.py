@@ -1,4 +1,4 @@
-"""Words of other libraries are answered with ours, and types reach a user's script."""
+"""Names of other libraries get a suggestion of ours, and decorated classes keep their types for type checkers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_attribute_that_nobody_has_is_missing_as_usual() -> None:
 
 
 def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
-    for owner, names in suggestions._METHODS.items():
+    for owner, names in suggestions._METHOD_NAMES.items():
         cls = getattr(rl, owner)
         for ours, words in names.items():
             assert ours == "len" or hasattr(cls, ours), (owner, ours)
@@ -143,7 +143,7 @@ def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
 
 @pytest.mark.parametrize("cls", [rl.ReplayBuffer, rl.RolloutBuffer, rl.DistillationBuffer])
 def test_attributes_of_a_buffer_are_as_fast_as_those_of_any_object(cls: type) -> None:
-    assert not hasattr(cls, "__getattr__")  # with it every access takes the slow path: add costs a fifth more
+    assert not hasattr(cls, "__getattr__")  # with __getattr__ every access is slow: `add` takes a fifth longer
 
 
 def test_wrapped_callables_keep_their_signatures() -> None:

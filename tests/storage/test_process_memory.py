@@ -66,7 +66,7 @@ def test_a_buffer_that_does_not_fit_beside_the_pages_of_another_is_refused(monke
 def test_arrays_that_are_gone_are_not_counted() -> None:
     gc.collect()
     before = allocator.unwritten_bytes()
-    array = allocator.zeros((1 << 33,), torch.uint8)
+    array = allocator.allocate_zeros((1 << 33,), torch.uint8)
     assert allocator.unwritten_bytes() > before
     del array
     assert allocator.unwritten_bytes() == before

@@ -19,24 +19,27 @@ from typing import Any, NamedTuple
 from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
 from relive.kernels import crc32
 from relive.storage.codec import (
-    CHUNK,
+    CHUNK_BYTES,
     FORMAT,
+    MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     ArrayInfo,
     Node,
     arrays_from_json,
     arrays_to_json,
+    folder_format,
     from_json,
+    parse_folder_format,
     parse_format,
     reader_for,
     to_json,
     with_checksum,
     without_checksum,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, is_read_error, reading, unreadable
+from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
 
-_FILE_NAME = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
-_LINEAGE = re.compile(r"[0-9a-f]{32}")
+_FILE_NAME_PATTERN = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
+_LINEAGE_PATTERN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def manifest_file(number: int) -> str:
     return f"manifests/{number:08}.json"
 
 
-def dump(manifest: Manifest) -> bytes:
+def dump_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: a line with a checksum, and strict JSON."""
     document = {
         "format": FORMAT,
@@ -98,18 +101,18 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
     return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
-def parse(data: bytes, number: int) -> Manifest:
-    """Parse an untrusted manifest; raises a CorruptCheckpoint that names the place of the fault."""
+def parse_manifest(data: bytes, number: int) -> Manifest:
+    """Parse an untrusted manifest; raise a CorruptCheckpoint that names the place of the fault."""
     where = manifest_file(number)
     version = parse_format(where, data.partition(b"\n")[0])
     return reader_for(where, version, READERS)(where, data, number)
 
 
 def _format_1(where: str, data: bytes, number: int) -> Manifest:
-    document = from_json(where, without_checksum(where, data))
-    first = data.partition(b"\n")[0]
-    if document.entry("format").integer() != parse_format(where, first):
-        expected = f"{parse_format(where, first)}, as its first line says (bytes 0 to {len(first)})"
+    document, first_line = from_json(where, without_checksum(where, data)), data.partition(b"\n")[0]
+    version = parse_format(where, first_line)
+    if document.entry("format").integer() != version:
+        expected = f"{version}, as its first line says (bytes 0 to {len(first_line)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
@@ -118,7 +121,7 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
         raise document.entry("segments").error("every segment once")
     return Manifest(
         number,
-        document.entry("lineage").text(_LINEAGE),
+        document.entry("lineage").text(_LINEAGE_PATTERN),
         document.entry("kind").text(),
         document.entry("config").mapping(),
         document.entry("values").mapping(),
@@ -133,20 +136,20 @@ READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
 
 def _file_from_json(node: Node) -> FileInfo:
     file = FileInfo(
-        node.entry("name").text(_FILE_NAME),
+        node.entry("name").text(_FILE_NAME_PATTERN),
         arrays_from_json(node.entry("arrays")),
         node.entry("checksums").integers(maximum=2**32 - 1),
     )
-    if len(file.checksums) != -(-file.nbytes // CHUNK):
-        raise node.entry("checksums").error(f"one checksum per {CHUNK} bytes of {file.nbytes}")
+    if len(file.checksums) != -(-file.nbytes // CHUNK_BYTES):
+        raise node.entry("checksums").error(f"one checksum per {CHUNK_BYTES} bytes of {file.nbytes}")
     return file
 
 
-_MAX_LISTED = 64
+_MAX_LISTED_NUMBERS = 64
 """Maximum number of checkpoints in an error message."""
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
-_MANIFEST = re.compile(rf"{_NUMBER}\.json")
-_SAVED_FILES = {
+_MANIFEST_PATTERN = re.compile(rf"{_NUMBER}\.json")
+_SAVED_FILE_PATTERNS = {
     "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
@@ -171,14 +174,14 @@ class Archive:
         self._uncommitted_files: list[str] = []
         """Files of the checkpoint that is being saved, until it is committed."""
 
-    # Saving
+    # Saving checkpoints
 
     @contextmanager
-    def saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
-        """Hold the exclusive lock during a save of about `needed` bytes; yields the existing checkpoints by number.
+    def lock_for_saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
+        """Hold the exclusive lock during a save of about `needed` bytes; yield the existing checkpoints by number.
 
-        `require` checks the newest one before anything is changed, and may raise. Then the files of interrupted saves
-        are removed. If the body raises, its files are removed too.
+        `require` checks the newest checkpoint before anything is changed, and may raise. Then the files of interrupted
+        saves are removed. If the body raises, its files are removed too.
         """
         try:
             self._refuse_foreign()
@@ -187,7 +190,7 @@ class Archive:
                 summaries = self._read_summaries(require)
                 self._remove_saved("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
-                    self._place("FORMAT", [_header()])
+                    self._write_atomically("FORMAT", [folder_format("checkpoint")])
                 try:
                     yield summaries
                 except BaseException:
@@ -239,8 +242,8 @@ class Archive:
 
     def _remove_saved(self, folder: str, needed: set[str]) -> None:
         """Remove the saved files in a folder, except those in `needed`."""
-        for name in self.files.regular(folder):
-            if _SAVED_FILES[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+        for name in self.files.regular_names(folder):
+            if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
 
     def _save_error(self, error: OSError, needed: int) -> CheckpointError:
@@ -254,7 +257,7 @@ class Archive:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all checkpoints, valid or not, oldest first."""
-        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, self._names("manifests")) if match)
+        return sorted(int(match[1]) for match in map(_MANIFEST_PATTERN.fullmatch, self._names("manifests")) if match)
 
     def next_number(self) -> int:
         """Return the number of the next checkpoint."""
@@ -277,14 +280,14 @@ class Archive:
         """Whether a manifest is so long that the next checkpoint should have fewer segments."""
         return self.size(number) > MAX_JSON_BYTES // 2
 
-    def put(
+    def write_file(
         self, folder: str, name: str, arrays: tuple[ArrayInfo, ...], parts: Iterable[memoryview | bytes]
     ) -> FileInfo:
         """Write an immutable file. `arrays` describes its arrays, and `parts` are their bytes."""
         checksums: list[int] = []
         path = f"{folder}/{name}"
         self._uncommitted_files.append(path)
-        self._place(path, _append_checksums(parts, checksums))
+        self._write_atomically(path, _append_checksums(parts, checksums))
         file = FileInfo(name, arrays, tuple(checksums))
         if file.nbytes != self.files.size(path):
             raise AssertionError(f"{name}: {self.files.size(path)} bytes for arrays of {file.nbytes}")
@@ -292,7 +295,7 @@ class Archive:
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest of a checkpoint whose files are complete."""
-        data = dump(manifest)
+        data = dump_manifest(manifest)
         if len(data) > MAX_JSON_BYTES:
             remedy = "Declare fewer fields, or save less often."
             raise CheckpointError(
@@ -301,13 +304,13 @@ class Archive:
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
         try:
-            self._place(manifest_file(manifest.number), [data])
+            self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            if self.exists(manifest.number):  # also after an interrupt during the write
+            if self.exists(manifest.number):  # also if the write was interrupted after the file was complete
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
-    def collect(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
+    def remove_old(self, keep: int, lineage: str, summaries: Mapping[int, ManifestSummary]) -> None:
         """Remove all but the newest `keep` checkpoints of a lineage, and the files that no checkpoint needs any more.
 
         Damaged manifests are removed too. Files that cannot be removed now are removed by a later save.
@@ -316,13 +319,13 @@ class Archive:
             numbers = self.numbers()
             unread = {number for number in numbers if number not in summaries}
             if any(map(self._is_valid, unread)):
-                return  # readable again, and its files are not in `summaries`
+                return  # a manifest became readable again, but its files are not in `summaries`
             lineage_numbers = [
                 number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
             ]
             removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
             needed = {name for number in summaries if number not in removed for name in summaries[number].files}
-            matches = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
+            matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
             old = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
             for name in old:
                 self.files.remove(f"manifests/{name}")
@@ -349,15 +352,15 @@ class Archive:
         except OSError:
             return False
 
-    def _place(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def _write_atomically(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         self.files.place(f"tmp/{name.replace('/', '-')}", name, parts)
         if "/" not in name:
             self.files.sync_folder("")
 
-    # Loading
+    # Loading checkpoints
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def lock_for_loading(self) -> Iterator[None]:
         """Hold the shared lock during a load: no save removes files meanwhile."""
         try:
             with self.files.locked(exclusive=False):
@@ -373,17 +376,11 @@ class Archive:
                 explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
             ) from None
         except OSError as error:
-            raise unreadable(str(self.root), error) from error
+            raise make_read_error(str(self.root), error) from error
 
     def _require_format(self) -> int:
-        """Return the format of the folder; raises if it is unknown."""
-        header = self.files.contents("FORMAT", 64)
-        version = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", header)
-        if version is None:
-            place, expected = f"FORMAT, bytes 0 to {len(header)}", repr(_header().decode())
-            raise CorruptCheckpoint(explain(place, expected, repr(header), "Copy the folder again."))
-        reader_for("FORMAT", int(version[1]), READERS)
-        return int(version[1])
+        """Return the format of the folder; raise if it is unknown."""
+        return parse_folder_format(self.files.contents("FORMAT", MAX_FOLDER_FORMAT_BYTES), "checkpoint", READERS)
 
     def manifest(self, number: int) -> Manifest:
         """Read and verify a manifest, but not the files that it lists."""
@@ -393,17 +390,17 @@ class Archive:
                 raise FileNotFoundError
             data = self.files.contents(name, MAX_JSON_BYTES + 1)
         except FileNotFoundError:
-            numbers = ", ".join(map(str, self.numbers()[-_MAX_LISTED:])) or "none"
+            numbers = ", ".join(map(str, self.numbers()[-_MAX_LISTED_NUMBERS:])) or "none"
             remedy = "Pass one of these numbers."
             raise NoCheckpoint(explain(name, f"one of the checkpoints {numbers}", number, remedy)) from None
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise make_read_error(name, error) from error
         if len(data) > MAX_JSON_BYTES:
             place = f"{name}, bytes 0 to {MAX_JSON_BYTES}"
             raise CorruptCheckpoint(
                 explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
             )
-        return parse(data, number)
+        return parse_manifest(data, number)
 
     def exists(self, number: int) -> bool:
         """Whether a manifest with this number exists, valid or not."""
@@ -420,7 +417,7 @@ class Archive:
         files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
         for folder, file in files:
             name = f"{folder}/{file.name}"
-            with reading(name):
+            with convert_read_errors(name):
                 size = self.files.size(name)
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
@@ -433,10 +430,10 @@ class Archive:
 
     def verify(self, folder: str, file: FileInfo) -> None:
         """Read a file and verify its checksums."""
-        memory = memoryview(bytearray(min(CHUNK, file.nbytes)))
+        memory = memoryview(bytearray(min(CHUNK_BYTES, file.nbytes)))
         with self.open_file(folder, file) as source:
-            for start in range(0, file.nbytes, CHUNK):
-                source.fill(memory[: min(CHUNK, file.nbytes - start)])
+            for start in range(0, file.nbytes, CHUNK_BYTES):
+                source.fill(memory[: min(CHUNK_BYTES, file.nbytes - start)])
             source.finish()
 
     def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
@@ -447,15 +444,16 @@ class Archive:
         def read_chunk(i: int) -> bytes:
             nonlocal last
             if last[0] != i:
+                start = i * CHUNK_BYTES
                 with self._open(name) as descriptor:
-                    data = self.files.read_at(descriptor, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                    data = self.files.read_at(descriptor, min(CHUNK_BYTES, file.nbytes - start), start)
                 require_checksum(name, file, i, len(data), crc32(data))
                 last = i, data
             return last[1]
 
         def fill(offset: int, target: memoryview) -> None:
             while len(target):
-                part = memoryview(read_chunk(offset // CHUNK))[offset % CHUNK :][: len(target)]
+                part = memoryview(read_chunk(offset // CHUNK_BYTES))[offset % CHUNK_BYTES :][: len(target)]
                 target[: len(part)] = part
                 target, offset = target[len(part) :], offset + len(part)
 
@@ -463,13 +461,13 @@ class Archive:
 
     def stamp(self, file: FileInfo) -> tuple[int, ...]:
         """Return the stamp of a segment, which changes when its file changes; see `Files.stamp`."""
-        with reading(f"segments/{file.name}"):
+        with convert_read_errors(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
         """Open a file for reading; errors name the file."""
-        with reading(name):
+        with convert_read_errors(name):
             file = self.files.open(name)
             try:
                 yield file
@@ -485,43 +483,38 @@ class FileReader:
 
     def __init__(self, files: Files, descriptor: int, name: str, file: FileInfo) -> None:
         self._files, self._descriptor, self._name, self._file = files, descriptor, name, file
-        self._done = self._checksum = 0
+        self._num_read = self._checksum = 0
 
     def fill(self, target: memoryview) -> None:
         """Fill `target` with the next bytes."""
         while len(target):
-            i = self._done // CHUNK
-            piece = target[: CHUNK - self._done % CHUNK]
+            i = self._num_read // CHUNK_BYTES
+            piece = target[: CHUNK_BYTES - self._num_read % CHUNK_BYTES]
             count = self._files.read_into(self._descriptor, piece)
             self._checksum = crc32(piece[:count], self._checksum)
-            self._done += count
-            length = self._done - i * CHUNK
-            if count < len(piece) or length == CHUNK or self._done == self._file.nbytes:
+            self._num_read += count
+            length = self._num_read - i * CHUNK_BYTES
+            if count < len(piece) or length == CHUNK_BYTES or self._num_read == self._file.nbytes:
                 require_checksum(self._name, self._file, i, length, self._checksum)
                 self._checksum = 0
             target = target[len(piece) :]
 
     def finish(self) -> None:
         """Raise unless all bytes of the file were read."""
-        if self._done != self._file.nbytes:
-            got = f"{self._done:,} of {self._file.nbytes:,} bytes"
+        if self._num_read != self._file.nbytes:
+            got = f"{self._num_read:,} of {self._file.nbytes:,} bytes"
             raise CorruptCheckpoint(explain(self._name, "only the bytes of its arrays", got, "Copy it again."))
 
 
-def _header() -> bytes:
-    """Return the contents of the file FORMAT."""
-    return f"recollect checkpoint {FORMAT}\n".encode()
-
-
 def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int]) -> Iterator[memoryview]:
-    """Yield `parts`, and append one checksum per `CHUNK` bytes to `checksums`."""
+    """Yield `parts`, and append one checksum per `CHUNK_BYTES` bytes to `checksums`."""
     remaining = 0
     for part in parts:
         rest = whole = memoryview(part).cast("B")
         while len(rest):
             if not remaining:
                 checksums.append(0)
-                remaining = CHUNK
+                remaining = CHUNK_BYTES
             piece, rest = rest[:remaining], rest[remaining:]
             checksums[-1] = crc32(piece, checksums[-1])
             remaining -= len(piece)
@@ -531,7 +524,7 @@ def _append_checksums(parts: Iterable[memoryview | bytes], checksums: list[int])
 def require_checksum(name: str, file: FileInfo, i: int, length: int, checksum: int) -> None:
     """Raise unless the i-th chunk of a file has its size and its checksum."""
     expected = file.checksums[i]
-    if length != min(CHUNK, file.nbytes - i * CHUNK) or checksum != expected:
-        place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + length}"
+    if length != min(CHUNK_BYTES, file.nbytes - i * CHUNK_BYTES) or checksum != expected:
+        place = f"{name}, bytes {i * CHUNK_BYTES} to {i * CHUNK_BYTES + length}"
         remedy = "Load an older checkpoint, or copy this one again."
         raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{checksum:08x}", remedy))

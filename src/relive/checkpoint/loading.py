@@ -20,7 +20,7 @@ from relive import lazy
 from relive.checkpoint.archive import Archive, FileInfo, FileReader, Manifest, manifest_file
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.saving import PreviousSave, Segment, remember, remember_damaged
-from relive.checkpoint.snapshot import KINDS, MAX_NOTE_BYTES, Rows, SnapshotReader
+from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows, SnapshotReader
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -29,11 +29,11 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
+from relive.schema.checks import check_available
 from relive.schema.conversion import as_indexable
-from relive.schema.fields import present
 from relive.storage import Memory
-from relive.storage.allocator import expect_bulk
-from relive.storage.codec import ArrayInfo, Node, arrays_in_file, require_flags, writable_memory
+from relive.storage.allocator import request_large_pages
+from relive.storage.codec import ArrayInfo, Node, arrays_in_file, require_bool_bytes, writable_memory
 from relive.storage.disk import holds_disk_memory
 from relive.storage.files import Files, is_read_error
 
@@ -98,10 +98,10 @@ def load(
             `Prioritized` apply to the stored priorities.
         files: class that reads files; for tests that simulate failing disks.
     """
-    return load_below(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
+    return load_folder(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
 
 
-def load_below(
+def load_folder(
     root: Path,
     kind: type | None,
     number: int | None,
@@ -115,13 +115,13 @@ def load_below(
         require_class(str(root), kind, "ReplayBuffer")
         return _reopen(root, {"number": number, **options})
     archive = Archive(root, files)
-    with archive.reading():
+    with archive.lock_for_loading():
         if number is not None:
             return _restore(archive, number, kind, options, accept)
         # Messages, not errors: the tracebacks of errors would keep loaded data alive.
         damaged: dict[int, str] = {}
         unread: set[int] = set()
-        for candidate in _candidates(archive):
+        for candidate in _iter_candidates(archive):
             try:
                 buffer = _restore(archive, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
@@ -141,16 +141,16 @@ def load_below(
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
 
 
-_MAX_TRIED, _MIN_TRIED, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
+_MAX_CANDIDATES, _MIN_CANDIDATES, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
 """Limits of a search for a valid checkpoint: at most 64; after the first 8 also 60 seconds and 16 MB of manifests."""
 
 
-def _candidates(archive: Archive) -> Iterator[int]:
-    """Yield the numbers of checkpoints to try, newest first, within the limits above."""
+def _iter_candidates(archive: Archive) -> Iterator[int]:
+    """Yield the numbers of checkpoints to try, newest first, within the limits of a search."""
     start, nbytes = time.monotonic(), 0
-    for i, number in enumerate(archive.numbers()[: -_MAX_TRIED - 1 : -1]):
+    for i, number in enumerate(archive.numbers()[: -_MAX_CANDIDATES - 1 : -1]):
         nbytes += archive.size(number)
-        if i >= _MIN_TRIED and (time.monotonic() - start > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
+        if i >= _MIN_CANDIDATES and (time.monotonic() - start > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
             return
         yield number
 
@@ -160,19 +160,19 @@ def _restore(
 ) -> Any:
     """Load one checkpoint; `options` (device, sampler) that are not None override it, with warnings."""
     where = manifest_file(number)
-    with _naming_file(where):
+    with _prefix_file_name(where):
         manifest = archive.manifest(number)
         require_class(str(archive.root), kind, manifest.kind)
         archive.require_files(manifest)
-        if manifest.kind not in KINDS:
+        if manifest.kind not in BUFFER_CLASSES:
             remedy = "Load it with the version of relive that saved it."
-            raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
+            raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(BUFFER_CLASSES)}", manifest.kind, remedy))
         file = manifest.state
         arrays = arrays_in_file(f"state/{file.name}", file.arrays, archive.fill("state", file))
         saved = SnapshotReader.of(where, manifest.config, manifest.values, arrays)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
-            present(Memory.of(options["device"]).device)
+            check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
         try:
             buffer = _make_buffer(archive, manifest, saved, options)
             if accept is not None:
@@ -185,13 +185,13 @@ def _restore(
         except InvariantError as error:  # from check()
             raise CorruptCheckpoint(f"state/{file.name}: the contents are invalid. {error}") from error
         if options["device"] is not None:
-            for change in _changes(manifest, buffer):
+            for change in _describe_changes(manifest, buffer):
                 warnings.warn(f"load: {change}", stacklevel=4)
         return buffer
 
 
 @contextmanager
-def _naming_file(file: str) -> Iterator[None]:
+def _prefix_file_name(file: str) -> Iterator[None]:
     """Prefix the file name to errors of the body that do not contain it."""
     try:
         yield
@@ -203,9 +203,9 @@ def _naming_file(file: str) -> Iterator[None]:
 
 def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
     """Make a buffer, restore its state and its rows, and check its invariants."""
-    buffer = KINDS[manifest.kind].from_config(saved.config, saved, **options)
+    buffer = BUFFER_CLASSES[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
-    _expect_rows(buffer.rows(), manifest)  # before load_state, which writes to the same pages
+    _request_large_pages(buffer.rows(), manifest)  # before load_state, which writes to the same pages
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
@@ -220,12 +220,12 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
     return buffer
 
 
-def _expect_rows(rows: Rows | None, manifest: Manifest) -> None:
+def _request_large_pages(rows: Rows | None, manifest: Manifest) -> None:
     """Request large pages for the slots that the segments fill."""
     if rows is not None:
         count = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
-            expect_bulk(column.flatten(0, 1)[:count])
+            request_large_pages(column.flatten(0, 1)[:count])
 
 
 def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
@@ -238,20 +238,20 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     total = sum(file.nbytes for file in manifest.segments)
     segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        stamp = archive.stamp(file)  # before reading: a later change of the file changes the stamp
+        stamp = archive.stamp(file)  # before reading, so that a later change of the file changes the stamp
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
             archive.verify("segments", file)  # if bytes are damaged, raise that error instead
             raise
-        _require(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
+        _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
         covered_until = torch.maximum(covered_until, last_stop)
         segments.append(Segment(file, last_stop, stamp))
-    _require(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
+    _require_all(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
     return segments
 
 
-def _require(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+def _require_all(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
     """Raise unless `holds` [N] is true in every environment."""
     if not bool(holds.all()):
         env = int((~holds).int().argmax())
@@ -264,24 +264,24 @@ def _read_segment(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     where = f"segments/{file.name}"
     with archive.open_file("segments", file) as source:
-        first, stop = _bounds(source, file, len(rows.first), last_stop)
+        first, stop = _read_bounds(source, file, len(rows.first), last_stop)
         segment = Rows(rows.columns, first, stop)
         if file.arrays != segment.arrays:
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
-        _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+        _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
-        pieces = _pieces(segment, rows.first)
+        pieces = _split_segment(segment, rows.first)
         filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
         deque(show_progress(filled, total, "loading rows"), 0)
         source.finish()
     return first, stop
 
 
-def _bounds(
+def _read_bounds(
     source: FileReader, file: FileInfo, envs: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read and verify the bounds of a segment: its first rows [N] and its stops [N], exclusive."""
+    """Read and verify the bounds of a segment: its first rows [N] and its stops [N], which are exclusive."""
     where, remedy = f"segments/{file.name}", "Copy it again."
     expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
@@ -300,7 +300,7 @@ def _bounds(
     return first, stop
 
 
-def _pieces(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
+def _split_segment(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
     """Return the flat slots of a segment in its order, as pairs: slots, and a mask of rows to keep (None: all).
 
     Rows before `oldest` [N] are left out: newer rows use their slots.
@@ -316,13 +316,13 @@ def _fill_piece(
     source: FileReader, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str
 ) -> memoryview:
     """Read rows of one column from a segment, and return their bytes."""
-    is_run = isinstance(piece, slice)
-    size = piece.stop - piece.start if is_run else len(piece)
-    block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    is_slice = isinstance(piece, slice)
+    size = piece.stop - piece.start if is_slice else len(piece)
+    block = flat[piece] if is_slice and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
     memory = writable_memory(block)
     source.fill(memory)
-    require_flags(block, where)
-    if not is_run:
+    require_bool_bytes(block, where)
+    if not is_slice:
         flat_slots, block = (piece, block) if keep is None else (piece[keep], block[keep])
         flat[flat_slots.to(flat.device)] = block.to(flat.device)
     elif not flat.is_cpu:
@@ -330,8 +330,8 @@ def _fill_piece(
     return memory
 
 
-def _changes(manifest: Manifest, buffer: Any) -> list[str]:
-    """Describe how the device or memory differs from that of the saved buffer."""
+def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
+    """Describe how device and memory of a buffer differ from those of the saved buffer."""
     old_device, device = manifest.config.get("device"), str(buffer.device)
     changes = []
     if old_device is not None and old_device != device:
@@ -349,7 +349,7 @@ def _changes(manifest: Manifest, buffer: Any) -> list[str]:
 
 def require_class(where: str, kind: type | None, name: str) -> None:
     """Raise an IncompatibleCheckpoint if `name` is not the name of the expected class."""
-    if kind is not None and KINDS.get(name) is not kind:
+    if kind is not None and BUFFER_CLASSES.get(name) is not kind:
         remedy = "Load it without kind, or look for the right folder."
         raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {name}", remedy))
 
@@ -365,10 +365,10 @@ def is_disk_memory(root: Path) -> bool:
 
 
 def _reopen(root: Path, options: dict[str, Any]) -> Any:
-    """Open the buffer in a folder of disk memory; raises for options other than `sampler`."""
+    """Open the buffer in a folder of disk memory; raise for options other than `sampler`."""
     changes = [name for name, value in options.items() if value is not None and name != "sampler"]
     if changes:
         remedy = "Save the buffer, and load that checkpoint with this argument."
         got = f"{changes[0]}={options[changes[0]]!r}"
         raise IncompatibleCheckpoint(explain(f"load {root}", "no changes to disk memory", got, remedy))
-    return KINDS["ReplayBuffer"].from_disk(root, sampler=options.get("sampler"))
+    return BUFFER_CLASSES["ReplayBuffer"].from_disk(root, sampler=options.get("sampler"))

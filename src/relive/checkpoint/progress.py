@@ -25,7 +25,7 @@ def show_progress(
             yield part
             done += len(part) if steps is None else steps(part)
             if bar is None and time.monotonic() - start > _DELAY_SECONDS and sys.stderr.isatty() and find_spec("rich"):
-                bar = _bar(what, total, are_bytes=steps is None)
+                bar = _start_bar(what, total, are_bytes=steps is None)
             if bar is not None:
                 bar[0].update(bar[1], completed=done)
     finally:
@@ -33,7 +33,7 @@ def show_progress(
             bar[0].stop()
 
 
-def _bar(what: str, total: int, *, are_bytes: bool) -> Any:
+def _start_bar(what: str, total: int, *, are_bytes: bool) -> Any:
     from rich import progress as rich_progress  # noqa: PLC0415 (imported only when a bar appears)
     from rich.console import Console  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ import torch
 
 from relive.checkpoint.archive import Archive, FileInfo, Manifest, ManifestSummary
 from relive.checkpoint.progress import show_progress
-from relive.checkpoint.snapshot import KINDS, Rows, Snapshot, State
+from relive.checkpoint.snapshot import BUFFER_CLASSES, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import check_positive_int
 from relive.storage.codec import Arrays, array_info, tensor_bytes
@@ -32,7 +32,7 @@ class Segment:
 
     file: FileInfo
     stop: torch.Tensor
-    """End [N] of its rows, exclusive."""
+    """Stop [N] of the rows in the file, exclusive."""
     stamp: tuple[int, ...]
     """Stamp of the file when it was written or read; see `Files.stamp`."""
 
@@ -45,7 +45,7 @@ class PreviousSave:
     number: int
     segments: list[Segment] = field(default_factory=list)
     saved_until: torch.Tensor | None = None
-    """First rows [N] that are not in the segments; None if no row is."""
+    """First unsaved row [N] of each environment; None if no segment exists."""
     damaged: frozenset[int] = frozenset()
     """Numbers of newer checkpoints that were damaged, so that this one was loaded instead."""
 
@@ -103,21 +103,21 @@ def save(
         state = _with_note(Snapshot.of(buffer), note)
         rows = state.rows
         require = partial(_require_fields, f"save to {root}", kind, state.config)
-        with archive.saving(state.nbytes, require) as summaries:
+        with archive.lock_for_saving(state.nbytes, require) as summaries:
             previous = _previous_save(buffer, archive, summaries, damaged)
             number, lineage = archive.next_number(), previous.lineage
             is_joining = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
             arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
-            file = archive.put("state", f"{number:08}.bin", arrays, map(tensor_bytes, state.arrays.values()))
+            file = archive.write_file("state", f"{number:08}.bin", arrays, map(tensor_bytes, state.arrays.values()))
             row_files = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, state.config, state.values, file, row_files)
             try:
                 archive.commit(manifest)
             finally:
-                if archive.exists(number):  # also if only a later operation failed
+                if archive.exists(number):  # also if an operation after the write of the manifest failed
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
-            archive.collect(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
+            archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
     for message in damaged:  # after the save: a filter may turn a warning into an error
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
@@ -160,7 +160,7 @@ def _previous_save(
 
 
 def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
-    """Whether another buffer has continued this checkpoint, or may have: a manifest that cannot be read now counts."""
+    """Whether another buffer may have continued this checkpoint. A newer manifest that cannot be read now counts."""
     newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged)
     return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
@@ -187,14 +187,14 @@ def _write_segments(archive: Archive, number: int, rows: Rows, previous: Previou
     """Write new rows, and return the segments of all rows: those of `previous` that are still needed, and new ones."""
     segments = [segment for segment in previous.segments if bool((segment.stop > rows.first).any())]
     new_rows = rows if previous.saved_until is None else rows.since(previous.saved_until)
-    for i, part in enumerate(_split(new_rows)):
+    for i, part in enumerate(_split_rows(new_rows)):
         pieces = show_progress(part.parts(), part.nbytes, "saving rows")
-        file = archive.put("segments", f"{number:08}-{i}.bin", part.arrays, pieces)
+        file = archive.write_file("segments", f"{number:08}-{i}.bin", part.arrays, pieces)
         segments.append(Segment(file, part.stop, archive.stamp(file)))
     return segments
 
 
-def _split(rows: Rows) -> Iterator[Rows]:
+def _split_rows(rows: Rows) -> Iterator[Rows]:
     """Split rows into segments of at most about `SEGMENT_BYTES`, oldest first."""
     if not len(rows):
         return
@@ -207,20 +207,20 @@ def _split(rows: Rows) -> Iterator[Rows]:
 
 
 def _kind_name(buffer: Any) -> str:
-    """Return the name of a buffer's class in files; raises for a class that cannot be saved."""
+    """Return the name of a buffer's class in files; raise for a class that cannot be saved."""
     name = type(buffer).__name__
-    if KINDS.get(name) is not type(buffer):
+    if BUFFER_CLASSES.get(name) is not type(buffer):
         remedy = "Save one of these; of an adapter, save its core."
-        raise CheckpointError(explain("save", f"one of {', '.join(KINDS)}", name, remedy))
+        raise CheckpointError(explain("save", f"one of {', '.join(BUFFER_CLASSES)}", name, remedy))
     return name
 
 
-_FIELDS = ("obs", "action", "reward", "value", "extra")
+_FIELD_NAMES = ("obs", "action", "reward", "value", "extra")
 
 
 def _declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the declared fields of a config by name; a new distillation buffer may have only `obs`."""
-    fields = config.get("fields", {name: config[name] for name in _FIELDS if name in config})
+    fields = config.get("fields", {name: config[name] for name in _FIELD_NAMES if name in config})
     return fields if isinstance(fields, dict) else {}
 
 

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from relive.schema.conversion import as_indexable
+from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage.codec import (
-    DTYPES,
     ArrayInfo,
     Arrays,
     ArraySource,
     ArraySpec,
     Node,
     arrays_in_memory,
-    dtype_name,
     tensor_bytes,
     writable_memory,
 )
@@ -50,7 +49,7 @@ class SnapshotReader:
         self.config = Node("config", {}) if config is None else config
         """Config of the saved part."""
         self.is_moved = False
-        """Whether the part is loaded to another device than that of the saved part."""
+        """Whether the saved part was on another device."""
         self.segments: Mapping[str, tuple[ArrayInfo, ...]] = {}
         """Arrays of each segment: two with the bounds of its rows, then the columns."""
 
@@ -63,7 +62,7 @@ class SnapshotReader:
         """Raise unless all segments have exactly these columns. Called before memory for the rows is allocated."""
         expected = [(name, *spec) for name, spec in columns.items()]
         for where, arrays in self.segments.items():
-            specs = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in arrays[2:]]
+            specs = [(array.name, DTYPES_BY_NAME[array.dtype], array.shape[1:]) for array in arrays[2:]]
             if specs != expected:
                 got = next((spec for spec in specs if spec not in expected), f"{len(specs)} of {len(expected)} columns")
                 raise Node(where, got).error("the columns that the manifest declares")
@@ -90,16 +89,16 @@ class SnapshotReader:
         return self._arrays[self._prefix + name]
 
     def tensors(self, max_bytes: int) -> Arrays:
-        """Read all arrays of this part; raises if they have more than `max_bytes` together."""
+        """Read all arrays of this part; raise if they have more than `max_bytes` together."""
         sizes = self._arrays.sizes(self._prefix)
         if sum(sizes.values()) > max_bytes:
             largest = max(sizes, key=lambda name: sizes[name])
-            raise self.at(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(
+            raise self.array_node(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(
                 f"at most {max_bytes:,} bytes"
             )
         return {name.removeprefix(self._prefix): self._arrays[name] for name in sizes}
 
-    def at(self, name: str, got: Any = None) -> Node:
+    def array_node(self, name: str, got: Any = None) -> Node:
         """Return a node for an error about an array."""
         if got is None:
             spec = self.spec(name)
@@ -117,13 +116,13 @@ class SnapshotReader:
         if spec is not None and has_axes and all(map(_matches, shape, leading)):
             return spec
         shape = tuple("any" if length is None else length for length in leading)
-        raise self.at(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
+        raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
 
-    def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Read an array that must have the dtype and shape of `like`."""
-        return self.shaped(name, tuple(like.shape), like.dtype)
+        return self.read_array(name, tuple(like.shape), like.dtype)
 
-    def shaped(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
+    def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """Read an array that must have this dtype and shape."""
         self.require_spec(name, shape, dtype)
         return self.tensor(name)
@@ -131,16 +130,16 @@ class SnapshotReader:
     def require_spec(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
         """Raise unless an array has this dtype and shape. The array is not read."""
         if self.require(name, shape, only_leading=False)[0] != dtype:
-            raise self.at(name).error(f"{dtype}")
+            raise self.array_node(name).error(f"{dtype}")
 
     def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
         """Read arrays with the dtypes and shapes of their targets, as copies on the devices of the targets."""
-        return {name: self.array(name, like).to(like.device, copy=True) for name, like in targets.items()}
+        return {name: self.read_like(name, like).to(like.device, copy=True) for name, like in targets.items()}
 
     def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy arrays into the tensors of the same names."""
         for name, target in targets.items():
-            array = self.array(name, target)
+            array = self.read_like(name, target)
             if target.is_cpu and target.is_contiguous():
                 writable_memory(target)[:] = writable_memory(array)  # copy_ is parallel and would wait for busy cores
             else:
@@ -148,15 +147,15 @@ class SnapshotReader:
 
     def finish(self, what: str) -> None:
         """Raise unless every array was requested."""
-        if self._arrays.unread:
-            raise self.at(self._arrays.unread[0]).error(f"no other array than those of a {what}")
+        if self._arrays.unread_names:
+            raise self.array_node(self._arrays.unread_names[0]).error(f"no other array than those of a {what}")
 
 
 def _matches(length: int, expected: int | range | None) -> bool:
     return expected is None or (length in expected if isinstance(expected, range) else length == expected)
 
 
-def total_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
+def sum_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
     """Return the number of bytes of all tensors together."""
     return sum(x.nbytes for x in arrays.values())
 
@@ -253,8 +252,8 @@ class Rows:
         return row % slots * len(self.first) + env
 
 
-KINDS: dict[str, Any] = {}
-"""Classes of buffers that can be saved, by their names in files.
+BUFFER_CLASSES: dict[str, Any] = {}
+"""Classes of buffers, by their names in files.
 
 Buffers and their parts have these methods: `config()` returns the constructor arguments as JSON; `state()` returns a
 `State`; `load_state(saved)` restores a state or raises a CorruptCheckpoint; `check()` raises an InvariantError if the
@@ -262,12 +261,12 @@ part is inconsistent. A buffer also has the classmethod `from_config(config, sav
 buffer, and `rows()`, its immutable rows.
 """
 
-Kind = TypeVar("Kind")
+BufferClass = TypeVar("BufferClass")
 
 
-def savable(kind: type[Kind]) -> type[Kind]:
-    """Class decorator: register a buffer for `save` and `load`."""
-    KINDS[kind.__name__] = kind
+def register_buffer(kind: type[BufferClass]) -> type[BufferClass]:
+    """Decorate a class of buffers that `save` and `load` support."""
+    BUFFER_CLASSES[kind.__name__] = kind
     return kind
 
 
@@ -293,7 +292,7 @@ class Snapshot(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Number of bytes of all arrays and rows."""
-        return total_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
+        return sum_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
 
     def reader(self) -> SnapshotReader:
         """Return a reader that verifies everything it reads."""

@@ -18,20 +18,21 @@ import torch
 from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
-from relive.schema.conversion import with_own_storage
+from relive.schema.conversion import alias_memory
+from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
-from relive.storage.codec import DTYPES, Arrays, Node, arrays_in_memory, dtype_name, tensor_bytes, writable_memory
+from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
-"""Settings in which a state may differ from the buffer: their effect is verified in the state itself."""
+"""Settings that may differ between a state and its buffer: the state itself is verified."""
 
 Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 """Arrays as dtypes, shapes and bytes: the pickler of torch would move their memory to shared memory."""
 
 
 class StateDictMixin:
-    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a `savable` buffer with a lock `_lock`."""
+    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a `register_buffer` buffer with a lock `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]
@@ -51,8 +52,8 @@ class StateDictMixin:
         """
         with self._lock:
             state = Snapshot.of(self)
-            rows = {name: with_own_storage(x) for name, x in state.columns.items()}
-            arrays = {name: with_own_storage(x) for name, x in state.arrays.items()}
+            rows = {name: alias_memory(x) for name, x in state.columns.items()}
+            arrays = {name: alias_memory(x) for name, x in state.arrays.items()}
             return {"rows": rows, "arrays": arrays, "values": state.values, "config": state.config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,7 +97,7 @@ class StateDictMixin:
 
 
 def _take_snapshot(buffer: Any) -> Snapshot:
-    """Take a snapshot for a copy; raises for shared and disk memory."""
+    """Take a snapshot for a copy; raise for shared and disk memory."""
     snapshot = Snapshot.of(buffer)
     memory = snapshot.values.get("memory", {}).get("name", "own")
     if memory in ("shared", "disk"):
@@ -144,7 +145,7 @@ def _buffer_class(buffer: Any) -> Any:
 
 
 def _settings(buffer: Any) -> dict[str, Any]:
-    """Return settings that are not part of the config: a custom sampler, and pinned memory."""
+    """Return the settings outside the config: a custom sampler, and pinned memory."""
     sampler = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return sampler | ({"device": Memory.pinned()} if is_pinned else {})
@@ -181,20 +182,21 @@ def _unpickled(
 
 def pack(arrays: Arrays) -> Packed:
     """Convert arrays for a pickle."""
-    return {name: (dtype_name(x.dtype), tuple(x.shape), _bytes(x)) for name, x in arrays.items()}
+    return {name: (dtype_name(x.dtype), tuple(x.shape), _copy_bytes(x)) for name, x in arrays.items()}
 
 
 def unpack(arrays: Packed) -> Arrays:
     """Restore arrays, the inverse of `pack`."""
     tensors = {
-        name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()
+        name: torch.empty(shape, dtype=DTYPES_BY_NAME[dtype], device="cpu")
+        for name, (dtype, shape, _) in arrays.items()
     }
     for name, tensor in tensors.items():
         writable_memory(tensor)[:] = arrays[name][2].data
     return tensors
 
 
-def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
+def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
     """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
     with buffer._lock:  # the tensors share the memory of the buffer
         state = buffer.state_dict()
@@ -202,11 +204,11 @@ def packed_state(buffer: StateDictMixin) -> dict[str, Any]:
 
 
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
-    """Restore the result of `packed_state`."""
+    """Restore the result of `pack_state`."""
     buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
+def _copy_bytes(tensor: torch.Tensor) -> np.ndarray:
     return np.frombuffer(tensor_bytes(tensor), np.uint8).copy()
 
 

@@ -13,7 +13,7 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 from relive.schema.assembly import check_batch_size, check_destination
 from relive.schema.checks import check_finite, check_positive_int
-from relive.schema.conversion import env_numbers
+from relive.schema.conversion import convert_env_ids
 from relive.schema.suggestions import suggests_keywords
 
 _MAX_RATIO = 1e9
@@ -143,7 +143,7 @@ class RateLimit:
 
     def _insert(self, write: Callable[[], None], env_ids: Any, steps: int = 1) -> None:
         replay = self.replay
-        envs = None if env_ids is None else env_numbers(env_ids, replay.num_envs, replay.device)
+        envs = None if env_ids is None else convert_env_ids(env_ids, replay.num_envs, replay.device)
         self._wait_and_call("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
 
     def _wait_and_call(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:

@@ -12,8 +12,8 @@ from relive.datasets.filling import STEP_FIELDS, FinalObs, declared_fields, extr
 from relive.datasets.untrusted import damage, decode_budget, require_similar_size
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, iter_leaves, kept_dtype, map_leaves
-from relive.schema.suggestions import NAME
+from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, iter_leaves, map_leaves, narrow_dtype
+from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
 
 Columns: TypeAlias = Mapping[str, str | None]
@@ -232,7 +232,7 @@ class ColumnPlan:
             _, values = next(self._source.rows([column], 1))
             first = self._numbers(column, values[column])
             shape, dtype = first.shape[1:], first.dtype
-        return Field(shape, kept_dtype(FROM_NUMPY[dtype.newbyteorder("=")]))
+        return Field(shape, narrow_dtype(DTYPES_FROM_NUMPY[dtype.newbyteorder("=")]))
 
     def _numbers(self, column: str, texts: Any) -> np.ndarray:
         expected, remedy = "numbers of one shape from encode=", "Return an array of a fixed shape."
@@ -247,7 +247,7 @@ class ColumnPlan:
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encodings[text] for text in texts]
         dtypes, shapes = {row.dtype for row in rows}, {row.shape for row in rows}
-        if len(shapes) > 1 or any(dtype.kind not in "biuf" or dtype not in FROM_NUMPY for dtype in dtypes):
+        if len(shapes) > 1 or any(dtype.kind not in "biuf" or dtype not in DTYPES_FROM_NUMPY for dtype in dtypes):
             got = f"{', '.join(sorted(map(str, dtypes)))} of shapes {sorted(shapes)}"
             raise self._error(column, expected, got, remedy)
         return np.stack(rows)
@@ -278,15 +278,15 @@ class ColumnPlan:
     def _require_field(self, column: str, path: Path) -> None:
         shape, dtype, is_text, _ = self._columns[column]
         leave_out = f"columns={{{column!r}: None}}"
-        if not all(NAME.fullmatch(part) for part in path):
+        if not all(NAME_PATTERN.fullmatch(part) for part in path):
             remedy = f'Rename it: columns={{{column!r}: "a_name"}}.'
-            raise self._error(column, f"names like {NAME.pattern}", repr(".".join(path)), remedy)
+            raise self._error(column, f"names like {NAME_PATTERN.pattern}", repr(".".join(path)), remedy)
         if is_text and column not in self._encode:
             remedy = f"Pass encode={{{column!r}: a function of a text}}, or {leave_out}."
             raise self._error(column, "numbers", "texts", remedy)
         if not is_text and column in self._encode:
             raise self._error(column, "texts to encode", f"dtype {dtype}", "Leave it out of encode=.")
-        if not is_text and dtype.newbyteorder("=") not in FROM_NUMPY:
+        if not is_text and dtype.newbyteorder("=") not in DTYPES_FROM_NUMPY:
             raise self._error(column, "numbers", f"dtype {dtype}", f"Leave it out: {leave_out}.")
         if not all(shape) or (path[0] in _FLAGS and shape):
             expected = "one flag per step" if path[0] in _FLAGS else "numbers in every step"

@@ -34,7 +34,7 @@ from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.conversion import as_tensor, path_name
-from relive.schema.fields import DTYPES, Field, Tree, caller_shape, iter_leaves, kept_dtype, map_leaves
+from relive.schema.fields import DTYPES, Field, Tree, caller_shape, iter_leaves, map_leaves, narrow_dtype
 from relive.storage import Memory
 
 _MAX_METADATA_BYTES = 1 << 24
@@ -256,7 +256,7 @@ def _make_buffer(
 
 def _field(values: np.ndarray) -> Field:
     tensor = as_tensor("info", values[:1], _HOST)
-    return Field(tensor.shape[1:], kept_dtype(tensor.dtype))
+    return Field(tensor.shape[1:], narrow_dtype(tensor.dtype))
 
 
 def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:

@@ -20,13 +20,12 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.samplers.registry import sampler_config
 from relive.schema.autoreset import parse_autoreset
-from relive.schema.buffer_schemas import replay_schema
 from relive.schema.checks import check_above_zero, check_positive_int
 from relive.schema.conversion import convert, path_name
-from relive.schema.fields import Field, Schema, caller_shape, declaration_config, declare
+from relive.schema.fields import Field, Schema, caller_shape, declaration_config, declare, replay_schema
 from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 
 _HOST = torch.device("cpu")
 
@@ -142,7 +141,7 @@ class ServicePlan:
     @property
     def memory(self) -> Memory:
         """The memory of a shard: shared memory where the machine supports it."""
-        return Memory.shared() if shares_memory() else Memory.of("cpu")
+        return Memory.shared() if supports_persistent_memory() else Memory.of("cpu")
 
     def seed_of(self, part: int) -> int | None:
         """Return the seed of shard number `part`, or of the client if `part` is `num_shards`."""

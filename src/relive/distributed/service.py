@@ -24,7 +24,7 @@ from relive.replay.views import View
 from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
 from relive.schema.autoreset import parse_autoreset, true_next_obs
 from relive.schema.checks import check_keys, check_nonempty, check_positive_int
-from relive.schema.conversion import as_tensor, env_numbers
+from relive.schema.conversion import as_tensor, convert_env_ids
 from relive.schema.fields import Declaration, Schema, caller_shape
 
 
@@ -270,7 +270,7 @@ class ReplayService:
         self._calls.ask_all("clear", deadline)
 
     def _envs(self, env_ids: Any) -> torch.Tensor:
-        return env_numbers(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
+        return convert_env_ids(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
 
     # Reading
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.checkpoint.loading import load_below
+from relive.checkpoint.loading import load_folder
 from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MAX_NOTE_BYTES, SnapshotReader
 from relive.distributed.protocol import (
@@ -32,8 +32,8 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import flat_ids, write_back
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
+from relive.storage.allocator import supports_persistent_memory
 from relive.storage.codec import Node
-from relive.storage.shared import shares_memory
 
 
 class ShardReader:
@@ -149,7 +149,7 @@ class Shard(ShardReader):
         with suppress(NoCheckpoint):
             path = plan.checkpoint.of_shard(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
-            load_below(path, ReplayBuffer, None, options, accept=self._restore)
+            load_folder(path, ReplayBuffer, None, options, accept=self._restore)
         # A restart must find the number of this life, because ids were issued in it.
         self.save()
 
@@ -171,10 +171,10 @@ class Shard(ShardReader):
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
         self._require_described_buffer(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
-        positions = snapshot.shaped("note.positions", (len(clients),), torch.int64)
+        positions = snapshot.read_array("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
-            got = positions.tolist()
-            raise snapshot.at("note.positions", got).error("a number of rows for each client, and each client once")
+            expected = "a number of rows for each client, and each client once"
+            raise snapshot.array_node("note.positions", positions.tolist()).error(expected)
         rows = buffer.rows()
         before = self._saved_ids(note, snapshot, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
@@ -194,12 +194,12 @@ class Shard(ShardReader):
 
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = snapshot.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
+        starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
-            raise snapshot.at("note.starts", starts.tolist()).error(expected)
+            raise snapshot.array_node("note.starts", starts.tolist()).error(expected)
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
     def _describe(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Shard(ShardReader):
 
     def memory_location(self) -> MemoryLocation | None:
         """Return the location for readers in other processes of this machine; None if the memory is not shared."""
-        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shares_memory() else None
+        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if supports_persistent_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
         """`ShardReader.draw` with leaves as arrays, which Ray passes on without a copy."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relive.datasets.minari import dataset_folder, open_dataset
-from relive.errors import escaped
+from relive.errors import escape_controls
 from relive.inspector.measures import measure
 from relive.inspector.saved import load_read_only
 from relive.inspector.source import buffer_source, dataset_source
@@ -181,7 +181,7 @@ def text_card(card: Card) -> str:
     """
     table = [card.head, *card.rows] if card.rows else []
     warnings = (f"! {warning}" for warning in card.warnings)
-    return escaped("\n".join([card.title, *warnings, *_columns(card.facts), *_columns(table)]))
+    return escape_controls("\n".join([card.title, *warnings, *_columns(card.facts), *_columns(table)]))
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

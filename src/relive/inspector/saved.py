@@ -78,7 +78,7 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
         yield number, error
         return
     archive = Archive(root)
-    with archive.reading():
+    with archive.lock_for_loading():
         if not archive.numbers():
             raise NoCheckpoint(explain(str(path), "at least 1 checkpoint", 0, "Save a buffer there first."))
         for number in archive.numbers():

@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from relive.errors import escaped
+from relive.errors import escape_controls
 from relive.inspector.text import (
     ends_text,
     episode_texts,
@@ -42,7 +42,7 @@ def render(report: dict[str, Any]) -> RenderableType:
 def _escape(part: Any) -> Any:
     """Escape the control characters of all names and texts of a report."""
     if isinstance(part, str):
-        return escaped(part)
+        return escape_controls(part)
     if isinstance(part, dict):
         return {_escape(name): _escape(value) for name, value in part.items()}
     return [_escape(value) for value in part] if isinstance(part, list) else part

@@ -13,11 +13,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import Rows, SnapshotReader, State, savable
+from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, NotReadyError, SchemaError, explain, warn_user
 from relive.kernels import complete
-from relive.locking import ClosedLock, lock_for, recovery_callback
+from relive.locking import ClosedLock, make_lock, recovery_callback
 from relive.replay.backend import Backend
 from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
@@ -41,9 +41,8 @@ from relive.schema.assembly import (
     to_device,
 )
 from relive.schema.autoreset import DeclaredMode, read_env_settings, warn_of_frame_stacks
-from relive.schema.buffer_schemas import replay_nbytes, replay_schema
-from relive.schema.conversion import as_tensor, row_ids
-from relive.schema.fields import DTYPES, Declaration, Path
+from relive.schema.conversion import as_tensor, convert_row_ids
+from relive.schema.fields import DTYPES, Declaration, Path, replay_nbytes, replay_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
@@ -60,7 +59,7 @@ _MAX_VIEWS = 64
 """Maximum number of cached readers of views."""
 
 
-@savable
+@register_buffer
 @suggests_methods
 class ReplayBuffer(StateDictMixin):
     """Stores the newest `capacity` rows, one ring per environment, and every observation once.
@@ -145,7 +144,7 @@ class ReplayBuffer(StateDictMixin):
         """Number of steps admitted by a RateLimit, including the current write; None without one."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
-        self._lock = lock_for(self, allocator.lock(recovery_callback(self)))
+        self._lock = make_lock(self, allocator.lock(recovery_callback(self)))
         self._allocator = allocator
         self._before_write = allocator.before_write if allocator.durable else None
         if allocator.durable:
@@ -236,7 +235,7 @@ class ReplayBuffer(StateDictMixin):
             envs, mode = self._input.envs(env_ids), self.autoreset
             leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
-                self._declared.look_at(info)
+                self._declared.check_info(info)
             measured = self._observers.measured(info, self.storage.rows.leading_shape_of(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 
@@ -512,7 +511,7 @@ class ReplayBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             reader, finish = self._bound(view)
-            ids = row_ids(index, self.device)
+            ids = convert_row_ids(index, self.device)
             slots = self.storage.locate(ids)
             if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
                 stale_id = int(ids[slots < 0][0])

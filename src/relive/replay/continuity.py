@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from relive.errors import explain, infinite_rewards
+from relive.errors import explain, infinite_rewards_message
 from relive.replay.ring import FINAL, HISTORY, TRANSITION
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ContinuityStats:
 
     def reward_warning(self) -> str:
         """The message for infinite or NaN rewards."""
-        return infinite_rewards(self.infinite)
+        return infinite_rewards_message(self.infinite)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.replay.backend import Backend
-from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, path_name, row_ids
+from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, convert_row_ids, path_name
 from relive.schema.fields import Schema, mutable_schema
 
 NO_ROW = -1
@@ -73,7 +73,7 @@ def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int,
     """Flatten the ids `index` [B] or [B, L]; returns int64 [K] and their shape."""
     if not isinstance(index, torch.Tensor) or index.ndim != 1:
         index = as_tensor("index", index, device).to(device)
-    ids = row_ids(index.reshape(-1) if index.ndim == 2 else index, device)
+    ids = convert_row_ids(index.reshape(-1) if index.ndim == 2 else index, device)
     return ids, tuple(index.shape)
 
 

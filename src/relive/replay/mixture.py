@@ -23,13 +23,13 @@ from relive.schema.assembly import (
     assemble,
     check_batch_size,
     check_destination,
-    checked_targets,
+    check_targets,
     copy_into,
     refuse_shared_memory,
     to_device,
 )
 from relive.schema.checks import as_float
-from relive.schema.conversion import as_tensor, numpy_view, row_ids
+from relive.schema.conversion import as_tensor, convert_row_ids, numpy_view
 from relive.schema.fields import caller_shape
 
 
@@ -147,7 +147,7 @@ class Mixture:
         forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms["weight",] = (count,), torch.float32
-        checked_targets(out, forms, buffers[0].device, own)
+        check_targets(out, forms, buffers[0].device, own)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
@@ -160,7 +160,7 @@ class Mixture:
             remedy = "Make at least one buffer with sampler=rl.Prioritized()."
             samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
             raise SchemaError(explain("update_priority", "a buffer with priorities", samplers, remedy))
-        ids = row_ids(index, buffers[0].device)
+        ids = convert_row_ids(index, buffers[0].device)
         values = as_tensor("priority", priority, ids.device).to(ids.device)
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."

@@ -13,8 +13,8 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.assembly import MemoryRange, assemble, checked_targets, copy_leaves
-from relive.schema.fields import Path, Schema, caller_shape, is_carried
+from relive.schema.assembly import MemoryRange, assemble, check_targets, copy_leaves
+from relive.schema.fields import Path, Schema, caller_shape, is_initial_state
 
 if TYPE_CHECKING:
     from relive.replay.backend import Backend
@@ -226,7 +226,7 @@ class PlanReader:
         forms = plan.forms(self._backend.schema, count)
         if has_weights:
             forms[WEIGHT] = (count,), torch.float32
-        tensors = checked_targets(out, forms, self._backend.device, own)
+        tensors = check_targets(out, forms, self._backend.device, own)
         if out.batch_size[:1] != (count,):
             remedy = "Pass an earlier batch as out=."
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
@@ -272,7 +272,7 @@ def sequence_plan(
 ) -> ReadPlan:
     """The plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
     steps, nexts = _sequence(burn_in, length)
-    initial_states = [i for i, field in enumerate(schema.fields) if is_carried(field)]
+    initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
     reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
     reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]

@@ -160,7 +160,7 @@ def _require_closed(ring: Ring, saved: SnapshotReader, checksum_matches: bool) -
 
 
 def _saved_array(ring: Ring, saved: SnapshotReader, name: str) -> torch.Tensor:
-    return saved.array(f"ring.{name}", getattr(ring, name))
+    return saved.read_like(f"ring.{name}", getattr(ring, name))
 
 
 def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> None:

@@ -15,14 +15,14 @@ from relive.kernels.torch_ops import wide
 from relive.replay.invariants import check_rows
 from relive.replay.ring import Ring, load_ring
 from relive.schema.conversion import (
+    alias_memory,
     as_indexable,
     convert,
-    extents_meet,
-    fits,
+    is_converted,
     misaligned_error,
     path_name,
+    ranges_overlap,
     refuse_reused_leaves,
-    with_own_storage,
 )
 from relive.schema.fields import Mutable, Path, Schema, Stacked, caller_field
 from relive.storage import Allocator
@@ -120,7 +120,7 @@ class RowStorage:
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
         # `next_leaves` is empty if next observations are shared.
         leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))
-        return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
+        return {path: alias_memory(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
         """Bits of a leaf at flat slots, with frame stacks rebuilt."""
@@ -158,10 +158,10 @@ class RowStorage:
     def fits(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
         """Whether a step of all environments can be stored without conversion."""
         fields, shapes, device = self._caller_fields, self._caller_shapes, repeat(self.device)
-        if not all(map(fits, fields, leaves, shapes, device)):
+        if not all(map(is_converted, fields, leaves, shapes, device)):
             return False
         for i, following in zip(self.obs_leaves, nexts, strict=True):
-            if not fits(fields[i], following, shapes[i], self.device) or extents_meet(leaves[i], following):
+            if not is_converted(fields[i], following, shapes[i], self.device) or ranges_overlap(leaves[i], following):
                 return False
         return True
 
@@ -219,7 +219,7 @@ class RowStorage:
         pending, pending_obs = ring.pending(), saved.part("pending")
         for i in self.obs_leaves:
             leaf = self.leaves[i].flatten(0, 1)
-            as_indexable(leaf)[pending] = as_indexable(pending_obs.array(f"obs{i}", leaf[: ring.num_envs])).to(
+            as_indexable(leaf)[pending] = as_indexable(pending_obs.read_like(f"obs{i}", leaf[: ring.num_envs])).to(
                 self.device
             )
         if self.mutable:

@@ -18,9 +18,16 @@ from relive.replay.samplers.registry import load_sampler, sampler_config
 from relive.replay.samplers.sampler import require_sampler
 from relive.replay.torch_backend import TorchBackend
 from relive.schema.autoreset import parse_autoreset
-from relive.schema.buffer_schemas import check_replay, replay_nbytes, replay_schema
 from relive.schema.checks import check_positive_int
-from relive.schema.fields import Declaration, Mutable, parse_declaration, parse_device
+from relive.schema.fields import (
+    Declaration,
+    Mutable,
+    check_replay,
+    parse_declaration,
+    parse_device,
+    replay_nbytes,
+    replay_schema,
+)
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, saved_observers
@@ -142,7 +149,7 @@ def require_backing(config: Node, saved: SnapshotReader) -> None:
     min_slots = config.entry("capacity").integer(1, 1 << 50) // envs
     spec = saved.spec("ring.kind")
     if spec is None or len(spec[1]) != 2 or spec[1][1] != envs or spec[1][0] < min_slots:
-        raise saved.at("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
+        raise saved.array_node("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
 
 
 def require_empty(replay: ReplayBuffer) -> None:

@@ -14,7 +14,7 @@ from relive.errors import SchemaError, explain
 from relive.kernels.flattening import Flattening
 from relive.replay.row_storage import RowStorage
 from relive.schema.autoreset import true_next_obs
-from relive.schema.conversion import EnvNumbers, as_tensor, path_name
+from relive.schema.conversion import EnvIdConverter, as_tensor, path_name
 from relive.schema.fields import caller_shape
 from relive.schema.invariants import require, require_layout
 from relive.statistics.observers import Observers
@@ -35,7 +35,7 @@ class StepInput:
         self._flatten = Flattening(self._schema, names[:5], names[5:])
         self._flatten_next = Flattening(self._schema, ("obs",))
         self._block_names = {*names, "next_obs"}
-        self._environments = EnvNumbers(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
+        self._environments = EnvIdConverter(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
         """Return `env_ids` as a tensor of distinct ints below `num_envs`; None: all environments."""
@@ -121,7 +121,7 @@ class StepInput:
             leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
             staged[name] = tuple(rows.convert_leaf(i, leaf, rows.leading_shape) for i, leaf in leaves)
         if arrays:
-            raise saved.at(min(arrays)).error("no other array than those of staged fields")
+            raise saved.array_node(min(arrays)).error("no other array than those of staged fields")
         self.staged = staged
 
     def check(self) -> None:

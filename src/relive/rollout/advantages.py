@@ -10,15 +10,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards, warn_user
+from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_message, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import field_value
 from relive.schema.autoreset import final_observations, host_flags
-from relive.schema.buffer_schemas import MADE_BY_ROLLOUT, agent_leaves
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
-from relive.schema.fields import DTYPES, Field, Path, named_leaves
+from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, agent_leaves, named_leaves
 from relive.schema.invariants import require, require_layout, same_bits
 from relive.storage.codec import Node
 
@@ -163,7 +162,7 @@ class RewardWarnings:
         num_infinite = sum(reward.size - np.count_nonzero(np.isfinite(reward)) for reward in rewards)
         if self._may_be_infinite and num_infinite:
             self._may_be_infinite = False
-            warn_user(infinite_rewards(num_infinite))
+            warn_user(infinite_rewards_message(num_infinite))
         if self._may_reset_later and steps > 1 and self._look_like_reset_rows(rewards, steps):
             self._may_reset_later = False
             remedy = (
@@ -269,11 +268,11 @@ class FinalObservations:
         """Restore a saved state; the storage was restored before."""
         self.steps = []
         steps, num_envs = self._storage.num_stored, self._storage.num_envs
-        positions = saved.shaped("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
+        positions = saved.read_array("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
         if not positions:
             return
         leaves = [
-            saved.shaped(f"leaf{i}", (len(positions), *field.shape), field.dtype).to(self._storage.device)
+            saved.read_array(f"leaf{i}", (len(positions), *field.shape), field.dtype).to(self._storage.device)
             for i, field in enumerate(self._fields)
         ]
         for i, (step, env) in enumerate(positions):
@@ -344,7 +343,7 @@ class LastStep:
                 return
             fields = [schema.fields[i] for i in schema.leaf_indices[name]]
             self._leaves[name] = [
-                saved.shaped(f"{name}{i}", (*storage.leading_shape, *field.shape), field.dtype).to(storage.device)
+                saved.read_array(f"{name}{i}", (*storage.leading_shape, *field.shape), field.dtype).to(storage.device)
                 for i, field in enumerate(fields)
             ]
 
@@ -370,7 +369,7 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
         (storage.require_steps("attach"), *storage.leading_shape),
         storage.device,
     )
-    used_names = {*schema.names, *MADE_BY_ROLLOUT} - storage.missing
+    used_names = {*schema.names, *ROLLOUT_BATCH_FIELDS} - storage.missing
     for name, tree in trees:
         if not isinstance(name, str) or name in used_names:
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))

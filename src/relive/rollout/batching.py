@@ -13,7 +13,7 @@ from relive.kernels.reader import Reader, RebindingReader, permutation, reader, 
 from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import assembler, checked_targets, memory_range, to_device
+from relive.schema.assembly import assembler, check_targets, memory_range, to_device
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import Carry, Path
 
@@ -111,7 +111,7 @@ def read_into(
     """Return a function that reads rows of leaves [T + 1, N, …] of the storage into the caller's batch `out`."""
     like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
     own = [memory_range(tensor) for tensor in (*storage.tensors, *storage.attached.values())]
-    targets = checked_targets(out, like, storage.device, own)
+    targets = check_targets(out, like, storage.device, own)
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.current().take_into(index, start, stop, targets)

@@ -12,12 +12,12 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import SnapshotReader, State, savable
+from relive.checkpoint.snapshot import SnapshotReader, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
 from relive.kernels.sequences import Layout
-from relive.locking import lock_for
+from relive.locking import make_lock
 from relive.rng import Randomness
 from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, StepFinals, attachable_leaves
 from relive.rollout.batching import (
@@ -34,9 +34,15 @@ from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
-from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
 from relive.schema.checks import check_positive_int
-from relive.schema.fields import Declaration, Path, parse_declaration, parse_device
+from relive.schema.fields import (
+    OPTIONAL_ROLLOUT_FIELDS,
+    Declaration,
+    Path,
+    parse_declaration,
+    parse_device,
+    rollout_schema,
+)
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
@@ -49,7 +55,7 @@ _NOTHING: Mapping[str, Any] = {}
 _DECLARED, _FLAGS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
 
 
-@savable
+@register_buffer
 @suggests_methods
 class RolloutBuffer(StateDictMixin):
     """Buffer of `num_steps` steps of `num_envs` environments, stored as `[num_steps + 1, num_envs, …]`.
@@ -100,10 +106,10 @@ class RolloutBuffer(StateDictMixin):
         self.num_envs = num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), OPTIONAL)
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), OPTIONAL_ROLLOUT_FIELDS)
         self.device = self._storage.device
         self._random = Randomness(seed)
-        self._lock = lock_for(self)
+        self._lock = make_lock(self)
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
@@ -166,7 +172,7 @@ class RolloutBuffer(StateDictMixin):
                 raise _full_error(row)
             refuse_reused_obs(self._schema, obs, next_obs)
             if info and self._declared.is_watching:
-                self._declared.look_at(info)
+                self._declared.check_info(info)
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.check_step(row, obs, step_values)

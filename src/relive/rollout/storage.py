@@ -18,9 +18,9 @@ from relive.kernels import complete
 from relive.kernels.flattening import Flattening
 from relive.kernels.row_writer import Which, row_writer
 from relive.kernels.sequences import StepFlags, reset_rows
-from relive.schema.assembly import assemble, selected_leaves
+from relive.schema.assembly import assemble, select_leaves
 from relive.schema.checks import check_nonempty
-from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
+from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
 from relive.schema.fields import Path, Schema, parse_path
 from relive.schema.invariants import (
     overflow_warnings,
@@ -189,7 +189,7 @@ class Storage:
     def clean_bools(self) -> None:
         """Set every byte of the bool tensors to 0 or 1, after a collector wrote into them."""
         for tensor in self.tensors:
-            tensor.copy_(clean_bools(tensor))
+            tensor.copy_(normalize_bools(tensor))
 
     def zero(self, row: int) -> None:
         """Zero one row of all tensors."""
@@ -242,7 +242,7 @@ class Storage:
             message = None if any(path[0] == name for path in leaves) else self.explain_absence(name)
             if message is not None:
                 raise SchemaError(message)
-        return selected_leaves(leaves, fields)
+        return select_leaves(leaves, fields)
 
     def explain_absence(self, name: str) -> str | None:
         """Return the error message for an optional or computed field that is absent; None for other names."""
@@ -517,7 +517,7 @@ class EpisodeFlags:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
         saved.copy_into({"resetting": self.resetting, "starting": self.starting})
-        self._next_resets = saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device, copy=True)
+        self._next_resets = saved.read_like("coming", self.resetting.unsqueeze(0)).to(self._storage.device, copy=True)
 
     def check(self) -> None:
         """Verify every flag, and that the next reset rows follow from the stored flags."""

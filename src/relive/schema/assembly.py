@@ -1,9 +1,8 @@
-"""Assembles flat leaves to the TensorDict of a batch, and verifies a caller's `out`."""
+"""Assembly of a batch: a TensorDict from flat leaves, and checks of a caller's `out`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,28 +10,30 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_positive_int
+from relive.schema.checks import check_available, check_positive_int
 from relive.schema.conversion import as_device
 from relive.schema.fields import Field, Path, Schema
 
 MemoryRange = tuple[int, int]
-"""Addresses of the first byte and of the byte after the last."""
+"""Addresses of the first byte and one past the last byte."""
 
 _MAX_ROWS = 2**31 - 1
 
-_new: Any = None
-"""The constructor of TensorDict; None until `import_tensordict`."""
+_constructor: Any = None
+"""Constructor of TensorDict; None before `import_tensordict`."""
 
 
 def import_tensordict() -> Any:
     """Import tensordict. Call it before taking a lock or drawing rows: it takes seconds and may fail."""
-    global _new  # noqa: PLW0603
+    global _constructor  # noqa: PLW0603
     # The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
-    _new = getattr(lazy.TensorDict, "_new_unsafe", _new_checked)
-    return _new
+    _constructor = getattr(lazy.TensorDict, "_new_unsafe", _construct_checked)
+    return _constructor
 
 
-def _new_checked(*, source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, nested: bool) -> Any:
+def _construct_checked(
+    *, source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, nested: bool
+) -> Any:
     return lazy.TensorDict(source, batch_size=batch_size, device=device)
 
 
@@ -42,13 +43,13 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
     # Without strict=, which would double the time of this loop.
-    return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
+    return lambda leaves, batch_size: make_tensordict(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
 def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> lazy.TensorDict:
     """Make the TensorDict of `leaves`, nested if a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
-        return level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
+        return make_tensordict({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree
@@ -70,15 +71,17 @@ def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict
     for name, value in tree.items():
         if type(value) is dict:
             tree[name] = _tensordict(value, batch_size)
-    return level(tree, batch_size)
+    return make_tensordict(tree, batch_size)
 
 
-def level(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> lazy.TensorDict:
+def make_tensordict(
+    tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None
+) -> lazy.TensorDict:
     """Make a TensorDict without verification: all values must have this batch size, and this device if not None."""
-    return (_new or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
+    return (_constructor or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
-def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
+def select_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
     """Select leaves by the names or paths `fields`; all leaves if None."""
     if fields is None:
         return leaves
@@ -98,7 +101,7 @@ def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Pat
 def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, like, next(iter(leaves.values())).device)
+    targets = check_targets(out, like, next(iter(leaves.values())).device)
     copy_leaves(zip(targets, leaves.values(), strict=True))
     return out
 
@@ -110,15 +113,15 @@ def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         target.copy_(leaf)
 
 
-def checked_targets(
+def check_targets(
     out: lazy.TensorDict,
     like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]],
     device: torch.device,
     own: Iterable[MemoryRange] = (),
 ) -> list[torch.Tensor]:
-    """Return the tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ.
+    """Return the tensors of `out` in the order of `like`; raise if keys, shapes, dtypes or the device differ.
 
-    Also raises if two of them overlap, or if one overlaps the memory `own` of the buffer that fills them.
+    Also raise if two tensors overlap, or if one overlaps the memory `own` of the buffer that fills them.
     """
     remedy = "Pass an earlier batch as out=."
     _require_tensordict(out)
@@ -174,7 +177,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
 
 
 def memory_range(tensor: torch.Tensor) -> MemoryRange:
-    """The addresses of the first byte of a contiguous tensor and of the byte after its last."""
+    """Return the addresses of the first byte and one past the last byte of a contiguous tensor."""
     start = 0 if tensor.device.type == "meta" else tensor.data_ptr()
     return (start, start + tensor.nbytes) if start else (0, 0)
 
@@ -184,38 +187,28 @@ def _start_address(memory: tuple[int, int, Path | None]) -> int:
 
 
 def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:
-    """Return the device to move a batch to, or None; raises if the machine lacks it, or if `out` is passed too.
+    """Return the device to move a batch to, or None; raise if the machine lacks it, or if `out` is passed too.
 
     Called first for every batch, before the lock and the draw; also imports tensordict.
     """
-    if _new is None:
+    if _constructor is None:
         import_tensordict()
     if device is not None and out is not None:
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
         )
-    return None if device is None else _require_device(as_device(device))
-
-
-@lru_cache(maxsize=64)  # probing a device takes as long as a small batch
-def _require_device(device: torch.device) -> torch.device:
-    """Return `device`; raises if torch cannot use it here."""
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, ImportError, RuntimeError) as error:
-        remedy = 'Pass a device that torch can use here, such as "cpu".'
-        raise SchemaError(explain("device", "a device of this machine", repr(str(device)), remedy)) from error
-    return device
+    if device is None:
+        return None
+    target = as_device(device)
+    check_available(target)
+    return target
 
 
 def check_batch_size(where: str, batch_size: object) -> int:
-    """Return `batch_size` as an int; raises if it is not positive or too large."""
+    """Return `batch_size` as an int; raise if it is not positive or too large."""
     if type(batch_size) is int and 0 < batch_size <= _MAX_ROWS:
         return batch_size
-    size = check_positive_int(where, batch_size)
-    if size > _MAX_ROWS:
-        raise SchemaError(explain(where, f"at most {_MAX_ROWS} rows", size, "Pass a smaller batch_size."))
-    return size
+    return check_positive_int(where, batch_size, _MAX_ROWS)
 
 
 def to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:

@@ -19,10 +19,10 @@ from relive.schema.conversion import (
     convert_leaves,
     refuse_reused_leaves,
 )
-from relive.schema.fields import FLAG, NUMBER, Declaration, Field, Schema, Tree, declare
+from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Declaration, Field, Schema, Tree, declare
 
 FINAL_KEYS = ("final_obs", "final_observation")
-"""The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
+"""Keys of `info` with the final observations of SAME_STEP environments; older environments use the second key."""
 
 
 def parse_autoreset(mode: Any) -> AutoresetMode | None:
@@ -36,8 +36,8 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
     raise SchemaError(explain("autoreset", f"one of {expected} or None", repr(mode), "Pass the environment's mode."))
 
 
-def autoreset_of(env: Any) -> AutoresetMode:
-    """Return the autoreset mode of a Gymnasium environment; DISABLED for a single one without an Autoreset wrapper."""
+def find_autoreset_mode(env: Any) -> AutoresetMode:
+    """Return the autoreset mode of an environment; DISABLED for a single environment without an Autoreset wrapper."""
     if is_vector(env):
         mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
@@ -57,7 +57,7 @@ def autoreset_of(env: Any) -> AutoresetMode:
     return AutoresetMode.DISABLED
 
 
-class Settings(NamedTuple):
+class EnvSettings(NamedTuple):
     """Arguments of a buffer that an environment determines."""
 
     obs: Declaration
@@ -68,14 +68,14 @@ class Settings(NamedTuple):
 
 def read_env_settings(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
-) -> Settings:
+) -> EnvSettings:
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
     vector = is_vector(env)
-    return Settings(
+    return EnvSettings(
         obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
         action=action if action is not None else env.single_action_space if vector else env.action_space,
         num_envs=env.num_envs if vector else None,
-        autoreset=autoreset_of(env) if autoreset is None else autoreset,
+        autoreset=find_autoreset_mode(env) if autoreset is None else autoreset,
     )
 
 
@@ -85,8 +85,8 @@ def warn_of_frame_stacks(env: Any) -> None:
     space = getattr(inner, "observation_space", None)
     while isinstance(inner, gym.Wrapper) and not isinstance(inner, gym.wrappers.FrameStackObservation):
         inner = inner.env
-    is_seen = isinstance(inner, gym.wrappers.FrameStackObservation) and inner.observation_space is space
-    if not is_seen or inner.stack_size < 2 or inner.padding_type not in ("reset", "zero"):
+    is_visible = isinstance(inner, gym.wrappers.FrameStackObservation) and inner.observation_space is space
+    if not is_visible or inner.stack_size < 2 or inner.padding_type not in ("reset", "zero"):
         return
     stack = declare("obs", space)
     if isinstance(stack, Field):
@@ -98,7 +98,7 @@ def warn_of_frame_stacks(env: Any) -> None:
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-    """Return the 5-tuple of `env.step`; raises if `step` is no 5-tuple or the autoreset mode is unknown."""
+    """Return the 5-tuple of `env.step`; raise if `step` is no 5-tuple or the autoreset mode is unknown."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
         raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
@@ -115,7 +115,7 @@ class DeclaredMode:
         self._mode = mode
         self.is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
 
-    def look_at(self, info: Mapping[str, Any]) -> None:
+    def check_info(self, info: Mapping[str, Any]) -> None:
         """Check the info of a step before it is stored; call it only while `is_watching`."""
         key = next((key for key in FINAL_KEYS if key in info), None)
         if key is not None and self._mode is not None:
@@ -139,7 +139,7 @@ def true_next_obs(
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
     """Return the leaves of the true next observation, before any reset, and reward, terminated and truncated.
 
-    If final observations replace some of `next_obs`, the result is a copy; so memory shared with `obs` is refused here.
+    If final observations replace some of `next_obs`, the result is a copy: memory shared with `obs` is refused before.
     """
     next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
     leaves = schema.flatten("obs", next_obs)
@@ -180,7 +180,7 @@ def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.de
             arrays.append(np.array([flag]))
         else:
             flag_device = device if isinstance(flag, torch.Tensor) else _HOST
-            arrays.append(convert(name, FLAG, flag, lead, flag_device).view(-1).cpu().numpy())
+            arrays.append(convert(name, FLAG_FIELD, flag, lead, flag_device).view(-1).cpu().numpy())
     return arrays
 
 
@@ -195,7 +195,7 @@ def is_vector(env: Any) -> bool:
 def final_observations(
     info: Mapping[str, Any], envs: list[int], schema: Schema, lead: tuple[int, ...], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """Look up final observations of `envs` in `info`; returns the K environments that have one, and leaves [K, …].
+    """Look up final observations of `envs` in `info`; return the K environments that have one, and leaves [K, …].
 
     Two layouts are supported: an object array with an observation (array, dict or tuple) or None per environment, and
     a batched array or dict with the mask `_final_obs` of valid rows.
@@ -211,9 +211,9 @@ def final_observations(
         flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
         final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
-        each = {env: _entry(finals, env) for env in final_envs}
-        final_envs = [env for env in final_envs if each[env] is not None]
-        leaves = [convert_leaves(schema, "obs", each[env], (), device, prefix="final_") for env in final_envs]
+        by_env = {env: _env_entry(finals, env) for env in final_envs}
+        final_envs = [env for env in final_envs if by_env[env] is not None]
+        leaves = [convert_leaves(schema, "obs", by_env[env], (), device, prefix="final_") for env in final_envs]
         return final_envs, [torch.stack(group) for group in zip(*leaves, strict=True)]
     if not final_envs:
         return [], []
@@ -230,7 +230,7 @@ def info_numbers(
     SAME_STEP environments store the info of an episode's last step in "final_info": a dict like the info, or an object
     array with a dict or None per environment. The other entries then belong to the reset.
     """
-    numbers = _numbers(info, name, lead, device)
+    numbers = _read_numbers(info, name, lead, device)
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
     if finals is None:
         return numbers
@@ -241,23 +241,25 @@ def info_numbers(
         )
     else:
         ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
-    last = _numbers(finals, name, lead, device)
+    last = _read_numbers(finals, name, lead, device)
     if numbers is None and last is None:
         return None
     zeros = torch.zeros(lead, dtype=torch.float64, device=device)
-    flags = convert('info["_final_info"]', FLAG, ended, lead, device)
+    flags = convert('info["_final_info"]', FLAG_FIELD, ended, lead, device)
     return torch.where(flags, zeros if last is None else last, zeros if numbers is None else numbers)
 
 
-def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+def _read_numbers(
+    info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device
+) -> torch.Tensor | None:
     value = info.get(name)
     if value is None:
         return None
     if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object):
         value = [0.0 if entry is None else entry for entry in value]
-    numbers = convert(f"info[{name!r}]", NUMBER, value, lead, device)
+    numbers = convert(f"info[{name!r}]", NUMBER_FIELD, value, lead, device)
     mask = info.get(f"_{name}")
-    return numbers if mask is None else numbers.where(convert(f"info['_{name}']", FLAG, mask, lead, device), 0.0)
+    return numbers if mask is None else numbers.where(convert(f"info['_{name}']", FLAG_FIELD, mask, lead, device), 0.0)
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:
@@ -268,9 +270,9 @@ def _without_masks(finals: Any, tree: Tree) -> Any:
             for key in finals if key in tree or not key.startswith("_")}  # fmt: skip
 
 
-def _entry(finals: Any, env: int) -> Any:
+def _env_entry(finals: Any, env: int) -> Any:
     if isinstance(finals, Mapping):
-        parts = {key: _entry(value, env) for key, value in finals.items()}
+        parts = {key: _env_entry(value, env) for key, value in finals.items()}
         return None if any(part is None for part in parts.values()) else parts
     return finals[env] if env < len(finals) else None
 

@@ -6,6 +6,7 @@ import json
 import math
 import numbers
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,16 +14,16 @@ import torch
 
 from relive.errors import NotReadyError, SchemaError, explain
 
-_MAX = (1 << 63) - 1
+_MAX_INT = (1 << 63) - 1
 _T = TypeVar("_T")
 
 
-def check_positive_int(where: str, value: object, max: float = _MAX) -> int:
+def check_positive_int(where: str, value: object, max: float = _MAX_INT) -> int:
     """Return a positive int of at most `max`, by default below 2^63."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > max:
-        expected = "a positive int below 2^63" if max == _MAX else f"at most {max}"
+        expected = "a positive int below 2^63" if max == _MAX_INT else f"at most {max}"
         raise SchemaError(explain(where, expected, _short_integer(int(value)), "Pass a smaller int."))
     return int(value)
 
@@ -89,30 +90,24 @@ def check_choice(where: str, value: _T, choices: Collection[str | None], remedy:
 
 
 def check_none_without(where: str, value: object, argument: str) -> None:
-    """Raise if a value is passed that the buffer stores only with the constructor argument `argument`."""
+    """Raise if a value is passed to a buffer that was made without the constructor argument `argument`."""
     if value is not None:
         remedy = f"Make the buffer with {argument}=."
         raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
 
 
-def check_keys(
-    where: str,
-    value: Any,
-    names: Collection[str],
-    what: str = "keys",
-    remedy: str = "Pass exactly the declared fields.",
-) -> None:
+def check_keys(where: str, value: Any, names: Collection[str], what: str = "keys") -> None:
     """Raise unless `value` is a mapping with exactly the keys `names`."""
     keys = value.keys() if hasattr(value, "keys") else None
     if keys is None or set(keys) != set(names):
         got = type_name(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
-        raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, remedy))
+        raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, "Pass exactly the declared fields."))
 
 
-def check_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str, match: str = "") -> None:
-    """Raise if a tensor has another shape. The message says "expected shape <shape><match>"."""
+def check_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str) -> None:
+    """Raise if a tensor has another shape."""
     if tensor.shape != shape:
-        raise SchemaError(explain(where, f"shape {tuple(shape)}{match}", tuple(tensor.shape), remedy))
+        raise SchemaError(explain(where, f"shape {tuple(shape)}", tuple(tensor.shape), remedy))
 
 
 def check_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
@@ -120,6 +115,17 @@ def check_device(where: str, tensor: torch.Tensor, device: torch.device, match: 
     if tensor.device != device:
         remedy = f"Call .to({str(device)!r})."
         raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))
+
+
+@lru_cache(maxsize=64)  # probing a device takes as long as a small batch
+def check_available(device: torch.device | str, error_class: type[Exception] = SchemaError) -> None:
+    """Raise an error of this class if torch cannot use a device on this machine."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError, RuntimeError) as error:
+        got = f"{str(device)!r} ({str(error).partition(chr(10))[0]})"
+        remedy = 'Pass a device= that torch can use here, such as "cpu".'
+        raise error_class(explain("device", "a device of this machine", got, remedy)) from error
 
 
 def check_dense(where: str, tensor: torch.Tensor) -> None:
@@ -136,15 +142,13 @@ def check_nonempty(where: str, size: int, what: str = "step", remedy: str = "Add
 
 
 def type_name(value: object) -> str:
-    """The type of a value, with its module unless it is built in."""
+    """Return the name of a value's type, with its module unless it is built in."""
     if value is None:
         return "None"
-    value_type = type(value)
-    return (
-        value_type.__name__ if value_type.__module__ == "builtins" else f"{value_type.__module__}.{value_type.__name__}"
-    )
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _short_integer(value: int) -> str:
-    """The digits of an int, or its number of bits if it is large."""
+    """Return the digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

@@ -1,4 +1,4 @@
-"""Converts a caller's values to tensors of their field's shape and dtype, or raises.
+"""Conversion of a caller's values to tensors of their field's shape and dtype.
 
 The native core copies values that fit exactly without this module. All other values (lists, other dtypes, strided
 memory) are converted here, for every buffer; later code checks nothing again.
@@ -14,10 +14,10 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_dense, check_device
-from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field
+from relive.schema.fields import DTYPES, Field, Path, Schema, caller_field, dtype_name
 
 _HOST = torch.device("cpu")
-_COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
+_COMMON_DTYPES = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
 """Common dtypes, which need no further checks."""
 
 
@@ -39,8 +39,8 @@ def convert(
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
-    if rows is None and fits(field, value, (*lead, *field.shape), device):
-        return clean_bools(value)
+    if rows is None and is_converted(field, value, (*lead, *field.shape), device):
+        return normalize_bools(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
@@ -64,10 +64,10 @@ def convert_leaves(
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     """Return `value` as a plain tensor of the same dtype and shape, on `device` if it is a tensor, else on the CPU."""
     tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
-    return clean_bools(tensor)
+    return normalize_bools(tensor)
 
 
-def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
+def normalize_bools(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose bools have the bytes 0 and 1; memory viewed as bool may hold other bytes, which mean true.
 
     Not checked on other devices: it would synchronise.
@@ -78,23 +78,23 @@ def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # torch cannot index-write these dtypes, and older versions cannot index them; the bits are the same.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_SIGNED_DTYPES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def as_indexable(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor in a dtype of the same size that torch can index."""
-    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
+    return tensor.view(_SIGNED_DTYPES[tensor.dtype]) if tensor.dtype in _SIGNED_DTYPES else tensor
 
 
 def as_device(device: Any) -> torch.device:
-    """Return the torch.device of an argument; raises a SchemaError."""
+    """Return the torch.device of an argument; raise a SchemaError if there is none."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise SchemaError(explain("device", "a torch device", repr(device), 'Pass a device such as "cpu".')) from error
 
 
-def row_ids(index: Any, device: torch.device) -> torch.Tensor:
+def convert_row_ids(index: Any, device: torch.device) -> torch.Tensor:
     """Return the row ids `index` [B] as int64 on `device`."""
     ids = index
     plain = type(index) is torch.Tensor and index.layout == torch.strided
@@ -107,7 +107,7 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
-def fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+def is_converted(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether `value` needs no conversion."""
     return (
         type(value) is torch.Tensor
@@ -129,7 +129,8 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def _from_host(where: str, value: Any) -> torch.Tensor:
-    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # contiguous, aligned, writeable
+    # carray: contiguous, aligned and writeable
+    if type(value) is np.ndarray and value.dtype in _COMMON_DTYPES and value.flags.carray:
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
         raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _dict_remedy(where)))
@@ -147,8 +148,8 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     # C has several names for some types: use one dtype object per type.
     array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
     # torch has no read-only or reversed memory; at unaligned addresses it may crash, and the native core refuses.
-    odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
-    if odd or not array.flags.writeable or not array.flags.c_contiguous:
+    is_misaligned = array.__array_interface__["data"][0] % max(array.itemsize, 1)
+    if is_misaligned or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")
     return torch.from_numpy(array)
 
@@ -162,7 +163,7 @@ def _dict_remedy(where: str) -> str:
     return "Declare the field as a dict of these names."
 
 
-def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
+def convert_env_ids(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
     """Return `env_ids`, distinct ints below `num_envs`, as int64 on `device`.
 
     The values of a tensor on another device are not checked: it would synchronise.
@@ -189,27 +190,27 @@ def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> tor
     return torch.as_tensor(ids.astype(np.int64), device=device)
 
 
-class EnvNumbers:
-    """Caches `env_numbers` for callers that pass the same `env_ids` repeatedly."""
+class EnvIdConverter:
+    """Calls `convert_env_ids`, and caches the results for repeated `env_ids`."""
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
         self._cache: dict[Any, torch.Tensor] = {}
 
     def __call__(self, env_ids: Any) -> torch.Tensor:
-        key = _key(env_ids)
+        key = _cache_key(env_ids)
         envs = self._cache.get(key)
         if envs is None:
-            envs = env_numbers(env_ids, self._num_envs, self._device)
-            if key is not None and len(self._cache) < _MAX_KNOWN:
+            envs = convert_env_ids(env_ids, self._num_envs, self._device)
+            if key is not None and len(self._cache) < _MAX_CACHED_KEYS:
                 self._cache[key] = envs
         return envs
 
 
-_MAX_KNOWN = 256
+_MAX_CACHED_KEYS = 256
 
 
-def _key(env_ids: Any) -> Any:
+def _cache_key(env_ids: Any) -> Any:
     """Return a hashable key for `env_ids`; None if making a key would take longer than checking again."""
     if type(env_ids) is torch.Tensor:
         env_ids = numpy_view(env_ids)
@@ -219,8 +220,8 @@ def _key(env_ids: Any) -> Any:
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
-def shapes_and_dtypes(tensors: Any) -> Any:
-    """Return the shape and dtype of each tensor in a dict, or the type's name of other values, to compare dicts."""
+def _describe_tensors(tensors: Any) -> Any:
+    """Return the shapes and dtypes of the tensors in a dict, and the type names of other values."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
     return {
@@ -229,14 +230,12 @@ def shapes_and_dtypes(tensors: Any) -> Any:
     }
 
 
-def restored_snapshot(
-    where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
-) -> dict[str, Any]:
-    """Copy a snapshot's tensors to the devices of `like`; raises if names, shapes or dtypes differ."""
-    got = shapes_and_dtypes(snapshot)
-    if got != shapes_and_dtypes(like):
+def copy_snapshot(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Copy the tensors of a snapshot to the devices of `like`; raise if names, shapes or dtypes differ."""
+    got = _describe_tensors(snapshot)
+    if got != _describe_tensors(like):
         remedy = "Construct it with the arguments that the saved object had."
-        raise SchemaError(explain(where, f"a snapshot of {shapes_and_dtypes(like)}", got, remedy))
+        raise SchemaError(explain(where, f"a snapshot of {_describe_tensors(like)}", got, remedy))
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 
@@ -257,21 +256,20 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
     raise SchemaError(explain(where, f"shape {expected}{suffix}", got, remedy))
 
 
-def _kind(dtype: torch.dtype) -> int:
-    """Rank of a dtype: bool 0, integer 1, real 2, complex 3. Only casts to a lower rank lose meaning."""
+def _dtype_rank(dtype: torch.dtype) -> int:
+    """Return the rank of a dtype: bool 0, integer 1, real 2, complex 3. Only casts to a lower rank lose meaning."""
     if dtype == torch.bool:
         return 0
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
-def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None = None) -> torch.Tensor:
+def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
-    have, want = _kind(tensor.dtype), _kind(dtype)
+    have, want = _dtype_rank(tensor.dtype), _dtype_rank(dtype)
     if have > want:
-        names = str(dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
         remedy = "Compare it to get bools." if want == 0 else "Declare the field with that dtype, or convert it."
-        raise SchemaError(explain(where, *names, remedy))
+        raise SchemaError(explain(where, dtype_name(dtype), dtype_name(tensor.dtype), remedy))
     if want == 1:
         _check_integers_fit(where, tensor, dtype)
     converted = tensor.to(dtype)
@@ -284,7 +282,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
 
 
 def _is_host(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
+    return tensor.is_cpu  # a function, which tests replace to simulate a device
 
 
 def _max_finite(dtype: torch.dtype) -> float:
@@ -294,7 +292,7 @@ def _max_finite(dtype: torch.dtype) -> float:
 
 
 def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
-    """Mask of finite numbers that became infinite."""
+    """Return a mask of the finite numbers that became infinite."""
     infinite = converted.isinf()
     return infinite & tensor.isfinite() if tensor.is_floating_point() or tensor.is_complex() else infinite
 
@@ -303,12 +301,11 @@ def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor
     array = numpy_view(converted)  # numpy is faster for few numbers
     if bool(converted.isfinite().all() if array is None else np.isfinite(array).all()):
         return
-    bad = _overflows(tensor, converted)
-    if bad.any():
-        dtype = str(converted.dtype).removeprefix("torch.")
-        expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype})"
+    is_overflow = _overflows(tensor, converted)
+    if is_overflow.any():
+        expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype_name(converted.dtype)})"
         remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
-        raise SchemaError(explain(where, expected, tensor[bad].view(-1)[0].item(), remedy))
+        raise SchemaError(explain(where, expected, tensor[is_overflow].view(-1)[0].item(), remedy))
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
@@ -318,12 +315,12 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
     if want.min <= have.min and have.max <= want.max:
         return
     if tensor.device.type == "meta":
-        names = str(dtype).removeprefix("torch."), f"{str(tensor.dtype).removeprefix('torch.')} without values"
-        raise SchemaError(explain(where, *names, "Convert it: whether its integers fit cannot be seen there."))
+        got, remedy = f"{dtype_name(tensor.dtype)} without values", "Convert it first."
+        raise SchemaError(explain(where, dtype_name(dtype), got, remedy))
     values = tensor.to(_HOST).numpy()
     smallest, largest = int(values.min()), int(values.max())
     if smallest < want.min or largest > want.max:
-        expected = f"integers in [{want.min}, {want.max}] ({str(dtype).removeprefix('torch.')})"
+        expected = f"integers in [{want.min}, {want.max}] ({dtype_name(dtype)})"
         raise SchemaError(explain(where, expected, f"[{smallest}, {largest}]", "Declare a wider dtype."))
 
 
@@ -331,7 +328,7 @@ def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays share memory."""
     first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and extents_meet(a, b)
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and ranges_overlap(a, b)
     # The cheap comparison of extents nearly always decides; the exact test follows only if extents overlap.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
@@ -350,7 +347,7 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
 
 
 def misaligned_error(where: str) -> SchemaError:
-    """The error for memory at an unaligned address."""
+    """Return the error for memory at an unaligned address."""
     return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
@@ -364,7 +361,7 @@ def numpy_view(value: Any) -> np.ndarray | None:
     return (value.detach() if value.requires_grad else value).numpy()
 
 
-def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+def alias_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return an alias of a host tensor with a separate torch storage, safe to hand to callers.
 
     `share_memory_` and torch.multiprocessing queues replace a tensor's storage and free the old one. With an alias, the
@@ -382,19 +379,19 @@ def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
     return tensor if view is None else view
 
 
-def extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+def ranges_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the memory ranges from first to last byte of two tensors overlap."""
     if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
         return False
-    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))
+    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent_bytes(x)) for x in (a, b))
     return start_a < stop_b and start_b < stop_a
 
 
-def _extent(x: torch.Tensor) -> int:
+def _extent_bytes(x: torch.Tensor) -> int:
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (1 + reach) * x.element_size() if x.numel() else 0
 
 
 def path_name(path: Path) -> str:
-    """The name of a leaf in messages: `obs.camera`."""
+    """Return the name of a leaf in messages, such as `obs.camera`."""
     return ".".join(path)

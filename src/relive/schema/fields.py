@@ -1,12 +1,13 @@
-"""The schema: the named, possibly nested fields of a step, declared once."""
+"""Fields of a step, their declarations, and the schema: the named fields of a buffer in a fixed order."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.schema.checks import check_choice, check_int, check_keys
-from relive.schema.suggestions import NAME, field_remedy
+from relive.schema.checks import check_available, check_choice, check_int, check_keys
+from relive.schema.suggestions import NAME_PATTERN, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -34,18 +35,19 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
-"""The dtypes that a field may have, with their numpy equivalents."""
+"""Dtypes that a field may have, with their numpy equivalents; numpy has no bfloat16."""
 
 MAX_NESTING = 64
 """Maximum number of names on the path to a leaf."""
 
-_PADS = ("repeat", "zero")
-FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
-"""The dtypes that a field may have, by their numpy equivalents."""
+_PAD_MODES = ("repeat", "zero")
+DTYPES_FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in DTYPES.items() if numpy_dtype is not None}
+"""Dtypes that a field may have, by their numpy equivalents."""
 
-_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-"""The dtypes that a field may have, by their names in files."""
-_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
+_DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+DTYPES_BY_NAME = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+"""Dtypes that a field may have, by their names in files."""
+_DEVICE_PATTERN = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -64,35 +66,26 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    kinds: ClassVar[dict[str, type[Field]]] = {}
-    """Classes of fields by their name in files."""
 
     def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
-        name = type(self).__name__
-        object.__setattr__(self, "shape", _shape(name, (shape,) if isinstance(shape, int | np.integer) else shape))
-        object.__setattr__(self, "dtype", _dtype(name, dtype))
-
-    def __init_subclass__(cls) -> None:
-        Field.kinds.setdefault(cls.__name__.lower(), cls)
+        name, sizes = type(self).__name__, (shape,) if isinstance(shape, int | np.integer) else shape
+        object.__setattr__(self, "shape", _parse_shape(name, sizes))
+        object.__setattr__(self, "dtype", _parse_dtype(name, dtype))
 
     def config(self) -> list[Any]:
-        """The declaration as JSON: class, shape, dtype and the settings of the class."""
-        name = type(self).__name__.lower()
-        return [name, list(self.shape), str(self.dtype).removeprefix("torch."), *self.settings()]
+        """Return the declaration as JSON: class, shape, dtype and the settings of the class."""
+        return [type(self).__name__.lower(), list(self.shape), dtype_name(self.dtype), *self.settings()]
 
     def settings(self) -> list[Any]:
-        """The settings of the class beside shape and dtype, as JSON."""
+        """Return the settings of the class, without shape and dtype, as JSON."""
         return []
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Field:
-        """Make a field with the shape and dtype of `plain` from saved settings; raises a CorruptCheckpoint."""
+        """Make a field with the shape and dtype of `plain` from saved settings; raise if they are invalid."""
         if settings:
             raise settings[0].error("no further setting")
         return cls(plain.shape, plain.dtype)
-
-
-Field.kinds["field"] = Field
 
 
 @dataclass(frozen=True, init=False)
@@ -104,11 +97,8 @@ class Carry(Field):
         dtype: a dtype of torch or numpy.
     """
 
-    def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
-        super().__init__(shape, dtype)
-
     def settings(self) -> list[Any]:
-        return [1]  # format 1 has a number here, formerly the number of steps between two stored states
+        return [1]  # formerly the number of steps between two stored states
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
@@ -152,7 +142,7 @@ class Stacked(Field):
             )
         object.__setattr__(self, "k", check_int("Stacked.k", k, min=2, remedy="For one frame, declare a plain Field."))
         object.__setattr__(self, "axis", axis % ndim)
-        object.__setattr__(self, "pad", check_choice("Stacked.pad", pad, _PADS))
+        object.__setattr__(self, "pad", check_choice("Stacked.pad", pad, _PAD_MODES))
 
     def settings(self) -> list[Any]:
         return [self.k, self.axis, self.pad]
@@ -160,7 +150,7 @@ class Stacked(Field):
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Stacked:
         k, axis, pad = settings
-        return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PADS))
+        return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PAD_MODES))
 
 
 @dataclass(frozen=True, init=False)
@@ -196,27 +186,31 @@ class Mutable(Field):
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Mutable:
         kind, *rest = settings
-        return cls(Field.kinds[kind.one_of(("field", "carry"))].with_settings(plain, rest))
+        return cls(_FIELD_CLASSES[kind.one_of(("field", "carry"))].with_settings(plain, rest))
 
 
-def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for data without a declared dtype: float32 for float64, to halve the memory."""
+_FIELD_CLASSES = {kind.__name__.lower(): kind for kind in (Field, Carry, Stacked, Mutable)}
+"""Classes of fields by their names in files."""
+
+
+def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for data without a declared dtype: float32 for float64, to halve the memory."""
     return torch.float32 if dtype == torch.float64 else dtype
 
 
 def caller_shape(field: Field) -> tuple[int, ...]:
-    """The shape that callers pass and receive: for a stacked field with the axis of frames."""
+    """Return the shape that callers pass and receive: for a stacked field with the axis of frames."""
     if not isinstance(field, Stacked):
         return field.shape
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
 
 
 def caller_field(field: Field) -> Field:
-    """The field that callers pass: for a stacked field a plain field with the axis of frames."""
+    """Return the field that callers pass: for a stacked field a plain field with the axis of frames."""
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
 
 
-def is_carried(field: Field) -> bool:
+def is_initial_state(field: Field) -> bool:
     """Whether sequences return a field only at their start."""
     return isinstance(field.field if isinstance(field, Mutable) else field, Carry)
 
@@ -225,7 +219,7 @@ Tree: TypeAlias = "Field | dict[str, Tree]"
 Declaration: TypeAlias = Field | int | tuple[Any, ...] | gym.Space[Any] | Mapping[str, Any]
 
 
-def _shape(where: str, shape: object) -> tuple[int, ...]:
+def _parse_shape(where: str, shape: object) -> tuple[int, ...]:
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise SchemaError(explain(where, "a shape", repr(shape), "Pass an int or a tuple of ints."))
     sizes = tuple(shape)
@@ -235,21 +229,26 @@ def _shape(where: str, shape: object) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def _dtype(where: str, dtype: object) -> torch.dtype:
+def _parse_dtype(where: str, dtype: object) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         torch_dtype = dtype if dtype in DTYPES else None
     else:
         try:
-            torch_dtype = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
+            torch_dtype = DTYPES_FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
         except TypeError:
             torch_dtype = None
     if torch_dtype is None:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        names = ", ".join(DTYPES_BY_NAME)
         raise SchemaError(explain(where, f"one of the dtypes {names}", dtype, "Pass a torch dtype."))
     return torch_dtype
 
 
-FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in files and messages."""
+    return _DTYPE_NAMES[dtype]
+
+
+FLAG_FIELD, NUMBER_FIELD = Field((), torch.bool), Field((), torch.float64)
 
 
 def declare(where: str, declaration: object) -> Tree:
@@ -262,14 +261,14 @@ def declare(where: str, declaration: object) -> Tree:
     if isinstance(declaration, gym.Space):
         return _declare_space(where, declaration)
     if isinstance(declaration, int | np.integer) and not isinstance(declaration, bool):
-        return Field(_shape(where, (declaration,)))
+        return Field(_parse_shape(where, (declaration,)))
     if isinstance(declaration, Mapping):
         if not declaration:
             raise SchemaError(explain(where, "at least one field", "an empty dict", "Declare a field or leave it out."))
-        return {_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
+        return {_parse_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
     if isinstance(declaration, tuple):
         if all(isinstance(size, int | np.integer) for size in declaration):
-            return Field(_shape(where, declaration))
+            return Field(_parse_shape(where, declaration))
         return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
     raise SchemaError(
         explain(
@@ -281,16 +280,13 @@ def declare(where: str, declaration: object) -> Tree:
     )
 
 
-def declare_whole(where: str, declaration: object) -> Tree:
-    """`declare` for buffers that store whole stacks: every stacked field becomes a plain one."""
-    return map_leaves(
-        lambda leaf: Field(caller_shape(leaf), leaf.dtype) if isinstance(leaf, Stacked) else leaf,
-        declare(where, declaration),
-    )
+def declare_caller_fields(where: str, declaration: object) -> Tree:
+    """Like `declare`, for buffers that store whole stacks: every stacked field becomes a plain field."""
+    return map_leaves(caller_field, declare(where, declaration))
 
 
-def declare_real(where: str, declaration: object) -> Tree:
-    """`declare` for a reward or a value: floating-point fields, one or a dict with one per agent."""
+def declare_floats(where: str, declaration: object) -> Tree:
+    """Like `declare`, for a reward or a value: a floating-point field, or a dict with one per agent."""
     tree = declare(where, declaration)
     for path, field in iter_leaves((where,), tree):
         if not field.dtype.is_floating_point:
@@ -298,7 +294,7 @@ def declare_real(where: str, declaration: object) -> Tree:
     return tree
 
 
-def _name(where: str, key: object) -> str:
+def _parse_name(where: str, key: object) -> str:
     if not isinstance(key, str) or not key:
         raise SchemaError(explain(where, "field names that are strings", repr(key), "Rename the field."))
     return key
@@ -311,7 +307,7 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        return Field(space.shape or (), kept_dtype(_dtype(where, space.dtype)))
+        return Field(space.shape or (), narrow_dtype(_parse_dtype(where, space.dtype)))
     raise SchemaError(
         explain(
             where,
@@ -330,7 +326,7 @@ def declaration_config(tree: Tree) -> Any:
 
 
 def parse_declaration(node: lazy.Node) -> Tree:
-    """Read a declaration from the JSON of `config_of`; raises a CorruptCheckpoint if it is invalid."""
+    """Read a declaration from the JSON of `declaration_config`; raise a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
             raise node.error("at least one field")
@@ -338,10 +334,10 @@ def parse_declaration(node: lazy.Node) -> Tree:
     parts = node.items(8)
     if not parts:
         raise node.error("a field")
-    kind = Field.kinds[parts[0].one_of(Field.kinds)]
+    kind = _FIELD_CLASSES[parts[0].one_of(_FIELD_CLASSES)]
     if len(parts) < 3:
         raise node.error("a kind, a shape and a dtype")
-    shape, dtype = parts[1].shape(), _NAMES[parts[2].one_of(_NAMES)]
+    shape, dtype = parts[1].shape(), DTYPES_BY_NAME[parts[2].one_of(DTYPES_BY_NAME)]
     if any(size < 1 for size in shape):
         raise parts[1].error("positive sizes")
     try:
@@ -370,7 +366,7 @@ class Schema:
         """Whether no field is nested: the values of a step are its leaves."""
 
     def config(self) -> dict[str, Any]:
-        """The declarations by name, as JSON."""
+        """Return the declarations by name, as JSON."""
         return {name: declaration_config(tree) for name, tree in self.trees.items()}
 
     @property
@@ -409,14 +405,14 @@ def iter_leaves(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` to the corresponding leaves of `tree` and `others`; returns nested dicts like `tree`."""
+    """Apply `function` to the corresponding leaves of `tree` and `others`; return nested dicts like `tree`."""
     if not isinstance(tree, dict):
         return function(tree, *others)
     return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
-    """List (path, leaf) of a caller's value; raises if it is empty or has invalid names."""
+    """List (path, leaf) of a caller's value; raise if it is empty or has invalid names."""
     leaves = list(iter_leaves((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
@@ -428,11 +424,11 @@ def require_paths(paths: Iterable[Path]) -> None:
     """Raise if a name is not allowed in files, or if a leaf is nested too deeply."""
     for path in paths:
         for depth, name in enumerate(path):
-            if not isinstance(name, str) or not NAME.fullmatch(name):
+            if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 outer, _, inner = str(name).partition("/")
                 remedy = f"Rename it{f', or nest it: {{{outer!r}: {{{inner!r}: …}}}}' if inner else ''}."
                 where = ".".join(path[:depth]) or "field"
-                raise SchemaError(explain(where, f"names like {NAME.pattern}, for files", repr(name), remedy))
+                raise SchemaError(explain(where, f"names like {NAME_PATTERN.pattern}, for files", repr(name), remedy))
         if len(path) > MAX_NESTING:
             expected = f"at most {MAX_NESTING} names around a field"
             raise SchemaError(explain(path[0], expected, len(path), "Nest fields less deeply."))
@@ -462,13 +458,13 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
 
 @lru_cache(maxsize=64)  # cached: called at every write
 def mutable_schema(schema: Schema) -> Schema:
-    """The schema of the mutable leaves only."""
+    """Return the schema of the mutable leaves."""
     mutable_trees = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
     return Schema({name: tree for name, tree in mutable_trees.items() if tree is not None})
 
 
 def _mutable_part(tree: Tree) -> Tree | None:
-    """The mutable leaves of a declaration; None if it has none."""
+    """Return the mutable leaves of a declaration; None if it has none."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
     mutable_children = {name: _mutable_part(child) for name, child in tree.items()}
@@ -477,26 +473,103 @@ def _mutable_part(tree: Tree) -> Tree | None:
 
 def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:
     """Raise if a leaf of one of the fields `names` is mutable."""
-    mutable: tuple[Path, ...] = mutable_schema(schema).paths
-    for path in mutable:
+    for path in mutable_schema(schema).paths:
         if path[0] in names:
             raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
 
 
+# Schemas of rollout and replay buffers
+
+OPTIONAL_ROLLOUT_FIELDS = ("value", "log_prob")
+"""Fields that a rollout may lack: either all of its steps have such a field or none."""
+
+ROLLOUT_BATCH_FIELDS = ("mask", "index", "is_first", "batch_sizes")
+"""Fields that a rollout adds to its batches."""
+
+_RESERVED = ("obs", "action", "reward", "terminated", "truncated", "step", "self")
+_RESERVED_IN_ROLLOUT = (*_RESERVED, *ROLLOUT_BATCH_FIELDS, "value", "advantage", "return", "final_obs")
+_RESERVED_IN_REPLAY = (*_RESERVED, "next_obs", "mask", "index", "weight", "discount", "train", "is_first", "env_ids")
+
+
+def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
+    """Make the schema of a rollout: seven fixed fields, then the extra fields."""
+    refuse_reserved(extra, _RESERVED_IN_ROLLOUT)
+    rewards, values = declare_floats("reward", reward), declare_floats("value", value)
+    extra_trees = {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in extra.items()}
+    log_prob = extra_trees.pop("log_prob", rewards)
+    schema = Schema(
+        {
+            "obs": declare_caller_fields("obs", obs),
+            "action": declare_caller_fields("action", action),
+            "reward": rewards,
+            "terminated": FLAG_FIELD,
+            "truncated": FLAG_FIELD,
+            "value": values,
+            "log_prob": log_prob,
+            **extra_trees,
+        }
+    )
+    remedy = "Declare a plain field: rollout.attach gives the stored steps new fields."
+    refuse_mutable(schema, schema.names, "a field that a rollout can store", remedy)
+    return schema
+
+
+def agent_leaves(schema: Schema) -> list[tuple[Path, int, int]]:
+    """Return (path, reward leaf, value leaf) of each agent; empty if rewards and values do not correspond."""
+    reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
+    shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
+    return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
+
+
+def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
+    """Make the schema of a replay buffer: five fixed fields, then the extra fields."""
+    refuse_reserved(extra, _RESERVED_IN_REPLAY)
+    return Schema(
+        {
+            "obs": declare("obs", obs),
+            "action": declare("action", action),
+            "reward": declare_floats("reward", reward),
+            "terminated": FLAG_FIELD,
+            "truncated": FLAG_FIELD,
+            **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
+        }
+    )
+
+
+def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: Schema) -> None:
+    """Raise if capacity is not divisible by num_envs, or if a field cannot be stored in a replay buffer."""
+    if capacity % (num_envs or 1):
+        remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
+        raise SchemaError(explain("capacity", f"a multiple of num_envs={num_envs}", capacity, remedy))
+    check_choice("next_obs", next_obs, ("shared", "stored"))
+    for i, field in enumerate(schema.fields):
+        if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.leaf_indices["obs"]):
+            remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'
+            raise SchemaError(explain(".".join(schema.paths[i]), "a plain Field", "Stacked", remedy))
+    remedy = (
+        "Declare a plain field: an observation is the next observation of another row. Put what changes into extra."
+    )
+    refuse_mutable(schema, ("obs",), "an observation that never changes", remedy)
+
+
+def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
+    """Return the number of bytes of the rows of a replay buffer."""
+    rows = capacity // num_envs
+    slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
+    sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
+    next_obs_bytes = sum(sizes[i] for i in schema.leaf_indices["obs"]) if next_obs == "stored" else 0
+    return slots * (sum(sizes) + next_obs_bytes + 2) + num_envs * 26
+
+
+# Readers of untrusted devices and paths
+
+
 def parse_device(node: lazy.Node) -> torch.device:
-    """Read the device of a saved buffer; raises if this machine lacks it."""
-    if node.text(_DEVICE).startswith("meta"):
+    """Read the device of a saved buffer; raise if this machine lacks it."""
+    if node.text(_DEVICE_PATTERN).startswith("meta"):
         raise node.error("a device that holds data")
-    return present(node.value)
-
-
-def present(device: str | torch.device) -> torch.device:
-    """Return the device; raises an IncompatibleCheckpoint if this machine lacks it."""
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, ImportError, RuntimeError) as error:
-        got, remedy = str(error).partition("\n")[0], "Pass device=."
-        raise IncompatibleCheckpoint(explain(f"device {device}", "a device of this machine", got, remedy)) from None
+    check_available(node.value, IncompatibleCheckpoint)
+    return torch.device(node.value)
 
 
 def parse_path(node: lazy.Node) -> Path:

@@ -1,4 +1,4 @@
-"""Suggestions in errors: if a caller uses another library's keyword, method or field name, the error names ours."""
+"""Suggestions in errors: an error about another library's keyword, method or field name mentions ours."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from relive.errors import explain
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """Valid names of fields and arrays in files."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
-_KEYWORDS: Mapping[str, tuple[str, ...]] = {
+_KEYWORD_NAMES: Mapping[str, tuple[str, ...]] = {
     "num_envs": ("n_envs", "n_env", "num_env", "nenvs", "num_processes", "num_actors", "env_num"),
     "capacity": ("buffer_size", "max_size", "maxlen", "max_len", "memory_size", "replay_size", "size"),
     "num_steps": (
@@ -51,12 +51,12 @@ _KEYWORDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Our keywords, each with the names that other libraries use."""
 
-_PRIORITIZED = "Pass sampler=rl.Prioritized(alpha=…, beta=…)."
-_N_STEP = "Sample with a view: replay.sample(256, rl.NStep(n, gamma))."
-_REMEDIES: Mapping[str, Mapping[str, str]] = {
+_PRIORITIZED_REMEDY = "Pass sampler=rl.Prioritized(alpha=…, beta=…)."
+_N_STEP_REMEDY = "Sample with a view: replay.sample(256, rl.NStep(n, gamma))."
+_KEYWORD_REMEDIES: Mapping[str, Mapping[str, str]] = {
     "ReplayBuffer": {
-        **dict.fromkeys(("alpha", "beta", "prioritized", "per"), _PRIORITIZED),
-        **dict.fromkeys(("n_step", "n_steps", "nstep", "gamma"), _N_STEP),
+        **dict.fromkeys(("alpha", "beta", "prioritized", "per"), _PRIORITIZED_REMEDY),
+        **dict.fromkeys(("n_step", "n_steps", "nstep", "gamma"), _N_STEP_REMEDY),
         **dict.fromkeys(("batch_size", "minibatch_size"), "Leave it out: sample(batch_size) takes it."),
         "optimize_memory_usage": "Leave it out: every observation is always stored once.",
         "handle_timeout_termination": "Leave it out: terminated and truncated are always stored apart.",
@@ -70,18 +70,20 @@ _REMEDIES: Mapping[str, Mapping[str, str]] = {
 }
 """Remedies for keywords without a counterpart here, by class and keyword."""
 
-_OF_SB3: Mapping[str, set[str]] = {
+_SB3_KEYWORDS: Mapping[str, set[str]] = {
     "ReplayBuffer": {"n_envs", "optimize_memory_usage"},
     "RolloutBuffer": {"n_envs", "gae_lambda"},
 }
 """Keywords that identify a call by a Stable-Baselines3 algorithm, by class."""
 
-_DONE = "terminated and truncated: a time limit is not a failure"
-_DONES = ("done", "dones", "episode_end", "is_done", "ended")
-_ADD = ("push", "store", "append", "put", "insert", "store_transition", "add_transition", "add_transitions", "remember")
-_METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_DONE_REMEDY = "terminated and truncated: a time limit is not a failure"
+_DONE_NAMES = ("done", "dones", "episode_end", "is_done", "ended")
+_ADD_NAMES = (
+    "push", "store", "append", "put", "insert", "store_transition", "add_transition", "add_transitions", "remember",
+)  # fmt: skip
+_METHOD_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ReplayBuffer": {
-        "add": (*_ADD, "save_to_memory"),
+        "add": (*_ADD_NAMES, "save_to_memory"),
         "extend": ("add_batch", "add_trajectory", "push_batch"),
         "sample": ("sample_batch", "get", "get_batch", "sample_from_indices", "sample_indices"),
         "update_priority": ("update_priorities", "update_weight", "set_priority", "set_priorities"),
@@ -89,7 +91,7 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "len": ("size", "pos", "full", "is_full", "current_size", "get_stored_size", "counter"),
     },
     "RolloutBuffer": {
-        "add": _ADD,
+        "add": _ADD_NAMES,
         "compute_advantage": (
             "compute_returns", "compute_returns_and_advantage", "compute_returns_and_advantages", "compute_gae",
             "compute_advantages", "finish_path", "compute_return",
@@ -104,7 +106,7 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "num_stored": ("size", "pos", "step", "ptr", "current_size"),
     },
     "DistillationBuffer": {
-        "add": (*_ADD, "extend", "add_batch"),
+        "add": (*_ADD_NAMES, "extend", "add_batch"),
         "sample": ("sample_batch", "get", "get_batch"),
         "epochs": ("minibatches", "mini_batch_generator", "batches"),
         "clear": ("reset", "empty", "flush"),
@@ -115,7 +117,7 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a constructor: the TypeError for an unknown keyword suggests ours."""
+    """Decorate a constructor: the TypeError for an unknown keyword suggests our keyword."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -129,7 +131,7 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
                 raise
             ours = tuple(name for name in parameters if name not in ("self", "cls"))
             message = _keyword_message(where, unknown, kwargs[unknown], ours)
-            if kwargs.keys() >= _OF_SB3.get(where, {None}):
+            if kwargs.keys() >= _SB3_KEYWORDS.get(where, {None}):
                 argument = f"{where.removesuffix('Buffer').lower()}_buffer_class"
                 remedy = f"Pass {argument}=relive.compat.stable_baselines3.{where}."
                 message = explain(argument, "a buffer of Stable-Baselines3", f"relive's own {where}", remedy)
@@ -145,22 +147,22 @@ def suggests_init_keywords(cls: C) -> C:
 
 
 class RenamedAttribute:
-    """An attribute name of other libraries; reading it raises an AttributeError that names ours."""
+    """Attribute with a name of another library; access raises an AttributeError with our name."""
 
     def __init__(self, owner: str, name: str, ours: str) -> None:
-        meant = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
-        self._message = explain(owner, meant, name, f"Use {meant} instead.")
+        expression = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
+        self._message = explain(owner, expression, name, f"Use {expression} instead.")
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         raise AttributeError(self._message)
 
 
 def suggests_methods(cls: C) -> C:
-    """Decorate a class: method names of other libraries raise an error that names ours.
+    """Decorate a class: access to a method name of another library raises an error with our name.
 
-    `__getattr__` would slow down every attribute access.
+    Not with `__getattr__`, which would slow down every attribute access.
     """
-    words = {word: name for name, words in _METHODS[cls.__name__].items() for word in words}
+    words = {word: name for name, words in _METHOD_NAMES[cls.__name__].items() for word in words}
     names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
     names |= {word: RenamedAttribute(cls.__name__, word, ours) for word, ours in words.items()}
     for name, value in names.items():
@@ -169,15 +171,15 @@ def suggests_methods(cls: C) -> C:
 
 
 def field_remedy(name: str, declared: Iterable[str]) -> str:
-    """The remedy for an undeclared field: our name for it, or how to declare it."""
-    if name in _DONES:
-        return f"Pass {_DONE}."
+    """Return the remedy for an undeclared field: our name, or the declaration that is missing."""
+    if name in _DONE_NAMES:
+        return f"Pass {_DONE_REMEDY}."
     our_name = _find_our_name(name, tuple(declared))
     return f"Pass it as {our_name}." if our_name else f"Declare it: extra={{{name!r}: shape}}."
 
 
 def _keyword_message(where: str, name: str, value: object, ours: Collection[str]) -> str:
-    remedy = _REMEDIES.get(where, {}).get(name)
+    remedy = _KEYWORD_REMEDIES.get(where, {}).get(name)
     got = f"{name}={_source_text(value)}"
     if remedy is not None:
         return explain(where, f"keywords among {', '.join(ours)}", got, remedy)
@@ -188,11 +190,12 @@ def _keyword_message(where: str, name: str, value: object, ours: Collection[str]
 
 
 def _find_our_name(name: str, ours: Collection[str]) -> str | None:
-    meant = (our_name for our_name, words in _KEYWORDS.items() if name in words and our_name in ours)
-    close = iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75))
-    return next(meant, next(close, None))
+    for our_name, other_names in _KEYWORD_NAMES.items():
+        if name in other_names and our_name in ours:
+            return our_name
+    return next(iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75)), None)
 
 
 def _source_text(value: object) -> str:
-    """The source text of a number or short string; an ellipsis for any other value."""
+    """Return the source text of a number or short string; an ellipsis for any other value."""
     return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) <= 20 else "…"

@@ -15,7 +15,7 @@ from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.checkpoint.state_dict import pack, unpack
 from relive.errors import SchemaError, explain
-from relive.schema.conversion import as_device, restored_snapshot
+from relive.schema.conversion import as_device, copy_snapshot
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters
@@ -97,7 +97,7 @@ class Accumulator:
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Restore a snapshot of this object, or of another with the same arguments."""
-        self._assign(restored_snapshot(type(self).__name__, snapshot, self._tensors))
+        self._assign(copy_snapshot(type(self).__name__, snapshot, self._tensors))
 
 
 def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:

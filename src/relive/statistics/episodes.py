@@ -11,8 +11,8 @@ import torch
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_positive_int
-from relive.schema.conversion import as_device, convert, env_numbers
-from relive.schema.fields import FLAG, NUMBER, Field
+from relive.schema.conversion import as_device, convert, convert_env_ids
+from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Field
 from relive.schema.invariants import require, require_all, require_layout
 from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
@@ -86,8 +86,8 @@ class EpisodeStats(counting.Accumulator):
     @property
     def _fields(self) -> dict[str, Field]:
         """Fields of a step, in the order of the native counters."""
-        numbers, flags = dict.fromkeys(("reward", *self.metrics), NUMBER), dict.fromkeys(self.reasons, FLAG)
-        return {"terminated": FLAG, "truncated": FLAG, **numbers, **flags}
+        numbers, flags = dict.fromkeys(("reward", *self.metrics), NUMBER_FIELD), dict.fromkeys(self.reasons, FLAG_FIELD)
+        return {"terminated": FLAG_FIELD, "truncated": FLAG_FIELD, **numbers, **flags}
 
     # Writing
 
@@ -111,7 +111,7 @@ class EpisodeStats(counting.Accumulator):
             for name, field in self._fields.items()
             if name in values
         }
-        played = None if mask is None else convert("mask", FLAG, mask, self._lead, self.device).view(1, -1)
+        played = None if mask is None else convert("mask", FLAG_FIELD, mask, self._lead, self.device).view(1, -1)
         if self._counters is None:
             with counting.lock:
                 kernels.complete(self._plan(step, played))
@@ -173,7 +173,7 @@ class EpisodeStats(counting.Accumulator):
 
     def cut(self, env_ids: Any = None) -> None:
         """Drop the running episodes of these environments, or of all, because they will not be finished."""
-        at = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
+        at = slice(None) if env_ids is None else convert_env_ids(env_ids, self.num_envs, self.device)
         with counting.lock:
             self._tensors["open"][:, at] = 0.0
 

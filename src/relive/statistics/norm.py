@@ -13,7 +13,7 @@ from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_above_zero
 from relive.schema.conversion import as_device, as_tensor, convert
-from relive.schema.fields import DTYPES, FLAG, Field, Path
+from relive.schema.fields import DTYPES, FLAG_FIELD, Field, Path
 from relive.schema.invariants import require, require_all, require_layout
 from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
@@ -86,7 +86,7 @@ class RunningNorm(Accumulator):
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, lead = self._convert(x)
-        is_counted = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
+        is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, lead, self.device)
         if self._counters is not None:
             rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()

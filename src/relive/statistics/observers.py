@@ -18,7 +18,7 @@ from relive.schema.autoreset import info_numbers
 from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.invariants import require
-from relive.schema.suggestions import NAME
+from relive.schema.suggestions import NAME_PATTERN
 from relive.statistics.counting import bind, counters, plan, set_owner
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
@@ -211,8 +211,8 @@ def _stats_leaves(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     if not isinstance(stats, EpisodeStats):
         raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rl.EpisodeStats(num_envs)."))
     for name in (*stats.metrics, *stats.reasons):
-        if not NAME.fullmatch(name):
-            expected = f"names of metrics and reasons like {NAME.pattern}"
+        if not NAME_PATTERN.fullmatch(name):
+            expected = f"names of metrics and reasons like {NAME_PATTERN.pattern}"
             raise SchemaError(explain("stats", expected, repr(name), "Rename it: checkpoints of the buffer hold it."))
         tree = schema.trees.get(name)
         if tree is not None and (not isinstance(tree, Field) or tree.shape or tree.dtype.is_complex):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from relive.schema.conversion import as_device
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
 
+_HOST_MEMORY = "the free memory of this machine"
+"""Name of the host's memory in messages."""
+
 
 class Allocator:
     """Interface that allocates the named arrays of one buffer, and the lock that guards them.
@@ -32,7 +36,7 @@ class Allocator:
 
     device: torch.device
     name: str
-    """The kind of memory: own, pinned, shared or disk."""
+    """Kind of memory: own, pinned, shared or disk."""
     persistent = False
     """Whether the arrays outlive this process, which may die in the middle of a step."""
     durable = False
@@ -40,7 +44,7 @@ class Allocator:
     reopened = False
     """Whether the arrays hold earlier contents instead of zeros."""
     is_open = True
-    """False after `close`."""
+    """Whether `close` was not called yet."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return the array `name`; it may be written in inference mode and outside it."""
@@ -51,7 +55,7 @@ class Allocator:
         raise NotImplementedError
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
-        """Recover reopened arrays once the buffer is built; `resumes`: continue the draws of the last commit."""
+        """Recover reopened arrays after the buffer was built; with `resumes` continue the draws of the last commit."""
 
     def before_write(self, steps: int) -> None:
         """Called before `steps` steps are written."""
@@ -81,7 +85,7 @@ class LocalAllocator(Allocator):
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.inference_mode(False):
             if self.device.type == "cpu" and not self._is_pinned:
-                return zeros(shape, dtype)
+                return allocate_zeros(shape, dtype)
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -112,11 +116,11 @@ class Memory:
     allocator: Callable[[Any], Allocator] | None = None
     free_bytes: Callable[[], int | None] | None = None
     name: str = ""
-    free_of: str = "the free memory of this machine"
+    free_of: str = _HOST_MEMORY
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes may write there."""
+        """Whether several processes may use the memory."""
         return self.name == "Memory.shared()"
 
     @staticmethod
@@ -156,7 +160,7 @@ class Memory:
             return device
         resolved_device = as_device(device)
         if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
-            # Tensors of later calls belong there too, whatever device is current then.
+            # Later calls use the same device, even if another one is current then.
             resolved_device = torch.device("cuda", torch.cuda.current_device())
         return Memory(resolved_device)
 
@@ -168,7 +172,7 @@ class Memory:
         return LocalAllocator(self.device, self.is_pinned) if self.allocator is None else self.allocator(owner)
 
     def own(self, kind: str) -> Allocator:
-        """Return an allocator for a kind of buffer that cannot be in shared or disk memory; raises for these."""
+        """Return the allocator of a kind of buffer that supports neither shared nor disk memory; raise for these."""
         if self.allocator is not None:
             remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))
@@ -180,16 +184,13 @@ class Memory:
         Pages are allocated when they are written: without this check the process would be killed much later. `where` is
         the argument that determines the size.
         """
+        free_bytes = None
         if self.free_bytes is not None:
             free_bytes = self.free_bytes()
-        elif self.device.type != "cpu":
-            free_bytes = 1 << 62  # larger than any memory
-        elif (free_bytes := available_bytes()) is not None:
-            free_bytes = max(free_bytes - unwritten_bytes(), 0)
-        if free_bytes is not None and nbytes > free_bytes:
-            expected = f"at most {in_gibibytes(free_bytes)}, {self.free_of}"
-            remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
-            raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
+        elif self.device.type == "cpu" and (available := available_bytes()) is not None:
+            free_bytes = max(available - unwritten_bytes(), 0)
+        remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
+        _require_free(nbytes, free_bytes, where, remedy, self.free_of)
 
 
 # Arrays in anonymous mappings and in mapped files
@@ -197,71 +198,83 @@ class Memory:
 _MAPPED_BYTES = 1 << 15
 """Arrays of at least this many bytes are mapped: their pages are allocated when they are written."""
 _LARGE_PAGE = 1 << 21
-"""Bytes of a large page; arrays of at least two get large pages."""
+"""Bytes of a large page. Only arrays of at least two large pages use them."""
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-_reserved: dict[int, int] = {}
-"""Bytes of each living mapping of `zeros`, by its id."""
+_mapping_bytes: dict[int, int] = {}
+"""Bytes of each living mapping of `allocate_zeros`, by its id."""
 
 
-def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def tensor_from_mapping(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over the first bytes of a mapping."""
     count = math.prod(shape)
-    return (
-        torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
-        if count
-        else torch.empty(shape, dtype=dtype, device="cpu")
-    )
+    if not count:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a zero tensor whose pages are allocated when they are written.
 
-    They are small pages: the first write into a page of 2 MiB takes milliseconds where the machine is
-    a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
+    The pages are small: on virtual machines the first write into a page of 2 MiB takes milliseconds, and two to three
+    times as long per byte (see benchmarks/first_fill.py).
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
-        # Linux aligns mappings of whole large pages to their boundaries, as `expect_bulk` needs.
+        # Linux aligns mappings of whole large pages to their boundaries, as `request_large_pages` needs.
         reserved = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE if nbytes >= 2 * _LARGE_PAGE else nbytes
         memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         remedy = "Make a smaller buffer, or raise the limit of this process."
-        raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
-    _reserved[id(memory)] = nbytes
-    weakref.finalize(memory, _reserved.pop, id(memory), None)
-    return tensor_in(memory, shape, dtype)
+        raise MemoryError(explain("memory", _format_bytes(nbytes), error.strerror, remedy)) from error
+    _mapping_bytes[id(memory)] = nbytes
+    weakref.finalize(memory, _mapping_bytes.pop, id(memory), None)
+    return tensor_from_mapping(memory, shape, dtype)
 
 
-def expect_bulk(array: torch.Tensor) -> None:
+def request_large_pages(array: torch.Tensor) -> None:
     """Request large pages for a contiguous host array that is about to be filled at once.
 
-    Filling is three times as fast then. Single steps do not use them: the first write into a large page is slow.
+    This makes filling three times as fast. Arrays that are filled step by step do not use large pages: the first write
+    into a large page is slow.
     """
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `zeros` reserves whole pages
-    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # errors are ignored: it is advice
+    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `allocate_zeros` reserves whole pages
+    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # advice: errors are ignored
 
 
 def unwritten_bytes() -> int:
-    """Lower bound of the memory that arrays of `zeros` will still need when all pages are written."""
-    reserved = sum(list(_reserved.values()))
+    """Return a lower bound of the bytes that arrays of `allocate_zeros` still need until all pages are written."""
+    reserved = sum(list(_mapping_bytes.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
 
 
-# Free memory
+# Support by the platform, and free memory
 
-_MUCH = 1 << 30
-"""Smaller requests do not check the free memory."""
+
+def require_persistent_memory(where: str, remedy: str, error_class: type[Exception] = SchemaError) -> None:
+    """Raise an error of this class if the platform supports neither shared nor disk memory."""
+    if not supports_persistent_memory():
+        got = sys.platform if sys.platform != "linux" else "no native core"
+        raise error_class(explain(where, "Linux and relive's native core", got, remedy))
+
+
+def supports_persistent_memory() -> bool:
+    """Whether the platform supports shared and disk memory."""
+    return sys.platform == "linux" and kernels.locks_processes()
+
+
+_UNCHECKED_BYTES = 1 << 30
+"""Maximum bytes of a request that `require_memory` grants without reading the free memory."""
 
 
 def available_bytes() -> int | None:
-    """Free bytes of host memory; None where the system does not report it."""
+    """Return the free bytes of host memory; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -276,7 +289,7 @@ def available_bytes() -> int | None:
 
 
 def resident_bytes() -> int:
-    """Resident bytes of this process; a huge number where the system does not report it."""
+    """Return the resident bytes of this process; a huge number where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
@@ -285,20 +298,23 @@ def resident_bytes() -> int:
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
     """Raise a MemoryError if the host has fewer free bytes; the system would grant them and kill the process later."""
-    free_bytes = available_bytes() if nbytes > _MUCH else None
+    if nbytes > _UNCHECKED_BYTES:
+        _require_free(nbytes, available_bytes(), where, remedy, _HOST_MEMORY)
+
+
+def _require_free(nbytes: int, free_bytes: int | None, where: str, remedy: str, free_of: str) -> None:
     if free_bytes is not None and nbytes > free_bytes:
-        expected = f"at most {in_gibibytes(free_bytes)}, the free memory of this machine"
-        raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
+        expected = f"at most {_format_bytes(free_bytes)}, {free_of}"
+        raise MemoryError(explain(where, expected, _format_bytes(nbytes), remedy))
 
 
-def in_gibibytes(nbytes: int) -> str:
-    """Format a number of bytes for a message."""
+def _format_bytes(nbytes: int) -> str:
     if nbytes >= 1 << 90:
         return "more than any machine has"
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= _MUCH // 100 else f"{nbytes:,} bytes"
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 24 else f"{nbytes:,} bytes"
 
 
-# The lock of a device
+# Lock of a device
 
 
 def stream_lock(device: torch.device) -> Any:

@@ -21,31 +21,28 @@ from typing import Any, NoReturn
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.schema.conversion import clean_bools
-from relive.schema.suggestions import NAME
+from relive.schema.conversion import normalize_bools
+from relive.schema.fields import DTYPES_BY_NAME, dtype_name
+from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
 
 FORMAT = 1
-"""Version of the written format; older versions stay readable."""
-CHUNK = 1 << 22
+"""Version of the format that is written; older versions stay readable."""
+CHUNK_BYTES = 1 << 22
 """Bytes per checksum of a file; the last checksum may cover fewer."""
 MAX_JSON_BYTES = 1 << 21
 """Maximum bytes of a JSON document: parsed, it takes up to 24 times as much memory."""
+MAX_FOLDER_FORMAT_BYTES = 64
+"""Maximum bytes of the file FORMAT of a folder."""
 MAX_ARRAYS = 1 << 14
 """Maximum number of arrays in a file."""
 
-ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
+ARRAY_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
 """Pattern of array names, such as `ring.head`."""
 
 _MAX_INTEGER = 1 << 62
-_MAX_LINE_BYTES = 64
-"""Maximum bytes of the first line, the one with the checksum."""
-
-ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4,
-    "float32": 4, "uint64": 8, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
-"""Bytes per element of each dtype that files may contain."""
+MAX_FIRST_LINE_BYTES = 64
+"""Maximum bytes of the first line, which contains the checksum."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class ArrayInfo:
     @property
     def nbytes(self) -> int:
         """Number of bytes, without overflow."""
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+        return DTYPES_BY_NAME[self.dtype].itemsize * math.prod(self.shape)
 
 
 def to_json(document: Any) -> bytes:
@@ -92,8 +89,24 @@ def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     if version > max(readers):
         remedy = "Load it with a newer version of relive."
         raise IncompatibleCheckpoint(explain(where, f"format {max(readers)} at most", version, remedy))
-    place = f"{where}, bytes 0 to {_MAX_LINE_BYTES}"
-    raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _REMEDY))
+    place = f"{where}, bytes 0 to {MAX_FIRST_LINE_BYTES}"
+    raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _CORRUPT_REMEDY))
+
+
+def parse_folder_format(header: bytes, kind: str, readers: Mapping[int, Any]) -> int:
+    """Return the format in the file FORMAT of a folder of this kind; raise if it is foreign, damaged or too new."""
+    version = re.fullmatch(rb"recollect %b ([0-9]{1,9})\n" % kind.encode(), header)
+    if version is None:
+        place, expected = f"FORMAT, bytes 0 to {len(header)}", repr(folder_format(kind).decode())
+        remedy = "Pass another folder, or copy this one again."
+        raise CorruptCheckpoint(explain(place, expected, repr(header), remedy))
+    reader_for("FORMAT", int(version[1]), readers)
+    return int(version[1])
+
+
+def folder_format(kind: str) -> bytes:
+    """Return the contents of the file FORMAT of a folder of this kind."""
+    return f"recollect {kind} {FORMAT}\n".encode()
 
 
 def without_checksum(where: str, data: bytes) -> bytes:
@@ -104,8 +117,8 @@ def without_checksum(where: str, data: bytes) -> bytes:
 
 
 def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
-    place = f"{where}, bytes 0 to {min(len(first), _MAX_LINE_BYTES)}"
-    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_MAX_LINE_BYTES]), _REMEDY))
+    place = f"{where}, bytes 0 to {min(len(first), MAX_FIRST_LINE_BYTES)}"
+    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:MAX_FIRST_LINE_BYTES]), _CORRUPT_REMEDY))
 
 
 def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> None:
@@ -116,7 +129,7 @@ def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> 
     if checksum != int(header[2], 16):
         place = f"{where}, bytes {len(first) + 1} to {nbytes}"
         expected = f"the checksum {int(header[2], 16):08x}"
-        raise CorruptCheckpoint(explain(place, expected, f"{checksum:08x}", _REMEDY))
+        raise CorruptCheckpoint(explain(place, expected, f"{checksum:08x}", _CORRUPT_REMEDY))
 
 
 def from_json(where: str, body: bytes) -> Node:
@@ -126,11 +139,11 @@ def from_json(where: str, body: bytes) -> Node:
             body, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
         )
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptCheckpoint(explain(where, "strict JSON", error, _REMEDY)) from None
+        raise CorruptCheckpoint(explain(where, "strict JSON", error, _CORRUPT_REMEDY)) from None
     return Node(where, document)
 
 
-_REMEDY = "Load an older checkpoint, or copy this one again."
+_CORRUPT_REMEDY = "Load an older checkpoint, or copy this one again."
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -155,35 +168,35 @@ def _finite_float(text: str) -> float:
 class Node:
     """An untrusted value of a document, with its place for error messages."""
 
-    __slots__ = ("_at", "value")
+    __slots__ = ("_place", "value")
 
     def __init__(self, where: str | tuple[Node, str | int], value: Any) -> None:
-        self._at, self.value = where, value
+        self._place, self.value = where, value
 
     @property
     def where(self) -> str:
-        """The place in the document. Computed on demand: a document may have a million values."""
-        if isinstance(self._at, str):
-            return self._at
-        outer, key = self._at
+        """Place in the document. Computed on demand: a document may have a million values."""
+        if isinstance(self._place, str):
+            return self._place
+        outer, key = self._place
         return f"{outer.where}[{key}]" if isinstance(key, int) else f"{outer.where}: {key}"
 
     def error(self, expected: str) -> CorruptCheckpoint:
         """Return the error for a value that is not `expected`."""
-        got = reprlib.repr(self.value)  # bounded, for any depth and length
-        return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
+        got = reprlib.repr(self.value)  # short, whatever the depth and length
+        got = got if len(got) <= 80 else f"{got[:77]}…"
+        return CorruptCheckpoint(explain(self.where, expected, got, _CORRUPT_REMEDY))
 
     def entry(self, key: str) -> Node:
         """Return an entry of an object."""
         if not isinstance(self.value, dict) or key not in self.value:
-            raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).error(
-                f"an object with {key!r}"
-            )
+            got = sorted(self.value) if isinstance(self.value, dict) else self.value
+            raise Node(self.where, got).error(f"an object with {key!r}")
         return Node((self, key), self.value[key])
 
     def entries(self) -> dict[str, Node]:
         """Return all entries of an object whose keys are names."""
-        if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
+        if not isinstance(self.value, dict) or not all(NAME_PATTERN.fullmatch(key) for key in self.value):
             raise self.error("an object with names as keys")
         return {key: Node((self, key), value) for key, value in self.value.items()}
 
@@ -224,7 +237,7 @@ class Node:
             raise self.error("true or false")
         return self.value
 
-    def text(self, pattern: re.Pattern[str] = NAME) -> str:
+    def text(self, pattern: re.Pattern[str] = NAME_PATTERN) -> str:
         """Return a string that matches a pattern."""
         if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
             raise self.error(f"text like {pattern.pattern}")
@@ -267,26 +280,22 @@ def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
 
 def _array_from_json(node: Node) -> ArrayInfo:
     name, dtype, shape = node.parts(3)
-    array = ArrayInfo(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
+    array = ArrayInfo(name.text(ARRAY_NAME_PATTERN), dtype.one_of(DTYPES_BY_NAME), shape.shape())
     # Strides are products of sizes and must not overflow, even if another axis is empty.
-    if ITEM_BYTES[array.dtype] * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
+    if DTYPES_BY_NAME[array.dtype].itemsize * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
         raise shape.error(f"sizes whose product is at most {_MAX_INTEGER} bytes")
     return array
 
 
-# Arrays
+# Arrays in files and in memory
 
 _UNCHECKED_BYTES = 1 << 26
 """Arrays of at most this many bytes are read without checking the free memory."""
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
 Arrays = dict[str, torch.Tensor]
 
 ArraySpec = tuple[torch.dtype, tuple[int, ...]]
-"""The dtype and shape of an array."""
+"""Dtype and shape of an array."""
 
 
 class ArraySource:
@@ -297,7 +306,7 @@ class ArraySource:
         self._requested: set[str] = set()
 
     @property
-    def unread(self) -> list[str]:
+    def unread_names(self) -> list[str]:
         """Names of the arrays that were not requested."""
         return [name for name in self._specs if name not in self._requested]
 
@@ -324,7 +333,7 @@ def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySo
             raise Node(f"{where}: {name}", got).error("a dense tensor with values")
 
     def read(name: str) -> torch.Tensor:
-        return clean_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
+        return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
 
     return ArraySource(where, {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}, read)
 
@@ -335,7 +344,7 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
     offsets: dict[str, int] = {}
     nbytes = 0
     for array in arrays:
-        specs[array.name], offsets[array.name] = (DTYPES[array.dtype], array.shape), nbytes
+        specs[array.name], offsets[array.name] = (DTYPES_BY_NAME[array.dtype], array.shape), nbytes
         nbytes += array.nbytes
     free = available_bytes() if nbytes > _UNCHECKED_BYTES else None
     if free is not None and nbytes > free:
@@ -347,23 +356,17 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
         dtype, shape = specs[name]
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
         fill(offsets[name], writable_memory(tensor))
-        require_flags(tensor, f"{where}: {name}")
+        require_bool_bytes(tensor, f"{where}: {name}")
         return tensor
 
     return ArraySource(where, specs, read)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in files."""
-    return _NAMES[dtype]
-
-
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy for a contiguous one on the host."""
+    """Return the bytes of a tensor; a contiguous tensor on the host is not copied."""
     if sys.byteorder != "little":
-        raise CheckpointError(
-            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
-        )
+        remedy = "Save on a little-endian machine."
+        raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, remedy))
     whole = tensor.detach().cpu().contiguous()
     # An axis of length one may have any stride, and a view of bytes would be refused: declare the memory contiguous.
     flat = whole.as_strided((whole.numel(),), (1,))
@@ -372,9 +375,9 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
     """Describe a tensor for a file."""
-    if not ARRAY_NAME.fullmatch(name):
+    if not ARRAY_NAME_PATTERN.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."
-        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME.pattern}", repr(name), remedy))
+        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME_PATTERN.pattern}", repr(name), remedy))
     return ArrayInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
@@ -385,12 +388,10 @@ def writable_memory(tensor: torch.Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def require_flags(tensor: torch.Tensor, where: str) -> None:
+def require_bool_bytes(tensor: torch.Tensor, where: str) -> None:
     """Raise unless every byte of a bool tensor is 0 or 1: kernels misbehave for others."""
     if tensor.dtype != torch.bool or not tensor.numel():
         return
-    largest = int(
-        tensor.view(torch.uint8).numpy().max()
-    )  # numpy: a parallel operation of torch would wait for busy cores
+    largest = int(tensor.view(torch.uint8).numpy().max())  # numpy: a parallel torch op would wait for busy cores
     if largest > 1:
         raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))

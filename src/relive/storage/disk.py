@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import re
-import sys
 import time
 import weakref
 import zlib
@@ -27,9 +26,11 @@ from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckp
 from relive.kernels import complete
 from relive.locking import ClosedLock
 from relive.schema.checks import check_positive_int
-from relive.storage.allocator import Allocator, Memory, tensor_in
+from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_from_mapping
 from relive.storage.codec import (
-    CHUNK,
+    CHUNK_BYTES,
+    MAX_FIRST_LINE_BYTES,
+    MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     Arrays,
     ArraySource,
@@ -37,7 +38,9 @@ from relive.storage.codec import (
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
+    folder_format,
     from_json,
+    parse_folder_format,
     parse_format,
     reader_for,
     require_first_line,
@@ -45,21 +48,20 @@ from relive.storage.codec import (
     to_json,
     with_checksum,
 )  # fmt: skip
-from relive.storage.files import Files, is_read_error, reading, unreadable
+from relive.storage.files import Files, convert_read_errors, is_read_error, make_read_error
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
 
 FORMAT = "FORMAT"
 _UNPUBLISHED_FORMAT = "FORMAT.new"
-HEADER = b"recollect disk memory 1\n"
-_OWN_FILES = re.compile(
+_FILE_NAME_PATTERN = re.compile(
     r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
 )
 """Names of the files that an interrupted creation may leave."""
-_DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
-"""Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is per process."""
-ROWS = re.compile(r"(column|next)[0-9]+")
+_DERIVED_ARRAYS = ("tree.sums", "tree.least", "tree.summary", "closed")
+"""Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is never saved."""
+_ROW_ARRAY_PATTERN = re.compile(r"(column|next)[0-9]+")
 """Names of the arrays of rows, which may be larger than memory."""
 
 
@@ -74,11 +76,10 @@ _FLUSH_BYTES = 1 << 24
 _REQUEST_BYTES = 1 << 17
 """Maximum bytes that Linux reads ahead per request."""
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 COMMIT_FILES = ("commit0", "commit1")
 _MAX_COMMIT_BYTES = 1 << 30
 """Maximum bytes of a commit."""
-_MAX_HEADER_BYTES = 64
 _BOOT_PATTERN = re.compile(r".{0,128}")
 
 
@@ -86,10 +87,8 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     """See `Memory.disk`. With `only_reads` files are not changed, and writes stay private to this process."""
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
-    root, max_rows = (
-        Path(path).absolute(),
-        None if commit_every is None else check_positive_int("commit_every", commit_every),
-    )
+    root = Path(path).absolute()
+    max_rows = None if commit_every is None else check_positive_int("commit_every", commit_every)
     option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
@@ -98,25 +97,21 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
 
     def free_bytes() -> int | None:
         """Return the free space of the disk; None if the folder already contains a buffer."""
-        with reading(str(root)):
+        with convert_read_errors(str(root)):
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
-    name = f"Memory.disk({str(root)!r}{option})"
     return Memory(
         torch.device("cpu"),
         allocator=make_allocator,
         free_bytes=free_bytes,
-        name=name,
+        name=f"Memory.disk({str(root)!r}{option})",
         free_of=f"the free space of the disk of {root}",
     )
 
 
-def require_support(kind: type[Exception]) -> None:
-    """Raise an error of this kind if the platform does not support disk memory."""
-    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.backend() == "torch" else ""
-    if got:
-        remedy = 'Keep the buffer in memory: device="cpu".'
-        raise kind(explain("Memory.disk", "Linux and relive's native core", got, remedy))
+def require_support(error_class: type[Exception]) -> None:
+    """Raise an error of this class if the platform does not support disk memory."""
+    require_persistent_memory("Memory.disk", 'Keep the buffer in memory: device="cpu".', error_class)
 
 
 class DiskAllocator(Allocator):
@@ -154,14 +149,14 @@ class DiskAllocator(Allocator):
     def _closed_on_error(self, where: str) -> Iterator[None]:
         """Close the folder immediately if the body raises; an error of the disk names `where`."""
         try:
-            with reading(where):
+            with convert_read_errors(where):
                 yield
         except BaseException:
             self._close_files()
             raise
 
     def _close_files(self) -> None:
-        """Release the folder for other processes. Called again after an interruption, completes the release."""
+        """Release the folder for other processes. A second call completes an interrupted first call."""
         self.is_open = False
         complete(self._open_files.release)
 
@@ -188,8 +183,8 @@ class DiskAllocator(Allocator):
         if FORMAT in names:
             holds_disk_memory(self._files)
             return
-        regular = self._files.regular("") if names else []
-        foreign = [name for name in names if name not in regular or not _OWN_FILES.fullmatch(name)]
+        regular = self._files.regular_names("") if names else []
+        foreign = [name for name in names if name not in regular or not _FILE_NAME_PATTERN.fullmatch(name)]
         if foreign or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign or names)[0]!r} in it"
@@ -200,8 +195,8 @@ class DiskAllocator(Allocator):
         if self._only_reads or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
-        for name in self._files.regular(""):
-            if name != "LOCK" and _OWN_FILES.fullmatch(name):
+        for name in self._files.regular_names(""):
+            if name != "LOCK" and _FILE_NAME_PATTERN.fullmatch(name):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
@@ -214,7 +209,7 @@ class DiskAllocator(Allocator):
             return False
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """Return the last commit; raises if its config differs from `config`."""
+        """Return the last commit; raise if its config differs from `config`."""
         commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
@@ -226,31 +221,31 @@ class DiskAllocator(Allocator):
                 raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
         return commit
 
-    # Arrays
+    # Allocating arrays
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        return kernels.guarded_lock(self._enter)
+        return kernels.guarded_lock(self._after_acquire)
 
-    def _enter(self) -> None:
+    def _after_acquire(self) -> None:
         """Called after the lock was acquired: another thread may have closed the folder during the wait."""
         if not self.is_open:
             ClosedLock().__enter__()
         if self._is_closing:  # close() was interrupted
-            self._commit(0, is_closed=False)
+            self.commit()
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if name in _DERIVED:
+        if name in _DERIVED_ARRAYS:
             return torch.zeros(shape, dtype=dtype, device="cpu")
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         with self._closed_on_error(name):
-            file = self._open(name, nbytes) if self.reopened else self._create(name, nbytes)
+            file = self._open_array(name, nbytes) if self.reopened else self._create_array(name, nbytes)
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
-            self._arrays[name] = MappedFile(file, memory, tensor_in(memory, shape, dtype))
-            if ROWS.fullmatch(name):
+            self._arrays[name] = MappedFile(file, memory, tensor_from_mapping(memory, shape, dtype))
+            if _ROW_ARRAY_PATTERN.fullmatch(name):
                 memory.madvise(mmap.MADV_RANDOM)  # samples are random: reading ahead wastes memory
         return self._arrays[name].tensor
 
-    def _create(self, name: str, nbytes: int) -> int:
+    def _create_array(self, name: str, nbytes: int) -> int:
         file = self._files.create_for_update(name)
         try:
             if self._files.free_bytes() < nbytes:
@@ -266,7 +261,7 @@ class DiskAllocator(Allocator):
             raise MemoryError(explain(str(self._root), f"room for at least {needed:,} bytes", free, remedy)) from error
         return file
 
-    def _open(self, name: str, nbytes: int) -> int:
+    def _open_array(self, name: str, nbytes: int) -> int:
         file = -1
         try:
             file = self._files.open_for_update(name, only_reads=self._only_reads)
@@ -276,25 +271,25 @@ class DiskAllocator(Allocator):
         except OSError as error:
             if file >= 0:
                 self._files.close(file)
-            raise unreadable(name, error) from error
+            raise make_read_error(name, error) from error
         if size != nbytes:
             self._files.close(file)
             raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the folder again."))
         return file
 
     @property
-    def _rows(self) -> list[MappedFile]:
+    def _row_files(self) -> list[MappedFile]:
         """The arrays of rows, which may be larger than memory."""
-        return [array for name, array in self._arrays.items() if ROWS.fullmatch(name)]
+        return [array for name, array in self._arrays.items() if _ROW_ARRAY_PATTERN.fullmatch(name)]
 
     @contextmanager
     def reading_in_order(self) -> Iterator[None]:
-        for array in self._rows:
+        for array in self._row_files:
             array.memory.madvise(mmap.MADV_SEQUENTIAL)
         try:
             yield
         finally:
-            for array in self._rows:
+            for array in self._row_files:
                 array.memory.madvise(mmap.MADV_RANDOM)
 
     # Committing
@@ -306,22 +301,22 @@ class DiskAllocator(Allocator):
                 buffer.recover(self._last_commit, self._checksum, resumes=resumes)
             if self._only_reads:
                 return
-            self._plan()
+            self._plan_commits()
             self._reserve()
             self.commit()
             if not self.reopened:
                 self._publish()
 
-    def _plan(self) -> None:
+    def _plan_commits(self) -> None:
         """Set the number of rows per environment between commits, and between starts of writing to the disk."""
         step = max(self._owner.nbytes // self._owner.slots, 1)
         default = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _MIN_ROWS)
-        self._default_max_rows = (
-            default if self._commit_every is None else max(self._commit_every, self._max_rows_per_step)
-        )
+        if self._commit_every is not None:
+            default = max(self._commit_every, self._max_rows_per_step)
+        self._default_max_rows = default
         self._flush_interval = max(_FLUSH_BYTES // step, 1)
         self._flushed_until = int(self._owner.head.max())
-        """Rows before this one were passed to the disk."""
+        """First row that was not passed to the disk yet."""
 
     def _reserve(self) -> None:
         """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
@@ -329,13 +324,11 @@ class DiskAllocator(Allocator):
         self._reserved_bytes = nbytes = len(dump_commit(commit)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
         names = self._files.names("")
         for name in COMMIT_FILES:
-            exists = name in names
-            with reading(name):
-                file = (
-                    self._files.open_for_update(name, only_reads=False)
-                    if exists
-                    else self._files.create_for_update(name)
-                )
+            with convert_read_errors(name):
+                if name in names:
+                    file = self._files.open_for_update(name, only_reads=False)
+                else:
+                    file = self._files.create_for_update(name)
             self._commit_files[name] = file
             try:
                 self._files.reserve(file, nbytes)
@@ -356,7 +349,7 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        used = int((self._owner.head - self._committed_head).max())  # usually fewer than counted
+        used = int((self._owner.head - self._committed_head).max())  # usually fewer rows than counted
         if used + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
@@ -374,7 +367,7 @@ class DiskAllocator(Allocator):
             commit = self._make_commit(max_rows, is_closed)
             self._sync()
             self._is_closing |= is_closed
-            self._write(commit)
+            self._write_commit(commit)
         except OSError as error:
             remedy = "Check the disk; everything committed before is intact."
             raise CheckpointError(explain(f"commit to {self._root}", "a writable disk", error, remedy)) from error
@@ -407,11 +400,11 @@ class DiskAllocator(Allocator):
         """Return the checksum of all arrays except rows, which have checksums of their own."""
         total = 0
         for name, array in self._arrays.items():
-            if not ROWS.fullmatch(name) and name != "seals":
+            if not _ROW_ARRAY_PATTERN.fullmatch(name) and name != "seals":
                 total = zlib.crc32(tensor_bytes(array.tensor), total)
         return total
 
-    def _write(self, commit: Commit) -> None:
+    def _write_commit(self, commit: Commit) -> None:
         file = self._commit_files[commit.name]
         length = os.fstat(file).st_size
         data = dump_commit(commit, length)  # padded: a shorter file would lose its reserved space
@@ -425,7 +418,7 @@ class DiskAllocator(Allocator):
         """Start writing new rows to the disk, and reading the rows that will be overwritten next."""
         slots, head = self._owner.slots, int(self._owner.head.max())
         first, last = max(self._flushed_until, head - slots), head
-        for array in self._rows:
+        for array in self._row_files:
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
@@ -434,14 +427,14 @@ class DiskAllocator(Allocator):
                     _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
 
-    # Replacing everything, and closing
+    # Replacing all contents, and closing
 
     def _publish(self) -> None:
-        """Create FORMAT: from now on the folder counts as disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):  # after _withdraw()
+        """Create FORMAT, which declares the folder to be disk memory."""
+        if _UNPUBLISHED_FORMAT in self._files.names(""):  # renamed by _unpublish()
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
-            self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [HEADER])
+            self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
         self._files.sync_folder("")
         self._open_files.is_published = True
 
@@ -449,7 +442,7 @@ class DiskAllocator(Allocator):
     def replacing(self) -> Iterator[None]:
         had_rows = bool(self._owner.head.any())
         try:
-            self._withdraw()
+            self._unpublish()
             yield
         except BaseException:
             if not had_rows:  # the load into a new buffer failed: discard the folder
@@ -459,7 +452,7 @@ class DiskAllocator(Allocator):
             raise
         self._publish_again()
 
-    def _withdraw(self) -> None:
+    def _unpublish(self) -> None:
         """Mark the folder as empty while its contents are replaced.
 
         Every file keeps its space on the disk, so that `_publish_again` cannot fail on a full disk.
@@ -484,7 +477,7 @@ class DiskAllocator(Allocator):
 
 
 def _read_ahead(memory: mmap.mmap, start: int, stop: int) -> None:
-    """Start reading a range of a file, in requests that the system does not cut."""
+    """Start reading a range of a file, in requests of a size that Linux reads completely."""
     for at in range(start, stop, _REQUEST_BYTES):
         memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
 
@@ -523,7 +516,7 @@ class _OpenFiles:
         _all_open_files.add(self)
 
     def release(self) -> None:
-        """Close all files, delete an incomplete folder, and unlock it. A second call continues an interrupted one."""
+        """Close all files, delete an incomplete folder, and unlock it. A second call completes an interrupted one."""
         if os.getpid() != self._process or self._lock < 0:  # the descriptors of a forked child are its own
             return
         if self._files_to_close is None:
@@ -539,7 +532,7 @@ class _OpenFiles:
         self._files.close(lock)
 
     def forget(self) -> None:
-        """In a forked child: close the copied lock, which would outlive the parent."""
+        """Close the lock that a forked child has inherited, and that would outlive the parent."""
         with suppress(OSError):
             self._files.close(self._lock)
 
@@ -553,17 +546,14 @@ os.register_at_fork(after_in_child=_forget_forked)
 
 
 def holds_disk_memory(files: Files) -> bool:
-    """Whether a folder contains disk memory; raises if its file FORMAT is damaged, foreign or too new."""
+    """Whether a folder contains disk memory; raise if its file FORMAT is damaged, foreign or too new."""
     try:
-        header = files.contents(FORMAT, 64)
+        header = files.contents(FORMAT, MAX_FOLDER_FORMAT_BYTES)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise unreadable(FORMAT, error) from error
-    version = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", header)
-    if version is None:
-        raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(header), "Pass a folder of disk memory."))
-    reader_for(FORMAT, int(version[1]), READERS)
+        raise make_read_error(FORMAT, error) from error
+    parse_folder_format(header, "disk memory", READERS)
     return True
 
 
@@ -589,17 +579,17 @@ class Commit:
     config: dict[str, Any]
     values: dict[str, Any]
     arrays: ArraySource | Arrays
-    """A source when read from a file, tensors when about to be written."""
+    """A source if the commit was read, tensors if it is about to be written."""
 
     @property
     def name(self) -> str:
-        """File name."""
+        """Name of the file of this commit."""
         return COMMIT_FILES[self.number % 2]
 
 
 def boot_id() -> str:
     """Return the id of the current boot: pages of an earlier boot may not have reached the disk."""
-    return _BOOT_ID.read_text().strip()
+    return _BOOT_ID_FILE.read_text().strip()
 
 
 def dump_commit(commit: Commit, length: int = 0) -> bytes:
@@ -633,14 +623,11 @@ def dump_commit(commit: Commit, length: int = 0) -> bytes:
     return with_checksum(b"\n".join([head, arrays]))
 
 
-def parse_commit(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    """Parse the commit in a file of `nbytes`; `read_at(count, offset)` reads it."""
-    version = parse_format(where, read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0])
-    return reader_for(where, version, READERS)(where, read_at, nbytes)
-
-
-def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    start = _verify_checksum(where, read_at, nbytes)
+def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
+    start, checksum = len(first_line) + 1, 0
+    for offset in range(start, nbytes, CHUNK_BYTES):
+        checksum = zlib.crc32(read_at(min(CHUNK_BYTES, nbytes - offset), offset), checksum)
+    require_first_line(where, first_line, checksum, nbytes)
     head, newline, _ = read_at(MAX_JSON_BYTES + 1, start).partition(b"\n")
     if not newline or len(head) > MAX_JSON_BYTES:
         place = f"{where}, bytes {start} to {start + len(head)}"
@@ -648,9 +635,17 @@ def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: i
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
     infos = arrays_from_json(node.entry("arrays"))
-    arrays = arrays_in_file(where, infos, _filler(where, read_at, rest))
     if sum(array.nbytes for array in infos) != nbytes - rest:
         raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
+
+    def fill(offset: int, target: memoryview) -> None:
+        for at in range(0, len(target), CHUNK_BYTES):
+            piece = target[at : at + CHUNK_BYTES]
+            data = read_at(len(piece), rest + offset + at)
+            if len(data) < len(piece):
+                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
+            piece[:] = data
+
     return Commit(
         node.entry("number").integer(1),
         node.entry("boot").text(_BOOT_PATTERN),
@@ -660,34 +655,12 @@ def _commit_format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: i
         node.entry("checksum").integer(0, 2**32 - 1),
         node.entry("config").mapping(),
         node.entry("values").mapping(),
-        arrays,
+        arrays_in_file(where, infos, fill),
     )
 
 
-READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Commit]] = {1: _commit_format_1}
-"""Reader of each format: `reader(where, read_at, nbytes)`."""
-
-
-def _verify_checksum(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
-    """Verify the checksum in the first line, and return the offset after that line."""
-    first = read_at(_MAX_HEADER_BYTES, 0).partition(b"\n")[0]
-    start, checksum = len(first) + 1, 0
-    for offset in range(start, nbytes, CHUNK):
-        checksum = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), checksum)
-    require_first_line(where, first, checksum, nbytes)
-    return start
-
-
-def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Callable[[int, memoryview], None]:
-    def fill(offset: int, target: memoryview) -> None:
-        while len(target):
-            piece = read_at(min(len(target), CHUNK), start + offset)
-            if not piece:
-                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
-            target[: len(piece)] = piece
-            target, offset = target[len(piece) :], offset + len(piece)
-
-    return fill
+READERS: dict[int, Callable[..., Commit]] = {1: _commit_format_1}
+"""Reader of each format: `reader(where, first_line, read_at, nbytes)`; `read_at(count, offset)` reads the file."""
 
 
 def newest_commit(root: Path) -> Commit:
@@ -711,11 +684,13 @@ def newest_commit(root: Path) -> Commit:
 
 def _read_commit(files: Files, name: str) -> Commit:
     def read_at(count: int, offset: int) -> bytes:
-        with reading(name):
+        with convert_read_errors(name):
             return files.contents(name, count, offset)
 
-    with reading(name):
+    with convert_read_errors(name):
         nbytes = files.size(name)
     if nbytes > _MAX_COMMIT_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
-    return parse_commit(name, read_at, nbytes)
+    first_line = read_at(MAX_FIRST_LINE_BYTES, 0).partition(b"\n")[0]
+    reader = reader_for(name, parse_format(name, first_line), READERS)
+    return reader(name, first_line, read_at, nbytes)

@@ -36,7 +36,7 @@ _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def unreadable(where: str, error: OSError) -> CheckpointError:
+def make_read_error(where: str, error: OSError) -> CheckpointError:
     """Return the error for an unreadable file: a CorruptCheckpoint, unless the cause is transient."""
     if error.errno in _TRANSIENT_ERRORS:
         remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
@@ -48,12 +48,12 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
 
 
 @contextmanager
-def reading(where: str) -> Iterator[None]:
+def convert_read_errors(where: str) -> Iterator[None]:
     """Turn an OSError of the body into a CheckpointError that names the file."""
     try:
         yield
     except OSError as error:
-        raise unreadable(where, error) from error
+        raise make_read_error(where, error) from error
 
 
 def is_read_error(error: CheckpointError) -> bool:
@@ -146,7 +146,7 @@ class Files:
 
     def open_for_update(self, name: str, *, only_reads: bool) -> int:
         """Open a regular file in the root for reading and, unless `only_reads`, for writing."""
-        return self._regular("", name, _READ_FLAGS if only_reads else _READ_FLAGS | os.O_RDWR)
+        return self._open_regular("", name, _READ_FLAGS if only_reads else _READ_FLAGS | os.O_RDWR)
 
     def grow(self, file: int, nbytes: int) -> None:
         """Extend a file to `nbytes` and allocate all of them: a write to a mapped page cannot fail on a full disk."""
@@ -181,10 +181,9 @@ class Files:
 
         A reader of a copy without a lock file gets the folder instead.
         """
-        flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
         with self._folder("") as root:
             try:
-                file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+                file = _open_lock(root, only_reads=only_reads)
             except FileNotFoundError:
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
@@ -205,16 +204,16 @@ class Files:
         with self._folder(folder) as at:
             return sorted(os.listdir(at))
 
-    def regular(self, folder: str) -> list[str]:
+    def regular_names(self, folder: str) -> list[str]:
         """Return the names of the regular files in a folder, sorted."""
         with self._folder(folder) as at, os.scandir(at) as entries:
             return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
 
     def open(self, name: str) -> int:
         """Open a regular file for reading."""
-        return self._regular(*_split(name), _READ_FLAGS)
+        return self._open_regular(*_split(name), _READ_FLAGS)
 
-    def _regular(self, folder: str, name: str, flags: int) -> int:
+    def _open_regular(self, folder: str, name: str, flags: int) -> int:
         with self._folder(folder) as at:
             file = os.open(name, flags, dir_fd=at)
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -285,9 +284,8 @@ class Files:
         The system releases the lock when the process dies.
         """
         with self._folder("") as root:
-            flags = os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
             try:
-                file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+                file = _open_lock(root, only_reads=not exclusive)
             except OSError:
                 if exclusive:
                     raise
@@ -334,8 +332,14 @@ class Files:
             os.close(root)
 
 
+def _open_lock(root: int, *, only_reads: bool) -> int:
+    """Open the lock file in the folder `root`; create it unless `only_reads`."""
+    flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
+    return os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+
+
 def _lock_holder(file: int) -> str:
-    """Return the process that holds the lock of a file, as far as /proc/locks lists it."""
+    """Return the process that holds the lock of a file, if /proc/locks lists it."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 import secrets
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -19,11 +18,11 @@ import torch
 
 from relive import kernels, locking
 from relive.errors import SchemaError, explain
-from relive.storage.allocator import Allocator, Memory, tensor_in
+from relive.storage.allocator import Allocator, Memory, require_persistent_memory, tensor_from_mapping
 
 _DIGEST_BYTES = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
-"""Linux's constants, which `fcntl` defines on Linux only: the seals forbid to shrink, grow or unseal a file."""
+"""Constants of Linux, which `fcntl` lacks elsewhere. The seals forbid to shrink, grow or unseal a file."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,9 @@ class SharedAddress:
         return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
 
     def open(self, owner: Any) -> SharedAllocator:
-        """Return an allocator for a buffer in this process; raises if its settings differ."""
+        """Return an allocator for a buffer in this process; raise if its settings differ."""
         _require_support()
-        allocator = SharedAllocator(self.token, self)
+        allocator = SharedAllocator(self)
         if not torch.equal(allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8), _checksum_settings(owner)):
             remedy = "Pass the handle as replay.handle() made it."
             raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
@@ -56,31 +55,32 @@ class SharedAllocator(Allocator):
     name = "shared"
     persistent = True
 
-    def __init__(self, token: str, address: SharedAddress | None = None) -> None:
+    def __init__(self, address: SharedAddress | None = None) -> None:
         self.reopened = address is not None
-        self._token, self._address = token, address
+        self._address = address
+        self._token = f"relive-{secrets.token_hex(8)}" if address is None else address.token
         self._files: dict[str, int] = {}
-        weakref.finalize(self, _close, self._files, os.getpid())
+        weakref.finalize(self, _close_descriptors, self._files, os.getpid())
 
     @classmethod
     def create(cls, owner: Any) -> SharedAllocator:
         """Create the allocator of a new buffer."""
         _require_support()
-        allocator = cls(f"relive-{secrets.token_hex(8)}")
+        allocator = cls()
         allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8).copy_(_checksum_settings(owner))
         return allocator
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         if self._address is not None:
-            file = self._files[name] = _open_file(self._token, self._address, name)
+            file = self._files[name] = _open_file(self._address, name)
             _require_size(file, name, nbytes)
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._files[name] = file
-            os.posix_fallocate(file, 0, nbytes)  # now: a missing page later would kill the process
-            _file_seals(file, _ADD_SEALS, _SEALS)
-        return tensor_in(mmap.mmap(file, nbytes), shape, dtype)
+            os.posix_fallocate(file, 0, nbytes)  # allocate all pages now: a missing page would kill the process later
+            _control_seals(file, _ADD_SEALS, _SEALS)
+        return tensor_from_mapping(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
@@ -88,24 +88,15 @@ class SharedAllocator(Allocator):
 
     @property
     def address(self) -> SharedAddress:
-        """The address of these files, valid while this process has them open."""
+        """Address of these files, valid while this process has them open."""
         return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
-def shares_memory() -> bool:
-    """Whether the platform supports shared memory."""
-    return sys.platform == "linux" and kernels.locks_processes()
-
-
 def _require_support() -> None:
-    if not shares_memory():
-        expected = "Linux and relive's native core"
-        got = sys.platform if sys.platform != "linux" else "no native core"
-        remedy = "Keep the buffer in one process, or use relive.distributed."
-        raise SchemaError(explain("Memory.shared", expected, got, remedy))
+    require_persistent_memory("Memory.shared", "Keep the buffer in one process, or use relive.distributed.")
 
 
-def _open_file(token: str, address: SharedAddress, name: str) -> int:
+def _open_file(address: SharedAddress, name: str) -> int:
     """Open a file of another process. The name of the file is verified: process numbers are reused."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
@@ -114,15 +105,15 @@ def _open_file(token: str, address: SharedAddress, name: str) -> int:
         remedy = "Call handle() again in a process that still has the buffer."
         got = f"no such memory in process {address.process} ({getattr(error, 'strerror', None) or error})"
         raise ConnectionError(explain("connect", "a process that still has the buffer", got, remedy)) from error
-    if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{token}-{name} (deleted)":
+    if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{address.token}-{name} (deleted)":
         return file
     os.close(file)
     remedy = "Call handle() again in a process that still has the buffer."
     got = f"another file in process {address.process}"
-    raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
+    raise ConnectionError(explain("connect", f"the shared memory {address.token}", got, remedy))
 
 
-def _file_seals(file: int, command: int, seals: int = 0) -> int:
+def _control_seals(file: int, command: int, seals: int = 0) -> int:
     from fcntl import fcntl  # noqa: PLC0415 (missing on Windows)
 
     return fcntl(file, command, seals)
@@ -130,7 +121,7 @@ def _file_seals(file: int, command: int, seals: int = 0) -> int:
 
 def _require_size(file: int, name: str, nbytes: int) -> None:
     """Raise unless a file has the size of its array and is sealed: reading beyond its end kills the process."""
-    size, seals = os.fstat(file).st_size, _file_seals(file, _GET_SEALS)
+    size, seals = os.fstat(file).st_size, _control_seals(file, _GET_SEALS)
     if size != nbytes or seals & _SEALS != _SEALS:
         got = f"{size} bytes" if size != nbytes else f"a file that can be shortened (seals {seals})"
         remedy = "Pass the handle as replay.handle() made it."
@@ -140,20 +131,20 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 def _checksum_settings(owner: Any) -> torch.Tensor:
     """Return a checksum of the settings that determine the memory layout of a buffer."""
     layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
-    description = repr((layout, owner.settings.schema.trees, _describe(owner.settings.sampler))).encode()
+    description = repr((layout, owner.settings.schema.trees, _describe_sampler(owner.settings.sampler))).encode()
     return torch.frombuffer(
         bytearray(hashlib.blake2b(description, digest_size=_DIGEST_BYTES).digest()), dtype=torch.uint8
     )
 
 
-def _describe(sampler: Any) -> tuple[str, Any]:
+def _describe_sampler(sampler: Any) -> tuple[str, Any]:
     """Return the class of a sampler and its plain settings. Functions are left out: they differ between processes."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
-    inner = {name: _describe(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
+    inner = {name: _describe_sampler(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)
 
 
-def _close(files: dict[str, int], owner: int) -> None:
+def _close_descriptors(files: dict[str, int], owner: int) -> None:
     if os.getpid() != owner:  # the descriptors of a forked child are its own
         return
     for file in files.values():

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.storage.codec import CHUNK
+from relive.storage.codec import CHUNK_BYTES
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import State, body, document_of, write
 from tests.faults.processes import apart
@@ -28,8 +28,8 @@ GIB = 1 << 30
 
 def zeros(nbytes: int) -> list[int]:
     """Return the checksums of a file of zeros."""
-    whole = zlib.crc32(bytes(CHUNK))
-    return [whole] * (nbytes // CHUNK) + ([zlib.crc32(bytes(nbytes % CHUNK))] if nbytes % CHUNK else [])
+    whole, rest = divmod(nbytes, CHUNK_BYTES)
+    return [zlib.crc32(bytes(CHUNK_BYTES))] * whole + ([zlib.crc32(bytes(rest))] if rest else [])
 
 
 def sparse(root: Path, arrays: list[Any], nbytes: int) -> None:
@@ -70,7 +70,7 @@ def longer_state(root: Path, name: str, kind: str) -> None:
         file.write(after)
         file.truncate(len(before) + GIB + len(after))
     with path.open("rb") as file:
-        checksums = [zlib.crc32(piece) for piece in iter(lambda: file.read(CHUNK), b"")]
+        checksums = [zlib.crc32(piece) for piece in iter(lambda: file.read(CHUNK_BYTES), b"")]
     document["state"]["checksums"] = checksums
     write(root, 2, body(document))
 

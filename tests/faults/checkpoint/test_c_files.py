@@ -495,7 +495,7 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
         for edit, error, words in (
             (lambda d: d.update(format=2), rl.IncompatibleCheckpoint, "format 1 at most, got 2"),
             (lambda d: d.update(kind="TokenBuffer"), rl.IncompatibleCheckpoint, "got TokenBuffer"),
-            (lambda d: d["config"].update(device="cuda:0"), rl.IncompatibleCheckpoint, "device cuda:0"),
+            (lambda d: d["config"].update(device="cuda:0"), rl.IncompatibleCheckpoint, "device: .*, got 'cuda:0'"),
         ):
             if "cuda" in words and torch.cuda.is_available():
                 continue
@@ -570,7 +570,7 @@ def test_too_little_memory_is_a_typed_error(kind: str, tmp_path: Path, monkeypat
 def test_a_missing_device_is_a_typed_error(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected a device of this machine"):
+    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device: expected a device of this machine, got '{name}"):
         rl.load(tmp_path, device=name)
 
 

@@ -37,13 +37,13 @@ def _written_in_place(self: Archive, name: str, parts: Iterable[Any]) -> None:
 
 def _commit(self: Archive, manifest: Any) -> None:
     """Writes the manifest before the folders of its data are synchronised."""
-    from relive.checkpoint.archive import dump  # noqa: PLC0415
+    from relive.checkpoint.archive import dump_manifest  # noqa: PLC0415
 
-    self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
+    self._write_atomically(f"manifests/{manifest.number:08}.json", [dump_manifest(manifest)])
     self.files.sync_folder("manifests")
 
 
-_put = Archive.put
+_put = Archive.write_file
 
 
 def _collecting_put(self: Archive, *arguments: Any) -> Any:
@@ -58,7 +58,7 @@ POWER: dict[str, Broken] = {
     "files are not synchronised": (Files, "sync", _nothing),
     "folders are not synchronised": (Files, "sync_folder", _nothing),
     "the manifest before the data": (Archive, "commit", _commit),
-    "collected before committed": (Archive, "put", _collecting_put),
+    "collected before committed": (Archive, "write_file", _collecting_put),
 }
 
 
@@ -82,7 +82,7 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
 def test_the_interrupt_check_goes_red_on_files_written_in_place_and_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Archive, "_place", _written_in_place)
+    monkeypatch.setattr(Archive, "_write_atomically", _written_in_place)
     monkeypatch.setattr(Archive, "_discard", _nothing)
     with pytest.raises((AssertionError, rl.CheckpointError)):
         a.interrupt_saves(tmp_path, 20, 0)

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.views import map_tree
-from relive.schema.assembly import level
+from relive.schema.assembly import make_tensordict
 
 
 def original(module: str, name: str) -> Any:
@@ -59,4 +59,4 @@ def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[
 def to_batch(rows: TensorDict, **further: Any) -> TensorDict:
     """Merge rows and further leaves into one TensorDict with a `device`, as AgileRL's batches have."""
     leaves = {key: to_batch(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
-    return level({**leaves, **further}, rows.batch_size, next(iter(leaves.values())).device)
+    return make_tensordict({**leaves, **further}, rows.batch_size, next(iter(leaves.values())).device)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.pickling import restores
 from relive.compat.rl_buffer.base_buffer import (
     CPU,
@@ -91,7 +91,7 @@ class Transitions:
         return {theirs: batch[ours] for theirs, ours in names.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"make": self._make, "obs_shape": self._obs_shape, "contents": packed_state(self.core)}
+        return {"make": self._make, "obs_shape": self._obs_shape, "contents": pack_state(self.core)}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:

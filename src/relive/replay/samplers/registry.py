@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.snapshot import SnapshotReader, total_bytes
+from relive.checkpoint.snapshot import SnapshotReader, sum_bytes
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay import samplers
 from relive.replay.samplers.sampler import Sampler
@@ -89,7 +89,7 @@ STAND_INS: tuple[Sampler, ...] = (
 def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
     """Load the saved state of a bound sampler; `config` is the config of the saved buffer."""
     expected, slots = sampler.state(), sampler.storage.num_slots
-    arrays = saved.tensors(max(total_bytes(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))
+    arrays = saved.tensors(max(sum_bytes(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))
     state = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
         name: array for name, array in arrays.items() if name in expected or name not in sampler.optional_state
     }

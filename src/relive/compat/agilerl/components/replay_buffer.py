@@ -11,14 +11,14 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.rows import Memory, columns, original, to_batch
 from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
-from relive.locking import use_copy
+from relive.locking import permit_forked_copy
 from relive.replay.samplers import Sampler
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import Field
@@ -202,11 +202,11 @@ class ReplayBuffer(_Plain):
         """Draw from this child process's copy of the rows, with a new random generator."""
         self._random = np.random.default_rng(seed)
         if self.core is not None:
-            use_copy(self.core)
+            permit_forked_copy(self.core)
             self.core._random.restore(self.core.storage.random(self._next_seed()).snapshot())
 
     def __getstate__(self) -> dict[str, Any]:
-        core = None if self.core is None else packed_state(self.core)
+        core = None if self.core is None else pack_state(self.core)
         return {**vars(self), "core": core, "_rows": None}
 
     @restores

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
     action_field,
@@ -267,7 +267,7 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
-        return {**attributes, "_contents": None if self._core is None else packed_state(self._core)}
+        return {**attributes, "_contents": None if self._core is None else pack_state(self._core)}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed, generator_on
-from relive.schema.assembly import level, to_device
+from relive.schema.assembly import make_tensordict, to_device
 from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_device
 
@@ -34,7 +34,7 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     leaves["next_value"] = next_value
     if flatten:
         leaves = {name: leaf.flatten(0, 1) for name, leaf in leaves.items()}
-    return level(leaves, leaves["next_value"].shape, rollout.device)
+    return make_tensordict(leaves, leaves["next_value"].shape, rollout.device)
 
 
 def iterate_minibatches(
@@ -72,7 +72,10 @@ def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[Tensor
     if not all(type(field) is torch.Tensor for field in fields.values()):
         return (rollout[part] for part in parts)
     device = rollout.device
-    return (level({name: x.index_select(0, part) for name, x in fields.items()}, part.shape, device) for part in parts)
+    return (
+        make_tensordict({name: x.index_select(0, part) for name, x in fields.items()}, part.shape, device)
+        for part in parts
+    )
 
 
 def next_value_of(fields: Mapping[str, Any]) -> torch.Tensor:
