@@ -200,27 +200,28 @@ class FinalObservations:
     """The final observations of truncated steps, in the order of t·N + n; none under NEXT_STEP."""
 
     def __init__(self, storage: Storage, mode: AutoresetMode | None) -> None:
-        self._storage, self._schema, self._mode = storage, storage.schema, mode
+        self._storage, self._schema = storage, storage.schema
+        self._has_reset_rows, self._is_same_step = mode is AutoresetMode.NEXT_STEP, mode is AutoresetMode.SAME_STEP
         self._fields = [storage.schema.fields[i] for i in storage.schema.leaf_indices["obs"]]
         self.steps: list[StepFinals] = []
         """Final observations of each step that has any."""
 
     def of_add(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
         """Return the final observations among `final_obs` of all environments; all of its rows are checked."""
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._has_reset_rows:
             remedy = "Leave it out: the row after an end holds the final observation."
             raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
         return self._select(row, self._truncated_envs(row, terminated, truncated), final_obs)
 
     def of_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
         """Return the final observations where the autoreset mode leaves them in the result of `env.step`."""
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._has_reset_rows:
             return None
         next_obs, _, terminated, truncated, info = step
         envs = self._truncated_envs(row, terminated, truncated)
         if not envs:
             return None
-        return self._select(row, envs, next_obs, info if self._mode is AutoresetMode.SAME_STEP else None)
+        return self._select(row, envs, next_obs, info if self._is_same_step else None)
 
     def _truncated_envs(self, row: int, terminated: Any, truncated: Any) -> list[int]:
         """Environments whose episode is truncated, and not terminated, by the step that is being added."""
