@@ -262,6 +262,26 @@ class TestMemoryInOtherHands:
                 list(rollout.minibatches(N, fields=["reward"], out=out))
             assert digest(rollout) == before
 
+    @pytest.mark.parametrize(
+        ("field", "array"),
+        [
+            ("value", "last.value0"),
+            ("obs", "last.obs0"),
+            ("terminated", "flags.resetting"),
+            ("terminated", "flags.starting"),
+            ("terminated", "flags.coming"),
+        ],
+    )
+    def test_out_may_not_be_an_array_of_the_state(self, backend: str, field: str, array: str) -> None:
+        rollout = make(autoreset="NEXT_STEP")
+        rollout.compute_advantage(np.arange(N), last_obs=np.ones((N, 2)))
+        out = next(rollout.minibatches(N, fields=[field]))
+        out[field] = rollout.state_dict()["arrays"][array].view(out[field].shape)
+        before = digest(rollout)
+        with pytest.raises(rl.SchemaError, match=rf"out\.{field}: expected memory outside the buffer"):
+            list(rollout.minibatches(N, fields=[field], out=out))
+        assert digest(rollout) == before
+
 
 class TestAttach:
     def test_attached_tensors_join_every_batch_until_clear(self, backend: str) -> None:

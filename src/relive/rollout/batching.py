@@ -106,12 +106,11 @@ def read_fresh(
 
 def read_into(
     out: lazy.TensorDict, source: RebindingReader[Reader], leaves: dict[Path, torch.Tensor], batch_size: int,
-    storage: Storage,
+    own: list[torch.Tensor],
 ) -> ReadBatch:  # fmt: skip
-    """Return a function that reads rows of leaves [T + 1, N, …] of the storage into the caller's batch `out`."""
+    """Return a function that reads rows of leaves [T + 1, N, …] into `out`, which must not overlap tensors in `own`."""
     like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    own = [memory_range(tensor) for tensor in (*storage.tensors, *storage.attached.values())]
-    targets = checked_targets(out, like, storage.device, own)
+    targets = checked_targets(out, like, own[0].device, map(memory_range, own))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.current().take_into(index, start, stop, targets)

@@ -341,7 +341,9 @@ class RolloutBuffer(StateDictMixin):
             if out is None:
                 read = read_fresh(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, batch_size, self._storage)
+                parts = (self._storage, self._flags, self._advantages.last)
+                own = [tensor for part in parts for tensor in part.state().arrays.values()]
+                read = read_into(out, source, leaves, batch_size, own)
                 plan.require_full("transitions")
             batches = plan.batches(read, self._lock, self._check_not_cleared())
         return batches if target is None else (to_device(batch, target) for batch in batches)
