@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -34,7 +34,7 @@ from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
-from relive.schema.buffer_schemas import OPTIONAL, rollout_schema
+from relive.schema.buffer_schemas import rollout_schema
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import Declaration, Path, parse_declaration, parse_device
 from relive.schema.suggestions import suggests_keywords, suggests_methods
@@ -100,7 +100,7 @@ class RolloutBuffer(StateDictMixin):
         self.num_envs = num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), OPTIONAL)
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device))
         self.device = self._storage.device
         self._random = Randomness(seed)
         self._lock = lock_for(self)
@@ -345,11 +345,8 @@ class RolloutBuffer(StateDictMixin):
                 own = [tensor for part in parts for tensor in part.state().arrays.values()]
                 read = read_into(out, source, leaves, batch_size, own)
                 plan.require_full("transitions")
-            batches = plan.batches(read, self._lock, self._check_not_cleared())
+            batches = plan.batches(read, self._lock, self._storage.make_clear_check())
         return batches if target is None else (to_device(batch, target) for batch in batches)
-
-    def _check_not_cleared(self) -> Callable[[], None]:
-        return partial(self._storage.check_not_cleared, self._storage.generation)
 
     def sequences(
         self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
@@ -384,7 +381,7 @@ class RolloutBuffer(StateDictMixin):
                 plan.drop_last("sequences", f"{size} or more sequences")
             # Only batch-first batches have [B] as their first axis.
             read = read_fresh(source, paths, layout == "batch_first")
-            batches = plan.batches(read, self._lock, self._check_not_cleared())
+            batches = plan.batches(read, self._lock, self._storage.make_clear_check())
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
     @property
@@ -450,7 +447,17 @@ class RolloutBuffer(StateDictMixin):
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
-        arguments = _saved_arguments(config, saved, **changes)
+        num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+        envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+        arguments = {
+            "num_steps": config.entry("num_steps").integer(1, 1 << 50),
+            "num_envs": envs,
+            **{name: parse_declaration(config.entry(name)) for name in _DECLARED},
+            "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
+            "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
+            "device": changes.get("device") or parse_device(config.entry("device")),
+            **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+        }
         saved.require_columns({})
         schema = rollout_schema(*(arguments[name] for name in (*_DECLARED, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
@@ -548,18 +555,3 @@ class RolloutBuffer(StateDictMixin):
 def _full_error(num_steps: int) -> BufferFullError:
     remedy = "Train on the rollout, then clear() it."
     return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
-
-
-def _saved_arguments(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
-    """Return the constructor arguments of a saved rollout buffer."""
-    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
-    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    return {
-        "num_steps": config.entry("num_steps").integer(1, 1 << 50),
-        "num_envs": envs,
-        **{name: parse_declaration(config.entry(name)) for name in _DECLARED},
-        "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
-        "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
-        "device": device or parse_device(config.entry("device")),
-        **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from relive.kernels.flattening import Flattening
 from relive.kernels.row_writer import Which, row_writer
 from relive.kernels.sequences import StepFlags, reset_rows
 from relive.schema.assembly import assemble, selected_leaves
+from relive.schema.buffer_schemas import OPTIONAL
 from relive.schema.checks import check_nonempty
 from relive.schema.conversion import clean_bools, convert, misaligned_error, path_name
 from relive.schema.fields import Path, Schema, parse_path
@@ -42,9 +42,7 @@ class Storage:
     With `num_envs=None` the tensors have an environment axis of length 1 that callers never see.
     """
 
-    def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, schema: Schema, rows: int, num_envs: int | None, memory: Memory) -> None:
         self.schema, self.num_envs = schema, num_envs or 1
         self.leading_shape = () if num_envs is None else (num_envs,)
         """Leading shape of the values of one step."""
@@ -60,9 +58,8 @@ class Storage:
         self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
-        self._optional_names = optional
-        self._optional = tuple(path[0] in optional for path in schema.paths)
-        self._set_present((True,) * len(optional))
+        self._optional = tuple(path[0] in OPTIONAL for path in schema.paths)
+        self._set_present((True, True))
         self.num_stored = 0
         self.generation = 0
         """Number of calls of `clear`."""
@@ -82,38 +79,28 @@ class Storage:
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
-        before, present, which = self._present, (values[5] is not None, values[6] is not None), None
-        try:
-            if present == before and not self.staged:  # False only at the first step and after `stage`
-                leaves = values if self._is_plain and not extra else self._flatten(values, extra)
-            else:
-                has_value, has_log_prob = present
-                self._update_present(
-                    row, (has_value or "value" in self.staged, has_log_prob or "log_prob" in self.staged)
-                )
-                fields = self._flatten.by_field(values, extra, self.staged)
-                leaves = tuple(itertools.chain.from_iterable(fields.values()))
-                which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
-            if row != self.num_stored:
-                raise _reentry_error()
-            self.write(row, leaves, which)
-        except BaseException:
-            if row == self.num_stored and self._present != before:
-                self._set_present(before)
-            raise
+        present, which = (values[5] is not None, values[6] is not None), None
+        if present == self._present and not self.staged:  # False only at the first step and after `stage`
+            leaves = values if self._is_plain and not extra else self._flatten(values, extra)
+        else:
+            present = present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged
+            for name, is_present, was_present in zip(OPTIONAL, present, self._present, strict=True):
+                if row and is_present is not was_present:
+                    raise _optional_field_error(name, was_present)
+            fields = self._flatten.by_field(values, extra, self.staged)
+            leaves = tuple(itertools.chain.from_iterable(fields.values()))
+            which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
+        if row != self.num_stored:
+            raise _reentry_error()
+        self.write(row, leaves, which)
+        if present != self._present:
+            self._set_present(present)
 
-    def _update_present(self, row: int, present: tuple[bool, ...]) -> None:
-        """Set the optional fields of the rollout at its first step; raise if a later step has other ones."""
-        for name, is_present, was_present in zip(self._optional_names, present, self._present, strict=True):
-            if row and is_present is not was_present:
-                raise _optional_field_error(name, was_present)
-        self._set_present(present)
-
-    def _set_present(self, present: tuple[bool, ...]) -> None:
-        self._present = present
-        """For each optional field, whether the steps have it."""
-        self.missing = frozenset(itertools.compress(self._optional_names, map(operator.not_, present)))
-        """Optional fields that the steps do not have."""
+    def _set_present(self, present: tuple[bool, bool]) -> None:
+        missing = frozenset(name for name, is_present in zip(OPTIONAL, present, strict=True) if not is_present)
+        # One statement without a call: no signal can interrupt it.
+        self._present, self.missing = present, missing
+        """Whether the steps have each optional field, and the names of optional fields that they do not have."""
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         """Write some fields of the next step."""
@@ -171,7 +158,7 @@ class Storage:
     def take_back(self, steps: int) -> None:
         """Make the first `steps` rows, written by a collector, the stored steps; they have every field."""
         self.clear()
-        self._set_present((True,) * len(self._present))
+        self._set_present((True, True))
         self.num_stored = steps
 
     def flag(self, name: str) -> torch.Tensor:
@@ -256,11 +243,16 @@ class Storage:
             return explain(name, "a rollout whose advantages are computed", "none", remedy)
         return None
 
-    def check_not_cleared(self, generation: int) -> None:
-        """Raise if `clear` was called since this generation."""
-        if self.generation != generation:
-            got, remedy = "a cleared one", "Finish the epochs before clear()."
-            raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+    def make_clear_check(self) -> Callable[[], None]:
+        """Return a function that raises a NotReadyError if `clear` was called after this call."""
+        generation = self.generation
+
+        def check() -> None:
+            if self.generation != generation:
+                got, remedy = "a cleared one", "Finish the epochs before clear()."
+                raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+
+        return check
 
     def time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` rows of leaves as a TensorDict `[T, N]` that shares their memory."""
@@ -305,7 +297,7 @@ class Storage:
         attached = {
             f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
         }
-        present = [name for name in self._optional_names if num_steps and name not in self.missing]
+        present = [name for name in OPTIONAL if num_steps and name not in self.missing]
         values = {
             "num_stored": num_steps,
             "valued": num_steps if "value" in present else 0,
@@ -323,7 +315,7 @@ class Storage:
         self.clear()
         self.num_stored = num_steps
         present = self._saved_optional_fields(saved, num_steps)
-        self._set_present(tuple(name in present for name in self._optional_names))
+        self._set_present(("value" in present, "log_prob" in present))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
@@ -338,14 +330,14 @@ class Storage:
             self.attached[path] = declared_leaves[path]
 
     def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
-        node, names = saved.values, self._optional_names
+        node = saved.values
         if "given" in node.entries():
-            return {name.one_of(names) for name in node.entry("given").items(len(names))}
+            return {name.one_of(OPTIONAL) for name in node.entry("given").items(len(OPTIONAL))}
         # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
         has_value = node.entry("valued").integer(0, num_stored) == num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
-        return set(itertools.compress(("value", "log_prob"), (has_value, has_log_prob)))
+        return set(itertools.compress(OPTIONAL, (has_value, has_log_prob)))
 
     def check(self) -> None:
         """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
