@@ -376,11 +376,13 @@ class DistillationBuffer(StateDictMixin):
             oldest = self._oldest("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
             targets = self._targets(out, batch_size)
-        plan = EpochPlan(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+        plan = EpochPlan(
+            rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device, unit="rows"
+        )
         if drop_last:
-            plan.drop_last("epochs", f"{batch_size} rows", "rows")
+            plan.drop_last("epochs")
         if out is not None:
-            plan.require_full("rows")
+            plan.require_full()
 
         def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
             return self._read(index[start:stop].clone(), targets, out)

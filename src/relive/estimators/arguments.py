@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_dense, check_device, check_fraction, type_name
+from relive.schema.checks import check_dense, check_device, type_name
 
 
 def align(
@@ -49,11 +49,6 @@ def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -
     if tensor.shape != shape:
         got, expected = tuple(tensor.shape), tuple(shape)
         raise SchemaError(explain(name, f"shape {expected} to match {first}", got, _shape_remedy(got, expected)))
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return a discount or a mixing factor as a float; raise if it is not from 0 to 1."""
-    return check_fraction(name, value, "Pass a discount inside that range.")
 
 
 def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:

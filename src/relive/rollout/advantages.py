@@ -97,13 +97,11 @@ class Advantages:
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
         """Return the positions (steps, envs) of final values, or None, and the leaves of these values."""
         positions = self._finals.positions
-        if not bootstrap:
-            if final_value is None:
-                return None, []
+        if bootstrap is False and final_value is not None:
             remedy = "Leave out final_value= or bootstrap_truncated=False."
             got = type(final_value).__name__
             raise SchemaError(explain("final_value", "None with bootstrap_truncated=False", got, remedy))
-        if bootstrap != "own_value":
+        if bootstrap is True:
             if not self._flags.has_reset_rows and int(is_cut.sum()) > len(positions):
                 raise _unknown_final_error(is_cut, positions)
             if final_value is None and positions:

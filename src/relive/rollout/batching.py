@@ -14,7 +14,7 @@ from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import assembler, checked_targets, memory_range, to_device
-from relive.schema.checks import check_positive_int
+from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import Carry, Path
 
 ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
@@ -31,29 +31,30 @@ class EpochPlan:
         shuffle: whether the order is random; False reads items in the order given.
         random: generator of the order.
         device: device of the order.
+        unit: name of the items in messages.
     """
 
     def __init__(
         self, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, random: Randomness,
-        device: torch.device,
+        device: torch.device, unit: str,
     ) -> None:  # fmt: skip
-        self._items, self._shuffle, self._random, self._device = items, shuffle, random, device
+        self._items, self._shuffle, self._random, self._device, self._unit = items, shuffle, random, device, unit
         self._total = items if isinstance(items, int) else len(items)
         self._batch_size, self._epochs = batch_size, epochs
 
-    def drop_last(self, where: str, expected: str, unit: str = "steps") -> None:
+    def drop_last(self, where: str) -> None:
         """Omit an epoch's last batch if it is not full; raise a NotReadyError if no batch is full."""
         if 0 < self._total < self._batch_size:
-            remedy = f"Add {unit}, or pass a smaller batch_size."
-            raise NotReadyError(explain(where, expected, self._total, remedy))
+            remedy = "Add more, or pass a smaller batch_size."
+            raise NotReadyError(explain(where, f"{self._batch_size} {self._unit}", self._total, remedy))
         self._total -= self._total % self._batch_size
 
-    def require_full(self, unit: str) -> None:
+    def require_full(self) -> None:
         """Raise if the last batch of an epoch would not fill the caller's `out`."""
         if self._total % self._batch_size:
-            remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
-            expected = f"full batches of {self._batch_size} {unit}"
-            raise SchemaError(explain("out", expected, f"{self._total} {unit}", remedy))
+            remedy = f"Pass drop_last=True, or a batch_size that divides the {self._unit}."
+            expected = f"full batches of {self._batch_size} {self._unit}"
+            raise SchemaError(explain("out", expected, f"{self._total} {self._unit}", remedy))
 
     def batches(self, read: ReadBatch, lock: Any, check: Callable[[], None]) -> Iterator[lazy.TensorDict]:
         """Yield every batch, read under the lock; `check` is called before and raises if items were overwritten."""
@@ -135,10 +136,8 @@ def parse_sequence_spec(
     length: int | None, mode: str, split_episodes: bool, keep_tail: bool, layout: str
 ) -> SequenceSpec:
     """Return the spec for these arguments of `sequences`; raise for an unknown mode or layout."""
-    for where, value, choices in (("layout", layout, get_args(Layout)), ("mode", mode, _STRIDES)):
-        if value not in choices:
-            expected = f"one of {', '.join(map(repr, choices))}"
-            raise SchemaError(explain(where, expected, repr(value), "Pass one of them."))
+    check_choice("layout", layout, get_args(Layout))
+    check_choice("mode", mode, _STRIDES)
     stride = 1 if length is None else _STRIDES[mode](check_positive_int("length", length))
     return SequenceSpec(length, stride, split_episodes, keep_tail)
 

@@ -335,16 +335,18 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             source, leaves = row_reader(self._storage, fields)
             rows = self._flags.transitions()
-            plan = EpochPlan(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            plan = EpochPlan(
+                rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device, unit="transitions"
+            )
             if drop_last:
-                plan.drop_last("minibatches", f"{batch_size} transitions")
+                plan.drop_last("minibatches")
             if out is None:
                 read = read_fresh(source, leaves, True)
             else:
                 parts = (self._storage, self._flags, self._advantages.last)
                 own = [tensor for part in parts for tensor in part.state().arrays.values()]
                 read = read_into(out, source, leaves, batch_size, own)
-                plan.require_full("transitions")
+                plan.require_full()
             batches = plan.batches(read, self._lock, self._storage.make_clear_check())
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
@@ -376,9 +378,11 @@ class RolloutBuffer(StateDictMixin):
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            plan = EpochPlan(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
+            plan = EpochPlan(
+                count, size, epochs, shuffle=shuffle, random=self._random, device=self.device, unit="sequences"
+            )
             if drop_last:
-                plan.drop_last("sequences", f"{size} or more sequences")
+                plan.drop_last("sequences")
             # Only batch-first batches have [B] as their first axis.
             read = read_fresh(source, paths, layout == "batch_first")
             batches = plan.batches(read, self._lock, self._storage.make_clear_check())

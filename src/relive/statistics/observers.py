@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import accumulate
@@ -19,7 +21,7 @@ from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.invariants import require
 from relive.schema.suggestions import NAME
-from relive.statistics.counting import bind, counters, plan, set_owner
+from relive.statistics.counting import counters
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import Node
@@ -71,7 +73,13 @@ class Observers:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._info_names = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
-            set_owner(stats, self)
+            if stats._owner() is not None:
+                gc.collect()  # the other buffer may be unreachable but not collected yet
+            if stats._owner() is not None:
+                remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
+                expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
+                raise SchemaError(explain("stats", expected, got, remedy))
+            stats._owner = weakref.ref(self)
         for each in self._parts().values():
             each.to(device)
         self.native = self._native_counters(schema) if observed else None
@@ -87,7 +95,7 @@ class Observers:
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
         native = counters(dtypes, self._num_envs or 1, self._flags, episodes, norms)
         for part in self._parts().values() if native is not None else ():
-            bind(part)
+            part._is_bound = True
         return native
 
     def measured(
@@ -122,8 +130,8 @@ class Observers:
             mask, resetting = ~torch.stack(resets[:-1]), resets[-1]
         stats, changes = self.stats, []
         if stats is not None:
-            changes.append(plan(stats, *self._steps(stats, block, mask, measured, envs)))
-        changes += [plan(norm, block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
+            changes.append(stats._plan(*self._steps(stats, block, mask, measured, envs)))
+        changes += [norm._plan(block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
 
         def change() -> None:
             for each in changes:
