@@ -146,9 +146,9 @@ class TestWhichSteps:
     def test_environments_that_were_restarted_begin_episodes(self):
         rollout = filled([[False, True]])
         rollout.clear()
-        assert rollout._flags.starting.tolist() == [False, True]
+        assert rollout._flags.first_starts.tolist() == [False, True]
         rollout.clear(restarted=True)
-        assert rollout._flags.starting.tolist() == [True, True]
+        assert rollout._flags.first_starts.tolist() == [True, True]
 
 
 class TestLayouts:

@@ -39,36 +39,36 @@ class EpochPlan:
         device: torch.device, unit: str,
     ) -> None:  # fmt: skip
         self._items, self._shuffle, self._random, self._device, self._unit = items, shuffle, random, device, unit
-        self._total = items if isinstance(items, int) else len(items)
+        self._num_items = items if isinstance(items, int) else len(items)
         self._batch_size, self._epochs = batch_size, epochs
 
     def drop_last(self, where: str) -> None:
         """Omit an epoch's last batch if it is not full; raise a NotReadyError if no batch is full."""
-        if 0 < self._total < self._batch_size:
+        if 0 < self._num_items < self._batch_size:
             remedy = "Add more, or pass a smaller batch_size."
-            raise NotReadyError(explain(where, f"{self._batch_size} {self._unit}", self._total, remedy))
-        self._total -= self._total % self._batch_size
+            raise NotReadyError(explain(where, f"{self._batch_size} {self._unit}", self._num_items, remedy))
+        self._num_items -= self._num_items % self._batch_size
 
     def require_full(self) -> None:
         """Raise if the last batch of an epoch would not fill the caller's `out`."""
-        if self._total % self._batch_size:
+        if self._num_items % self._batch_size:
             remedy = f"Pass drop_last=True, or a batch_size that divides the {self._unit}."
             expected = f"full batches of {self._batch_size} {self._unit}"
-            raise SchemaError(explain("out", expected, f"{self._total} {self._unit}", remedy))
+            raise SchemaError(explain("out", expected, f"{self._num_items} {self._unit}", remedy))
 
     def batches(self, read: ReadBatch, lock: Any, check: Callable[[], None]) -> Iterator[lazy.TensorDict]:
-        """Yield every batch, read under the lock; `check` is called before and raises if items were overwritten."""
+        """Yield every batch, read under the lock after a call of `check`, which raises if items were overwritten."""
         index = None
         for _ in range(self._epochs):
-            for start in range(0, self._total, self._batch_size):
+            for start in range(0, self._num_items, self._batch_size):
                 with lock:
                     check()
                     if start == 0 or index is None:
-                        index = self._order()
-                    batch = read(index, start, min(start + self._batch_size, self._total))
+                        index = self._next_order()
+                    batch = read(index, start, min(start + self._batch_size, self._num_items))
                 yield batch
 
-    def _order(self) -> torch.Tensor:
+    def _next_order(self) -> torch.Tensor:
         """Return the items in the order of the next epoch."""
         items = self._items
         if isinstance(items, torch.Tensor):
@@ -78,7 +78,7 @@ class EpochPlan:
         return torch.arange(items, device=self._device)
 
 
-# Minibatches
+# Readers of minibatches
 
 
 def row_reader(
@@ -93,10 +93,10 @@ def row_reader(
     return RebindingReader(lambda: reader(tensors, 2, num_items), tensors, lambda: storage.is_exposed), leaves
 
 
-def read_fresh(
+def fresh_reader(
     source: RebindingReader[Reader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
-    """Return a function that reads batches into new tensors; `has_batch_axis`: the first axis of each is [B]."""
+    """Return a function that reads batches into new tensors; `has_batch_axis`: whether [B] is their first axis."""
     build = assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
@@ -105,13 +105,13 @@ def read_fresh(
     return read
 
 
-def read_into(
+def out_reader(
     out: lazy.TensorDict, source: RebindingReader[Reader], leaves: dict[Path, torch.Tensor], batch_size: int,
-    own: list[torch.Tensor],
+    own_tensors: list[torch.Tensor],
 ) -> ReadBatch:  # fmt: skip
-    """Return a function that reads rows of leaves [T + 1, N, …] into `out`, which must not overlap tensors in `own`."""
-    like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, like, own[0].device, map(memory_range, own))
+    """Return a function that reads rows of leaves [T + 1, N, …] into `out`; raise if `out` overlaps `own_tensors`."""
+    layouts = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
+    targets = checked_targets(out, layouts, own_tensors[0].device, map(memory_range, own_tensors))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.current().take_into(index, start, stop, targets)
@@ -120,9 +120,9 @@ def read_into(
     return read
 
 
-# Sequences for recurrent networks
+# Readers of sequences, for recurrent networks
 
-Mode = Literal["chunked", "overlap", "every"]
+SequenceMode = Literal["chunked", "overlap", "every"]
 
 _STRIDES: dict[str, Callable[[int], int]] = {
     "chunked": lambda length: length,
@@ -152,8 +152,8 @@ def sequence_source(
     steps = storage.require_steps("sequences")
     step_leaves = storage.select(storage.leaves(), fields)
     declared_fields = zip(storage.schema.paths, storage.schema.fields, strict=True)
-    carries = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
-    initial_leaves = {path: step_leaves.pop(path) for path in carries}
+    carry_paths = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
+    initial_leaves = {path: step_leaves.pop(path) for path in carry_paths}
     columns, initial_columns = list(step_leaves.values()), list(initial_leaves.values())
     tensors = [*columns, *initial_columns]
     index = find_sequences(flags.step_flags(steps), spec, tensors)
