@@ -23,7 +23,7 @@ from relive.locking import lock_for
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rng import Randomness
-from relive.rollout.batching import EpochPlan
+from relive.rollout.batching import read_epochs
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
     assembler,
@@ -381,13 +381,6 @@ class DistillationBuffer(StateDictMixin):
             oldest = self._oldest_row("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
             targets = self._check_out(out, batch_size)
-        plan = EpochPlan(
-            rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device, unit="rows"
-        )
-        if drop_last:
-            plan.drop_last("epochs")
-        if out is not None:
-            plan.require_full()
 
         def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
             return self._read(index[start:stop].clone(), targets, out)
@@ -398,7 +391,10 @@ class DistillationBuffer(StateDictMixin):
                 expected = f"row {oldest}, the oldest of these epochs, to be stored"
                 raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
 
-        batches = plan.batches(read, self._lock, check)
+        batches = read_epochs(
+            read, rows, batch_size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=out is not None,
+            where="epochs", unit="rows", random=self._random, device=self.device, lock=self._lock, check=check,
+        )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
     def __getitem__(self, index: Any) -> lazy.TensorDict:

@@ -21,61 +21,54 @@ ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
 """Function that reads the batch of the items index[start:stop]."""
 
 
-class EpochPlan:
-    """Batches of items for a number of epochs; each epoch reads every item once, in a new random order.
+def read_epochs(
+    read: ReadBatch, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, drop_last: bool,
+    fills_out: bool, where: str, unit: str, random: Randomness, device: torch.device, lock: Any,
+    check: Callable[[], None],
+) -> Iterator[lazy.TensorDict]:  # fmt: skip
+    """Return an iterator over batches of items; each epoch reads every item once, in a new random order.
 
     Args:
+        read: reads one batch.
         items: item numbers, int64 [n]; or the number n, for the items 0 to n − 1.
         batch_size: items per batch; the last batch of an epoch may have fewer.
         epochs: number of epochs.
         shuffle: whether the order is random; False reads items in the order given.
+        drop_last: whether to omit the last batch of an epoch if it has fewer items; one batch must be full.
+        fills_out: whether batches are read into the caller's `out`, so that every batch must be full.
+        where: name of the calling method, for messages.
+        unit: name of the items, for messages.
         random: generator of the order.
         device: device of the order.
-        unit: name of the items in messages.
+        lock: lock held while a batch is read.
+        check: called before each batch is read; raises if items were overwritten.
     """
-
-    def __init__(
-        self, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, random: Randomness,
-        device: torch.device, unit: str,
-    ) -> None:  # fmt: skip
-        self._items, self._shuffle, self._random, self._device, self._unit = items, shuffle, random, device, unit
-        self._num_items = items if isinstance(items, int) else len(items)
-        self._batch_size, self._epochs = batch_size, epochs
-
-    def drop_last(self, where: str) -> None:
-        """Omit an epoch's last batch if it is not full; raise a NotReadyError if no batch is full."""
-        if 0 < self._num_items < self._batch_size:
+    total = items if isinstance(items, int) else len(items)
+    if drop_last:
+        if 0 < total < batch_size:
             remedy = "Add more, or pass a smaller batch_size."
-            raise NotReadyError(explain(where, f"{self._batch_size} {self._unit}", self._num_items, remedy))
-        self._num_items -= self._num_items % self._batch_size
+            raise NotReadyError(explain(where, f"{batch_size} {unit}", total, remedy))
+        total -= total % batch_size
+    elif fills_out and total % batch_size:
+        remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
+        raise SchemaError(explain("out", f"full batches of {batch_size} {unit}", f"{total} {unit}", remedy))
 
-    def require_full(self) -> None:
-        """Raise if the last batch of an epoch would not fill the caller's `out`."""
-        if self._num_items % self._batch_size:
-            remedy = f"Pass drop_last=True, or a batch_size that divides the {self._unit}."
-            expected = f"full batches of {self._batch_size} {self._unit}"
-            raise SchemaError(explain("out", expected, f"{self._num_items} {self._unit}", remedy))
+    def next_order() -> torch.Tensor:
+        if isinstance(items, torch.Tensor):
+            return shuffled(items, random) if shuffle else items
+        return permutation(items, random, device) if shuffle else torch.arange(items, device=device)
 
-    def batches(self, read: ReadBatch, lock: Any, check: Callable[[], None]) -> Iterator[lazy.TensorDict]:
-        """Yield every batch, read under the lock after a call of `check`, which raises if items were overwritten."""
-        index = None
-        for _ in range(self._epochs):
-            for start in range(0, self._num_items, self._batch_size):
+    def batches() -> Iterator[lazy.TensorDict]:
+        for _ in range(epochs):
+            index = None
+            for start in range(0, total, batch_size):
                 with lock:
                     check()
-                    if start == 0 or index is None:
-                        index = self._next_order()
-                    batch = read(index, start, min(start + self._batch_size, self._num_items))
+                    index = next_order() if index is None else index
+                    batch = read(index, start, min(start + batch_size, total))
                 yield batch
 
-    def _next_order(self) -> torch.Tensor:
-        """Return the items in the order of the next epoch."""
-        items = self._items
-        if isinstance(items, torch.Tensor):
-            return shuffled(items, self._random) if self._shuffle else items
-        if self._shuffle:
-            return permutation(items, self._random, self._device)
-        return torch.arange(items, device=self._device)
+    return batches()
 
 
 # Readers of minibatches

@@ -21,11 +21,11 @@ from relive.locking import lock_for
 from relive.rng import Randomness
 from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, StepFinals, attachable_leaves
 from relive.rollout.batching import (
-    EpochPlan,
     SequenceMode,
     fresh_reader,
     out_reader,
     parse_sequence_spec,
+    read_epochs,
     row_reader,
     sequence_source,
     sequences_to_device,
@@ -336,20 +336,17 @@ class RolloutBuffer(StateDictMixin):
         target = check_destination(device, out)
         with self._lock:
             source, leaves = row_reader(self._storage, fields)
-            rows = self._flags.transitions()
-            plan = EpochPlan(
-                rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device, unit="transitions"
-            )
-            if drop_last:
-                plan.drop_last("minibatches")
             if out is None:
                 read = fresh_reader(source, leaves, True)
             else:
                 parts = (self._storage, self._flags, self._advantages.last)
                 own = [tensor for part in parts for tensor in part.state().arrays.values()]
                 read = out_reader(out, source, leaves, batch_size, own)
-                plan.require_full()
-            batches = plan.batches(read, self._lock, self._storage.make_clear_check())
+            batches = read_epochs(
+                read, self._flags.transitions(), batch_size, epochs, shuffle=shuffle, drop_last=drop_last,
+                fills_out=out is not None, where="minibatches", unit="transitions", random=self._random,
+                device=self.device, lock=self._lock, check=self._storage.make_clear_check(),
+            )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
     def sequences(
@@ -380,14 +377,13 @@ class RolloutBuffer(StateDictMixin):
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            plan = EpochPlan(
-                count, size, epochs, shuffle=shuffle, random=self._random, device=self.device, unit="sequences"
-            )
-            if drop_last:
-                plan.drop_last("sequences")
             # Only batch-first batches have [B] as their first axis.
             read = fresh_reader(source, paths, layout == "batch_first")
-            batches = plan.batches(read, self._lock, self._storage.make_clear_check())
+            batches = read_epochs(
+                read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=False, where="sequences",
+                unit="sequences", random=self._random, device=self.device, lock=self._lock,
+                check=self._storage.make_clear_check(),
+            )  # fmt: skip
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
     @property

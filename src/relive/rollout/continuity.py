@@ -75,17 +75,24 @@ class Continuity:
             num_cuts = int((~(is_equal | self._reset_envs)).sum())
         if is_first and num_cuts and 2 * self._num_cuts <= self._num_compared:
             self.compared_rows = ()
-            return _restart_message(num_cuts, self._num_envs)
+            remedy = (
+                "Call clear(restarted=True) where env.reset() was called: otherwise statistics join two episodes, and "
+                "under NEXT_STEP the first step of an environment that was about to reset is dropped."
+            )
+            got = f"{num_cuts} of {self._num_envs} environments that start elsewhere"
+            return explain("obs", "a rollout that starts where the last one led", got, remedy)
         if self.compares_all and not is_first:
             self._num_compared += self._num_envs - int(self._reset_envs.sum())
             self._num_cuts += num_cuts
             if self._num_compared >= _MIN_STEPS:
                 self.compares_all = False
-                return (
-                    _cut_message(self._num_cuts, self._num_compared)
-                    if 2 * self._num_cuts > self._num_compared
-                    else None
-                )
+                if 2 * self._num_cuts > self._num_compared:
+                    remedy = (
+                        "Assign obs = step[0] after add_step. Observations that are changed before they are added look "
+                        "the same: values are then not those of what the steps led to."
+                    )
+                    got = f"{self._num_cuts:,} of {self._num_compared:,} that do not"
+                    return explain("obs", "steps that start where the step before led", got, remedy)
         return None
 
     def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
@@ -132,28 +139,9 @@ class ReusedMemory:
         if not self.num_remaining:
             self._previous_view = None
         if not is_equal:
-            warn_user(_in_place_message())
-
-
-def _restart_message(count: int, num_envs: int) -> str:
-    remedy = (
-        "Call clear(restarted=True) where env.reset() was called: otherwise statistics join two episodes, and under "
-        "NEXT_STEP the first step of an environment that was about to reset is dropped."
-    )
-    got = f"{count} of {num_envs} environments that start elsewhere"
-    return explain("obs", "a rollout that starts where the last one led", got, remedy)
-
-
-def _cut_message(count: int, total: int) -> str:
-    remedy = (
-        "Assign obs = step[0] after add_step. Observations that are changed before they are added look the same: "
-        "values are then not those of what the steps led to."
-    )
-    return explain("obs", "steps that start where the step before led", f"{count:,} of {total:,} that do not", remedy)
-
-
-def _in_place_message() -> str:
-    remedy = (
-        "If the environment overwrites it, the next observation is stored: stage(obs=…) before the step, or copy it."
-    )
-    return explain("obs", "memory of its own for every step", "memory of the previous step, with other numbers", remedy)
+            remedy = (
+                "If the environment overwrites it, the next observation is stored: stage(obs=…) before the step, or "
+                "copy it."
+            )
+            got = "memory of the previous step, with other numbers"
+            warn_user(explain("obs", "memory of its own for every step", got, remedy))
