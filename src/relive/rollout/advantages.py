@@ -164,9 +164,7 @@ class RewardWarnings:
             warn_user(infinite_rewards(num_infinite))
         if self._warns_of_autoreset and steps > 1 and self._look_like_reset_rows(rewards, steps):
             self._warns_of_autoreset = False
-            remedy = (
-                "If the environment resets in the step after an end, declare autoreset=NEXT_STEP: such a step is none."
-            )
+            remedy = "If the environment resets in the step after an end, declare autoreset=NEXT_STEP."
             got = f"a reward of 0 after all {self._num_ends} ends, and not elsewhere"
             warn_user(explain("autoreset", "steps after an end that are steps of new episodes", got, remedy))
 
@@ -364,11 +362,8 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
     Raises unless each name is new, or the name of an optional field that the steps do not have.
     """
     converted: dict[Path, torch.Tensor] = {}
-    schema, leading_shape, device = (
-        storage.schema,
-        (storage.require_steps("attach"), *storage.leading_shape),
-        storage.device,
-    )
+    schema, device = storage.schema, storage.device
+    leading_shape = (storage.require_steps("attach"), *storage.leading_shape)
     used_names = {*schema.names, *MADE_BY_ROLLOUT} - storage.omitted
     for name, tree in trees:
         if not isinstance(name, str) or name in used_names:

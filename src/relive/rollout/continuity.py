@@ -88,8 +88,8 @@ class Continuity:
                 self.compares_all = False
                 if 2 * self._num_cuts > self._num_compared:
                     remedy = (
-                        "Assign obs = step[0] after add_step. Observations that are changed before they are added look "
-                        "the same: values are then not those of what the steps led to."
+                        "Assign obs = step[0] after add_step. If observations are changed before they are added, the "
+                        "values of next observations are wrong."
                     )
                     got = f"{self._num_cuts:,} of {self._num_compared:,} that do not"
                     return explain("obs", "steps that start where the step before led", got, remedy)
@@ -139,9 +139,6 @@ class ReusedMemory:
         if not self.num_remaining:
             self._previous_view = None
         if not is_equal:
-            remedy = (
-                "If the environment overwrites it, the next observation is stored: stage(obs=…) before the step, or "
-                "copy it."
-            )
+            remedy = "If the environment overwrites it, call stage(obs=…) before the step, or pass a copy."
             got = "memory of the previous step, with other numbers"
             warn_user(explain("obs", "memory of its own for every step", got, remedy))

@@ -237,9 +237,7 @@ class Storage:
             remedy = f"Pass {name}= to every add, or attach({name}=…) afterwards."
             return explain(name, "a field that the steps gave", "none", remedy)
         if name in ("advantage", "return"):
-            remedy = (
-                "Call compute_advantage(last_value) first; adding another step, and clear(), forget what it attached."
-            )
+            remedy = "Call compute_advantage(last_value) first; clear() and another step remove its result."
             return explain(name, "a rollout whose advantages are computed", "none", remedy)
         return None
 
@@ -474,10 +472,8 @@ class EpisodeFlags:
         if observers.native is not None:
             observers.set_measurements(measurements)
             if not kernels.exchange():
-                columns, first_resets = (
-                    tuple(map(kernels.native_argument, columns)),
-                    kernels.native_argument(first_resets),
-                )
+                columns = tuple(map(kernels.native_argument, columns))
+                first_resets = kernels.native_argument(first_resets)
             observers.native.count(columns, row, steps, None, first_resets, commit)
             return
         block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}

@@ -131,9 +131,8 @@ class EpisodeStats(counting.Accumulator):
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished_steps: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
-            if (
-                device.type == "cpu" and counts[1] > _MAX_STEPS - envs
-            ):  # not checked on other devices: it would synchronise
+            # Not checked on other devices: it would synchronise.
+            if device.type == "cpu" and counts[1] > _MAX_STEPS - envs:
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             step = {name: column[t] for name, column in values.items()}

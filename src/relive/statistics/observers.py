@@ -59,13 +59,6 @@ class Observers:
         observed_leaves = {*self._field_leaves.values(), *self._reward_leaves, *self._norms}
         self.observed_leaves = tuple(observed_leaves.union(self._flag_leaves)) if observed_leaves else ()
         """Leaf numbers that are counted; empty without statistics and norms."""
-        for i in self.observed_leaves:
-            if schema.fields[i].dtype.is_complex:
-                where, remedy = (
-                    f"stats, norm: {path_name(schema.paths[i])}",
-                    "Declare its parts as fields of their own.",
-                )
-                raise SchemaError(explain(where, "a field of real numbers", schema.fields[i].dtype, remedy))
         self._info_names: tuple[str, ...] = ()
         """Metrics and reasons that are not fields of the buffer, and are read from the info of a step."""
         if stats is not None:
@@ -245,6 +238,9 @@ def _norms_by_leaf(norms: Mapping[str | Path, RunningNorm], schema: Schema) -> d
             raise SchemaError(explain(where, "a RunningNorm", repr(norm), "Pass rl.RunningNorm(shape)."))
         leaf = schema.paths.index(path)
         shape = caller_shape(schema.fields[leaf])
+        if schema.fields[leaf].dtype.is_complex:
+            remedy = "Declare its parts as fields of their own."
+            raise SchemaError(explain(where, "a field of real numbers", schema.fields[leaf].dtype, remedy))
         if norm.shape != shape:
             raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
         if leaf in norms_by_leaf:
