@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +41,9 @@ class Accumulator:
         """Whether native counters of a buffer store the addresses of the tensors, which then must not move."""
 
     def _make_counters(self) -> Any:
+        raise NotImplementedError
+
+    def _plan(self, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
         raise NotImplementedError
 
     def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -93,6 +98,27 @@ class Accumulator:
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Restore a snapshot of this object, or of another with the same arguments."""
         self._assign(restored_snapshot(type(self).__name__, snapshot, self._tensors))
+
+
+def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
+    """Return a function that counts values with torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
+    return accumulator._plan(values, mask)
+
+
+def bind(accumulator: Accumulator) -> None:
+    """Forbid moving the tensors: native counters of a buffer store their addresses."""
+    accumulator._is_bound = True
+
+
+def set_owner(stats: Accumulator, owner: object) -> None:
+    """Set the only buffer that updates `stats`; raise if there is another: its steps would mix with these episodes."""
+    if stats._owner() is not None:
+        gc.collect()  # the other buffer may be unreachable but not collected yet
+    if stats._owner() is not None:
+        remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
+        expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
+        raise SchemaError(explain("stats", expected, got, remedy))
+    stats._owner = weakref.ref(owner)
 
 
 def counters(

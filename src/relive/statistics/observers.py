@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import accumulate
@@ -21,7 +19,7 @@ from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.invariants import require
 from relive.schema.suggestions import NAME
-from relive.statistics.counting import counters
+from relive.statistics.counting import bind, counters, plan, set_owner
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import Node
@@ -68,13 +66,7 @@ class Observers:
             self._info_names = tuple(
                 name for name in (*stats.metrics, *stats.reasons) if name not in self._field_leaves
             )
-            if stats._owner() is not None:
-                gc.collect()  # the other buffer may be unreachable but not collected yet
-            if stats._owner() is not None:
-                remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
-                expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
-                raise SchemaError(explain("stats", expected, got, remedy))
-            stats._owner = weakref.ref(self)
+            set_owner(stats, self)
         for part in self._parts().values():
             part.to(device)
         self.native = self._native_counters(schema) if observed_leaves else None
@@ -90,7 +82,7 @@ class Observers:
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
         native = counters(dtypes, self._num_envs or 1, self._flag_leaves, episodes, norms)
         for part in self._parts().values() if native is not None else ():
-            part._is_bound = True
+            bind(part)
         return native
 
     def read_measurements(
@@ -125,8 +117,8 @@ class Observers:
             mask, first_resets = ~torch.stack(resets[:-1]), resets[-1]
         stats, changes = self.stats, []
         if stats is not None:
-            changes.append(stats._plan(*self._select_steps(stats, block, mask, measurements, envs)))
-        changes += [norm._plan(block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
+            changes.append(plan(stats, *self._select_steps(stats, block, mask, measurements, envs)))
+        changes += [plan(norm, block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
 
         def change() -> None:
             for count in changes:
