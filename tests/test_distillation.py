@@ -1,4 +1,4 @@
-"""The distillation buffer: against a deque, its rounds, who acts, and what each call refuses."""
+"""The distillation buffer: rows against a deque, rounds, mixed actions, and refused arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.scripted import act, step_and_reset, vector
 
 
 def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuffer:
-    """Rows to recognise: obs = (t, -t), action = 10·t, with t the row."""
+    """Return a buffer of recognisable rows: obs = (t, -t), action = 10·t, with t the row."""
     buffer = rl.DistillationBuffer(capacity, **{"obs": 2, "action": (), "seed": 0, **options})
     for t in range(count):
         buffer.add([t, -t], 10.0 * t)
@@ -36,13 +36,13 @@ def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuf
 
 
 def rows(first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same rows as a batch."""
+    """Return the rows `first` to `stop` − 1 of `filled` as a batch."""
     t = torch.arange(first, stop, dtype=torch.float32)
     return torch.stack([t, -t], 1), 10 * t
 
 
 def state(buffer: rl.DistillationBuffer) -> str:
-    """Everything that a call could change."""
+    """Return everything that a call could change, as text."""
     ring = buffer._ring
     stored = buffer[torch.arange(ring.oldest, ring.head)].to_dict() if len(buffer) else {}
     numbers = ring.head, ring.floor, buffer._starts, buffer.nbytes
@@ -50,7 +50,7 @@ def state(buffer: rl.DistillationBuffer) -> str:
 
 
 def stored(buffer: rl.DistillationBuffer) -> list[tuple[int, int, float, float]]:
-    """(index, round, first of obs, action) of every row, oldest first."""
+    """Return (index, round, first number of obs, action) of every row, oldest first."""
     batches = buffer.epochs(5, shuffle=False)
     return [
         (int(row["index"]), int(row["round"]), float(row["obs"][0]), float(row["action"]))
@@ -156,7 +156,7 @@ class TestAdding:
         assert ids.tolist() == [0, 1, 2, 3]
         assert stored(buffer) == [(t, 0, float(t), 10.0 * t) for t in range(4)]
 
-    def test_gradients_do_not_get_in(self) -> None:
+    def test_gradients_are_not_stored(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         obs, action = rows(0, 3)
         buffer.add(obs, action.requires_grad_())
@@ -188,7 +188,7 @@ class TestInferring:
         assert buffer.sample(5)["action"].dtype == dtype
         assert buffer.nbytes == 8 * (8 + int(np.prod(shape)) * dtype.itemsize)
 
-    def test_one_row_tells_as_much_as_a_batch(self) -> None:
+    def test_a_single_row_is_enough_to_infer_fields(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], [1.0, 2.0, 3.0], logits=[0.5], done=True)
         buffer.add(rows(1, 3)[0], torch.ones(2, 3), logits=torch.ones(2, 1), done=[True, False])
@@ -212,7 +212,7 @@ class TestInferring:
         buffer.add([0, 0], (0.5, 1.5))
         assert buffer[0]["action"].tolist() == [0.5, 1.5]
 
-    def test_afterwards_they_are_fixed(self) -> None:
+    def test_inferred_fields_are_fixed_after_the_first_add(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], 3, mean=[0.0])
         obs = rows(0, 3)[0]
@@ -287,7 +287,7 @@ class TestRefusing:
             buffer.add(obs, action)
         assert state(buffer) == before
 
-    def test_no_rows_are_no_rows(self) -> None:
+    def test_an_empty_batch_adds_no_rows(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=rl.Field((), torch.int32))
         buffer.add(np.zeros((0, 2)), np.zeros(0, np.int64))
         assert len(buffer) == 0
@@ -313,7 +313,7 @@ class TestSampling:
         chi_squared = sum((n - expected) ** 2 / expected for n in counts.values())
         assert chi_squared < 40  # 15 degrees of freedom: p < 0.0005
 
-    def test_nothing_can_be_drawn_of_nothing(self) -> None:
+    def test_an_empty_buffer_cannot_be_sampled(self) -> None:
         for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
             buffer.clear()
             for read in (lambda b: b.sample(3), lambda b: b.epochs(3), lambda b: b.sample(1, out=TensorDict())):
@@ -409,7 +409,7 @@ class TestEpochs:
         batches = buffer.epochs(4)
         next(batches)
         buffer.add(*rows(14, 16))
-        assert len(next(batches)) == 4  # all fourteen are still there
+        assert len(next(batches)) == 4  # all fourteen rows are stored
         buffer.add([16, -16], 160.0)
         with pytest.raises(
             rl.NotReadyError,
@@ -443,7 +443,7 @@ class TestRowsById:
 
 
 def three_rounds(**options: Any) -> rl.DistillationBuffer:
-    """Rows 0 to 3 in round 0, 4 and 5 in round 1, 6 to 11 in round 2."""
+    """Return a buffer with rows 0 to 3 in round 0, 4 and 5 in round 1, 6 to 11 in round 2."""
     buffer = rl.DistillationBuffer(16, obs=2, action=(), seed=0, **options)
     buffer.add(*rows(0, 4))
     buffer.next_round()
@@ -610,8 +610,8 @@ class TestMixing:
         assert state(buffer) == before
 
 
-def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.ReplayBuffer, list[list[float]]]:
-    """A replay buffer of scripted environments, and its valid observations in row order."""
+def make_replay(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.ReplayBuffer, list[list[float]]]:
+    """Return a replay buffer of scripted environments, and its valid observations in row order."""
     env = vector([((3, "terminated"), (5, "truncated"))] * num_envs, AutoresetMode.NEXT_STEP)
     replay = rl.ReplayBuffer.for_env(env, 20 * num_envs, **options)
     obs, _ = env.reset()
@@ -628,7 +628,7 @@ def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.Rep
 class TestFilling:
     @pytest.mark.parametrize("batch_size", [1, 7, 1000])
     def test_every_valid_transition_of_a_replay_buffer_in_row_order(self, batch_size: int, backend: str) -> None:
-        replay, seen = replayed()
+        replay, seen = make_replay()
         assert len(seen) == len(replay) < 60
         buffer = rl.DistillationBuffer(100, obs=3)
         buffer.fill(replay, batch_size=batch_size)
@@ -638,7 +638,7 @@ class TestFilling:
         assert torch.equal(batch["action"], torch.as_tensor(act(batch["obs"].numpy())))
 
     def test_a_teacher_says_what_is_to_be_done_and_what_else(self) -> None:
-        replay, seen = replayed()
+        replay, seen = make_replay()
         asked: list[int] = []
 
         def teacher(obs: torch.Tensor) -> Any:
@@ -657,7 +657,7 @@ class TestFilling:
         batch = plain.sample(50)
         assert torch.equal(batch["action"], batch["obs"][:, 0])
 
-    def test_from_a_rollout(self, backend: str) -> None:
+    def test_fill_from_a_rollout(self, backend: str) -> None:
         env = vector([((3, "terminated"), (5, "truncated"))] * 2, AutoresetMode.NEXT_STEP)
         rollout = rl.RolloutBuffer.for_env(env, 10)
         obs, _ = env.reset()
@@ -684,15 +684,15 @@ class TestFilling:
         assert buffer[torch.arange(4)]["obs", "a"].tolist() == stack[:4]
         assert buffer[3]["action"].tolist() == [5.0, 6.0]
 
-    def test_of_more_than_fits_the_newest_stay(self) -> None:
-        replay, seen = replayed()
+    def test_only_the_newest_rows_of_a_large_source_stay(self) -> None:
+        replay, seen = make_replay()
         buffer = rl.DistillationBuffer(10, obs=3)
         buffer.fill(replay, batch_size=7)
         assert [row["obs"].tolist() for batch in buffer.epochs(4, shuffle=False) for row in batch] == seen[-10:]
 
     @pytest.mark.parametrize("count", [0, 3, 25])
     def test_a_teacher_that_fails_leaves_the_buffer_as_it_was(self, count: int) -> None:
-        replay, _ = replayed()
+        replay, _ = make_replay()
         buffer = rl.DistillationBuffer(30, obs=3, seed=0)
         if count:
             buffer.add(np.arange(3.0 * count).reshape(count, 3), np.arange(count))
@@ -706,7 +706,7 @@ class TestFilling:
         assert len(buffer) == 30
 
     def test_what_cannot_be_copied_is_refused(self) -> None:
-        replay, _ = replayed()
+        replay, _ = make_replay()
         with pytest.raises(rl.SchemaError, match=r"fill: expected fields of the source \(.*\), got 'mean'"):
             rl.DistillationBuffer(30, obs=3, extra={"mean": 1}).fill(replay)
         with pytest.raises(rl.SchemaError, match=r"obs: expected shape \(\d+, 4\) for \d+ rows"):
@@ -718,7 +718,7 @@ class TestFilling:
 
     def test_the_ids_of_a_replay_buffer_are_those_that_can_be_drawn(self, backend: str) -> None:
         for steps in (0, 5, 90):
-            replay, _ = replayed(steps) if steps else (rl.ReplayBuffer(6, obs=1, action=()), [])
+            replay, _ = make_replay(steps) if steps else (rl.ReplayBuffer(6, obs=1, action=()), [])
             drawn = set(replay.sample(5000)["index"].tolist()) if steps else set()
             assert replay.ids().tolist() == sorted(drawn)
 

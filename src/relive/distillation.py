@@ -23,7 +23,7 @@ from relive.locking import make_lock
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rng import Randomness
-from relive.rollout.batching import EpochPlan
+from relive.rollout.batching import read_epochs
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
     assembler,
@@ -56,11 +56,11 @@ from relive.storage import Memory
 from relive.storage.codec import Node
 
 _MAX_ROUNDS = 1 << 24
-_RESERVED = ("obs", "action", "index", "round", "self")
+_RESERVED_NAMES = ("obs", "action", "index", "round", "self")
 
 Recent: TypeAlias = "int | Mapping[int, float] | None"
-"""The rounds to draw a batch from: k is the newest k rounds, {k: share} draws that share from the newest k rounds and
-the rest from all rows, None draws from all rows."""
+"""Rounds to draw a batch from. k: the newest k rounds; {k: share}: this share of the batch from the newest k rounds,
+the rest from all rows; None: all rows."""
 
 
 @register_buffer
@@ -77,7 +77,7 @@ class DistillationBuffer(StateDictMixin):
             the action and of extra fields (float64 is stored as float32).
         extra: additional fields by name, such as parameters of the teacher's distribution, weights or values.
         device: where the rows are stored: a torch device, or a `Memory`.
-        seed: seed of sampling; None takes one from the system.
+        seed: seed of sampling; by default a seed from the system.
 
     In DAgger (Ross et al., A Reduction of Imitation Learning to No-Regret Online Learning, 2011) each round adds the
     teacher's actions in states visited by a mixture of teacher and student:
@@ -103,8 +103,8 @@ class DistillationBuffer(StateDictMixin):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
-        refuse_reserved(extra or {}, _RESERVED)
-        trees = {"obs": declare_caller_fields("obs", obs)}
+        refuse_reserved(extra or {}, _RESERVED_NAMES)
+        trees = {"obs": declare_whole("obs", obs)}
         if action is not None:
             trees["action"] = declare_caller_fields("action", action)
         trees |= {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
@@ -122,9 +122,9 @@ class DistillationBuffer(StateDictMixin):
         if action is not None:
             self._allocate(self._schema)
 
-    def _set_rounds(self, starts: list[int]) -> None:
-        on_device = torch.tensor(starts, device=self.device)
-        self._starts, self._device_starts = starts, on_device
+    def _set_rounds(self, round_starts: list[int]) -> None:
+        device_starts = torch.tensor(round_starts, device=self.device)
+        self._starts, self._device_starts = round_starts, device_starts
         """First row of each round, on the host and on the device."""
 
     def _allocate(self, schema: Schema) -> None:
@@ -136,7 +136,7 @@ class DistillationBuffer(StateDictMixin):
         self._build = assembler(self._paths)
         self._schema, self._columns = schema, columns
 
-    # Writing
+    # Adding rows
 
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
         """Store one row, or a batch of rows [B, …] in order; if B exceeds `capacity`, the last rows stay."""
@@ -153,7 +153,7 @@ class DistillationBuffer(StateDictMixin):
             ]
             if not self._columns:
                 self._allocate(schema)
-            elif schema is not self._schema:  # converting a value ran code that added rows
+            elif schema is not self._schema:  # converting a value called `add`
                 return self.add(obs, action, **extra)
             count = leading_shape[0] if leading_shape else 1
             leaves = leaves if leading_shape else [leaf.unsqueeze(0) for leaf in leaves]
@@ -168,18 +168,18 @@ class DistillationBuffer(StateDictMixin):
     def _leading_shape(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """Return the leading shape of a value: `()` for one row, `(B,)` for a batch."""
         column, leaf = self._schema.leaf_indices[name][0], self._schema.flatten(name, value)[0]
-        where, inner = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
+        where, row_shape = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
         if leaf is None:
             raise SchemaError(explain(where, "a value", None, "Pass one row or a batch of rows."))
         shape = tuple(leaf.shape if hasattr(leaf, "shape") else as_tensor(where, leaf, self.device).shape)
-        if len(shape) not in (len(inner), len(inner) + 1):
-            expected = f"shape {inner}, or {('rows', *inner)} for a batch"
+        if len(shape) not in (len(row_shape), len(row_shape) + 1):
+            expected = f"shape {row_shape}, or {('rows', *row_shape)} for a batch"
             raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
-        return shape[: len(shape) - len(inner)]
+        return shape[: len(shape) - len(row_shape)]
 
     def _complete_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
-        """Return the schema of the declared fields and of others, with shapes and dtypes of their first values."""
-        refuse_reserved(extra, _RESERVED)
+        """Return the schema with undeclared fields added, in the shapes and dtypes of their first values."""
+        refuse_reserved(extra, _RESERVED_NAMES)
         declared, values = self._schema.trees, {"action": action, **extra}
         new_trees = {
             name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
@@ -204,12 +204,12 @@ class DistillationBuffer(StateDictMixin):
         has_grad = torch.is_grad_enabled()
         with self._lock:
             before = self._schema, self._columns, self._ring.head
-            overwrites = len(self._ring) + len(source) > self.capacity
-            old_columns = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
+            will_overwrite = len(self._ring) + len(source) > self.capacity
+            old_columns = [column.clone() for column in self._columns] if will_overwrite and len(self._ring) else []
             try:
                 torch.set_grad_enabled(False)
                 for batch in _transitions(source, batch_size):
-                    action, extra = self._labels(batch, teacher)
+                    action, extra = self._label_batch(batch, teacher)
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
@@ -219,8 +219,10 @@ class DistillationBuffer(StateDictMixin):
             finally:  # not torch.no_grad(): a signal in its exit would leave gradients disabled
                 torch._C._set_grad_enabled(has_grad)
 
-    def _labels(self, batch: lazy.TensorDict, teacher: Callable[[Any], Any] | None) -> tuple[Any, Mapping[str, Any]]:
-        """Return the action and extra fields for a batch: from the teacher, or without one from the batch."""
+    def _label_batch(
+        self, batch: lazy.TensorDict, teacher: Callable[[Any], Any] | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Return the action and extra fields for a batch: the result of the teacher, or fields of the batch."""
         if teacher is not None:
             result = teacher(batch["obs"])
             has_extra = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
@@ -247,7 +249,7 @@ class DistillationBuffer(StateDictMixin):
 
         return save(self, path, keep=keep)
 
-    # State
+    # Saving and loading
 
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
@@ -269,11 +271,14 @@ class DistillationBuffer(StateDictMixin):
     def state(self) -> State:
         """Return the state to save, without the rows."""
         ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
-        parts = {"ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}), "random": self._random.state()}
+        parts = {
+            "ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}),
+            "random": self._random.state(),
+        }
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
-        """Return the rows as those of one environment; None before the fields are known."""
+        """Return the rows, as rows of one environment; None before the fields are known."""
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
@@ -284,15 +289,15 @@ class DistillationBuffer(StateDictMixin):
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
-        starts = saved.read_array("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
-        if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
-            raise saved.array_node("ring.starts", starts.tolist()).error(f"rising rows from 0 to the head {head}")
+        round_starts = saved.shaped("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
+        if round_starts[0] != 0 or bool((round_starts.diff() < 0).any()) or int(round_starts[-1]) > head:
+            raise saved.at("ring.starts", round_starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()
             self._allocate(Schema({name: parse_declaration(tree) for name, tree in fields.items()}))
         ring.head, ring.floor = head, floor
-        self._set_rounds(starts.tolist())
+        self._set_rounds(round_starts.tolist())
 
     # Rounds
 
@@ -310,8 +315,8 @@ class DistillationBuffer(StateDictMixin):
     def mix(self, teacher_action: Any, student_action: Any, beta: float | Callable[[int], float]) -> Any:
         """Return the actions to take: in each environment the teacher's with probability β, else the student's.
 
-        `beta` is a number or a function of the round. The actions, and the result, are of one environment or of a
-        batch of environments. The result is a tensor, or a TensorDict if the action is nested.
+        `beta` is a number or a function of the round. Actions are for one environment, or for a batch
+        of environments. The result is a tensor, or a TensorDict if the action is nested.
         """
         import_tensordict()
         with self._lock:
@@ -335,7 +340,7 @@ class DistillationBuffer(StateDictMixin):
             ]  # fmt: skip
             return field_value(schema, "action", leaves, torch.Size(leading_shape))
 
-    # Reading
+    # Reading rows
 
     def sample(
         self, batch_size: int, *, recent: Recent = None, device: torch.device | str | None = None,
@@ -350,8 +355,8 @@ class DistillationBuffer(StateDictMixin):
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         with self._lock:
-            windows = self._windows(recent)
-            targets = self._targets(out, batch_size)
+            windows = self._sampling_windows(recent)
+            targets = self._check_out(out, batch_size)
             before = self._random.snapshot()
             try:
                 batch = self._read(self._draw(windows, batch_size), targets, out)
@@ -366,21 +371,16 @@ class DistillationBuffer(StateDictMixin):
     ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Yield every row, or every row of the newest `recent` rounds, once per epoch in batches `[B]`.
 
-        These are the rows stored at the call; if one of them is overwritten before the last epoch ends, the next batch
-        raises a NotReadyError.
+        Only rows stored at the call are read. If one of these rows is overwritten before the last epoch ends, the next
+        batch raises a NotReadyError.
         """
         check_positive_int("batch_size", batch_size)
         check_positive_int("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
-            oldest = self._oldest("epochs", recent)
+            oldest = self._oldest_row("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
-            targets = self._targets(out, batch_size)
-        plan = EpochPlan(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
-        if drop_last:
-            plan.drop_last("epochs", f"{batch_size} rows", "rows")
-        if out is not None:
-            plan.require_full("rows")
+            targets = self._check_out(out, batch_size)
 
         def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
             return self._read(index[start:stop].clone(), targets, out)
@@ -391,7 +391,10 @@ class DistillationBuffer(StateDictMixin):
                 expected = f"row {oldest}, the oldest of these epochs, to be stored"
                 raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
 
-        batches = plan.batches(read, self._lock, check)
+        batches = read_epochs(
+            read, rows, batch_size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=out is not None,
+            where="epochs", unit="rows", random=self._random, device=self.device, lock=self._lock, check=check,
+        )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
     def __getitem__(self, index: Any) -> lazy.TensorDict:
@@ -409,7 +412,7 @@ class DistillationBuffer(StateDictMixin):
 
     _loop_over = "Loop over epochs(batch_size), or draw batches with sample(batch_size)."
 
-    def _oldest(self, where: str, recent: int | None) -> int:
+    def _oldest_row(self, where: str, recent: int | None) -> int:
         """Return the oldest stored row, or the oldest of the newest `recent` rounds; raise if there are no rows."""
         start = 0 if recent is None else self._starts[-min(check_positive_int("recent", recent), len(self._starts))]
         start = max(start, self._ring.oldest)
@@ -418,20 +421,18 @@ class DistillationBuffer(StateDictMixin):
             raise NotReadyError(explain(where, rows, 0, "Add rows first."))
         return start
 
-    def _windows(self, recent: Recent) -> list[tuple[int, float]]:
+    def _sampling_windows(self, recent: Recent) -> list[tuple[int, float]]:
         """Return (first row, share of the batch) of each window to draw from; all windows end at the newest row."""
         if not isinstance(recent, Mapping):
-            return [(self._oldest("sample", recent), 1.0)]
+            return [(self._oldest_row("sample", recent), 1.0)]
         windows = [
-            (self._oldest("sample", check_positive_int("recent", rounds)), check_fraction("recent", part))
+            (self._oldest_row("sample", check_positive_int("recent", rounds)), check_fraction("recent", part))
             for rounds, part in recent.items()
         ]
-        remaining_share = 1.0 - sum(part for _, part in windows)
-        if remaining_share < -1e-9:
-            raise SchemaError(
-                explain("recent", "shares that add up to at most 1", 1.0 - remaining_share, "Lower them.")
-            )
-        return [*windows, (self._oldest("sample", None), remaining_share)]
+        rest_share = 1.0 - sum(part for _, part in windows)
+        if rest_share < -1e-9:
+            raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest_share, "Lower them."))
+        return [*windows, (self._oldest_row("sample", None), rest_share)]
 
     def _draw(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
         """Draw random rows [count] from the windows."""
@@ -441,13 +442,13 @@ class DistillationBuffer(StateDictMixin):
             oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
         return oldest + self._random.below(self._ring.head - oldest, count)
 
-    def _targets(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
+    def _check_out(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
         """Return the checked tensors of `out`, for a batch of `count` rows; None without `out`."""
         if out is None:
             return None
-        forms = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
-        own = map(memory_range, self._columns)
-        return check_targets(out, dict(zip(self._paths, forms, strict=True)), self.device, own)
+        layouts = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
+        own_ranges = map(memory_range, self._columns)
+        return checked_targets(out, dict(zip(self._paths, layouts, strict=True)), self.device, own_ranges)
 
     def _read(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None
@@ -461,12 +462,12 @@ class DistillationBuffer(StateDictMixin):
         targets[-1].copy_(rounds)
         return out
 
-    # Description
+    # Checking and describing
 
     def check(self) -> None:
         """Verify every invariant; raise an InvariantError for the first violation. Nothing is changed."""
         with self._lock:
-            ring, schema, starts = self._ring, self._schema, self._starts
+            ring, schema, round_starts = self._ring, self._schema, self._starts
             columns, fields = self._columns, schema.fields
             require(ring.capacity == self.capacity, "capacity", self.capacity, ring.capacity)
             require(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
@@ -475,14 +476,14 @@ class DistillationBuffer(StateDictMixin):
             require(len(columns) in (0, len(fields)), "fields", f"{len(fields)} columns", len(columns))
             for path, field, column in zip(schema.paths, fields, columns, strict=False):
                 require_layout(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
-            is_sorted = all(one <= other for one, other in pairwise([0, *starts, ring.head]))
+            is_sorted = all(one <= other for one, other in pairwise([0, *round_starts, ring.head]))
             expected = f"first rows from 0 to {ring.head}, in order"
-            require(starts and starts[0] == 0 and is_sorted, "rounds", expected, starts)
-            on_device = self._device_starts
-            require_layout("rounds", on_device, (len(starts),), torch.int64, self.device)
+            require(round_starts and round_starts[0] == 0 and is_sorted, "rounds", expected, round_starts)
+            device_starts = self._device_starts
+            require_layout("rounds", device_starts, (len(round_starts),), torch.int64, self.device)
             if self.device.type != "meta":  # meta tensors have no values
-                equal = on_device == torch.tensor(starts, device=self.device)
-                require_all(equal, "rounds", "equal first rows on the device", on_device)
+                equal = device_starts == torch.tensor(round_starts, device=self.device)
+                require_all(equal, "rounds", "equal first rows on the device", device_starts)
             self._random.check()
 
     def __len__(self) -> int:

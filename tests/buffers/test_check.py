@@ -439,13 +439,14 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
         "^staged fields: expected no staged fields in a full rollout"
     ),
     "a reset that never comes": (
-        {}, attribute("_flags.resetting", torch.ones_like), r"^resetting\[0\]: expected False unless"
+        {}, attribute("_flags.first_resets", torch.ones_like), r"^resetting\[0\]: expected False unless"
     ),
     "a start that is no flag": (
-        {}, lambda r: r._flags.starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
+        {}, lambda r: r._flags.first_starts.view(torch.uint8).fill_(7),
+        r"^starting\[0\]: expected a flag of 0 or 1, got 7",
     ),
     "resets of other environments": (
-        {}, attribute("_flags.resetting", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
+        {}, attribute("_flags.first_resets", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
     ),
     "a final observation of a step that goes on": (
         {}, column("truncated", (1, 1), False), r"^final_obs: expected .* of truncated steps, got \[\(1, 1\)\]"

@@ -1,4 +1,4 @@
-"""Batches made ahead: the same ones, in the same order, and no thread left behind."""
+"""Prefetched batches: the same batches in the same order, and no thread left running."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def test_closing_wakes_somebody_who_waits_for_a_batch() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [((0,), "prefetch"), ((4, None, 0), "depth: expected a positive")])
-def test_what_cannot_be_is_refused_at_once(arguments: Any, message: str) -> None:
+def test_invalid_arguments_are_refused_at_the_call(arguments: Any, message: str) -> None:
     with pytest.raises((rl.SchemaError, ValueError), match=message):
         rl.prefetch(filled(), *arguments)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # signals in finalizers
 def test_an_interrupted_call_leaves_batches_to_come_and_a_thread_that_ends() -> None:
-    """From the second batch on: the first one starts a thread, in code of Python's own that a signal may break."""
+    """From the second batch on: the first call starts a thread in the standard library, which a signal may break."""
     replay = filled()
 
     def start() -> Prefetch:
@@ -144,7 +144,9 @@ def test_an_interrupted_call_leaves_batches_to_come_and_a_thread_that_ends() -> 
 def test_a_warning_names_the_line_that_asks_for_a_batch() -> None:
     replay = rl.ReplayBuffer(100, obs=1, action=(), seed=3)
     for t in range(65):
-        replay.add([float(t)], 0.0, 0.0, False, False, [-1.0])  # no step starts where the one before led
+        replay.add(
+            [float(t)], 0.0, 0.0, False, False, [-1.0]
+        )  # no step starts at the next observation of the previous step
     with rl.prefetch(replay, 4) as batches, pytest.warns(rl.DataWarning) as warned:
         next(batches)
     assert [warning.filename for warning in warned] == [__file__]

@@ -1,4 +1,4 @@
-"""A replay buffer in shared memory: handles, several views of one memory, and what is made of a half-written step."""
+"""A replay buffer in shared memory: handles, several buffers on one memory, and recovery of half-written steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def steps(replay: rl.ReplayBuffer, first: int, count: int, *, end: int = 10**9, 
 
 
 def assert_exact(replay: rl.ReplayBuffer) -> None:
-    """Every stored row is a step as `steps` gave it."""
+    """Assert that every stored row is a step that `steps` added."""
     replay.check()
     rows = replay[replay.ids()]
     torch.testing.assert_close(rows["obs"][:, 0], 10 * rows["action"] + rows["reward"], rtol=0, atol=0)
@@ -72,7 +72,7 @@ class TestConnecting:
         ids = replay.ids()
         other.update_priority(ids, torch.where(ids == ids[3], 5.0, 0.0))
         assert set(replay.sample(50)["index"].tolist()) == {int(ids[3])}
-        steps(replay, 4, 1)  # a new row has the largest priority that anybody gave
+        steps(replay, 4, 1)  # a new row has the largest priority of all processes
         np.testing.assert_allclose(replay.sampler.state()["mass"].sum(), 15.0)
         assert int(other.sampler.state()["draws"]) == 50
 
@@ -114,7 +114,7 @@ class TestConnecting:
 
 
 class TestCopyingBesideWriters:
-    """Rows are copied without the lock: those that were overwritten meanwhile are not given out."""
+    """Rows are copied without the lock; rows overwritten meanwhile are not returned."""
 
     @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=["uniform", "prioritized"])
     @pytest.mark.parametrize("obs", [1, rl.Stacked(1, 3, 0)], ids=["plain", "stacked"])
@@ -137,7 +137,7 @@ class TestCopyingBesideWriters:
         def overwritten(self: Any, reserved: Any, slots: torch.Tensor) -> Any:
             leaves = read(self, reserved, slots)
             copied.append(leaves[("action",)].tolist())
-            write(6, 3)  # while the batch is copied, half of the ring is written over
+            write(6, 3)  # half of the ring is overwritten while the batch is copied
             return leaves
 
         monkeypatch.setattr(NativeReader, "_read_unlocked", overwritten)
@@ -158,7 +158,7 @@ class TestCopyingBesideWriters:
             original = getattr(NativeReader, name)
 
             def watched(*arguments: Any) -> Any:
-                free.append(is_free(replay._lock))
+                free.append(can_be_taken(replay._lock))
                 return original(*arguments)
 
             monkeypatch.setattr(NativeReader, name, watched)
@@ -181,32 +181,32 @@ class TestCopyingBesideWriters:
 
 class TestWaiting:
     @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.1])
-    def test_whoever_waits_in_vain_leaves_what_it_has_not_got(self, seconds: float) -> None:
+    def test_a_wait_that_timed_out_leaves_the_lock_usable(self, seconds: float) -> None:
         lock: Any = shared()._lock
-        with held_elsewhere(lock), lock.within(seconds) as is_ours:
+        with held_by_another_thread(lock), lock.within(seconds) as is_ours:
             assert not is_ours
-        assert is_free(lock)
+        assert can_be_taken(lock)
 
     @pytest.mark.parametrize("seconds", [1e10, 1e300, float("inf")])
     def test_one_can_wait_for_longer_than_nanoseconds_count(self, seconds: float) -> None:
         lock: Any = shared()._lock
-        with held_elsewhere(lock, 0.1), lock.within(seconds) as is_ours:
+        with held_by_another_thread(lock, 0.1), lock.within(seconds) as is_ours:
             assert is_ours
-        assert is_free(lock)
+        assert can_be_taken(lock)
 
     def test_ctrl_c_while_one_waits_leaves_the_lock_free(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
         lock: Any = shared()._lock
         interrupted = 0
         for _ in range(5):
-            with held_elsewhere(lock, 0.03):
+            with held_by_another_thread(lock, 0.03):
                 try:
                     threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
                     with lock.within(10.0):
                         time.sleep(0.5)
                 except KeyboardInterrupt:
                     interrupted += 1
-            assert is_free(lock)
+            assert can_be_taken(lock)
         assert interrupted == 5
 
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -225,8 +225,8 @@ class TestWaiting:
 
 
 @contextmanager
-def held_elsewhere(lock: Any, seconds: float = 60.0) -> Iterator[None]:
-    """Another thread has the lock when this starts, for so long or until this ends."""
+def held_by_another_thread(lock: Any, seconds: float = 60.0) -> Iterator[None]:
+    """Let another thread hold the lock for some seconds, or until the block ends."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -244,15 +244,15 @@ def held_elsewhere(lock: Any, seconds: float = 60.0) -> Iterator[None]:
         holder.join()
 
 
-def is_free(lock: Any) -> bool:
-    """Whether another thread could have the lock."""
+def can_be_taken(lock: Any) -> bool:
+    """Return whether another thread can take the lock."""
 
-    def try_it() -> bool:
+    def take_lock() -> bool:
         with lock.within(0.0) as is_ours:
             return is_ours
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(try_it).result()
+        return pool.submit(take_lock).result()
 
 
 class TestRefusals:
@@ -327,7 +327,7 @@ class TestRefusals:
         replay = shared()
         handle: Any = replay.handle()
         parts = {name: forged.get(name, getattr(handle.address, name)) for name in ("token", "process", "files")}
-        gc.collect()  # what tests before this one have left
+        gc.collect()  # frees the buffers of earlier tests
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises((rl.SchemaError, ConnectionError), match="connect: expected"):
             rl.connect(Handle(forged.get("address", SharedAddress(**parts)), forged.get("settings", handle.settings)))
@@ -335,7 +335,7 @@ class TestRefusals:
         assert len(os.listdir("/proc/self/fd")) == before
 
     def test_nobody_can_shorten_shared_memory(self) -> None:
-        """A process that read beyond the end of a file would die of it."""
+        """Reading beyond the end of a mapped file would kill the process."""
         replay = shared()
         for file in replay.handle().address.files.values():
             for length in (0, 1 << 20):
@@ -389,9 +389,9 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", select("prioritized", of=LAYOUTS))
 @pytest.mark.parametrize("end", [3, 1000])
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `steps` numbers observations on through ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # observations of `steps` continue across ends
 def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(layout: str, end: int) -> None:
-    """A step is stopped half-way: of the bytes that it changes, any subset has been written."""
+    """A step is interrupted after any subset of its changed bytes was written."""
     random = np.random.default_rng(0)
     for trial in range(60):
         replay = shared(**LAYOUTS[layout])
@@ -404,7 +404,7 @@ def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(
         for old, new in zip(before, arrays(replay), strict=True):
             bytes_old, bytes_new = (tensor.view(-1).view(torch.uint8).numpy() for tensor in (old, new))
             kept = random.random(len(bytes_new)) < random.choice([0.0, 0.5, 1.0])
-            # Numbers of eight bytes are written at once.
+            # Numbers of up to eight bytes are written at once.
             kept = kept.reshape(-1, old.element_size())[:, :1].repeat(old.element_size(), 1).reshape(-1)
             bytes_new[~kept] = bytes_old[~kept]
         ring = replay.storage.rows.ring
@@ -463,12 +463,12 @@ def test_a_clear_that_was_stopped_half_way_leaves_whole_rows() -> None:
 
 
 def test_without_a_journal_a_half_written_step_would_be_served() -> None:
-    """A canary: the journal is what the tests above are about."""
+    """A canary: without the journal, a half-written step is served."""
     replay = shared()
     steps(replay, 0, 9)
     head, column = replay.storage.rows.ring.head.clone(), replay.storage.rows.leaves[0]
     steps(replay, 9, 1)
-    column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of it never came
+    column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of the step was never written
     replay._recover()
     with pytest.raises(AssertionError):
         assert_exact(replay)

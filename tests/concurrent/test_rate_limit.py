@@ -1,4 +1,4 @@
-"""Writers and samplers wait for each other: the ratio holds, nobody waits for ever, and everybody is told why."""
+"""Writers and samplers wait for each other: the ratio holds, no call waits forever, and errors say why."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestWaiting:
                 assert abs(4 * (limit.inserted - 10) - limit.sampled) <= 20
         assert limit.inserted > 500
 
-    def test_who_is_ahead_is_told_so(self) -> None:
+    def test_the_timeout_error_names_the_side_that_is_ahead(self) -> None:
         limit = rl.RateLimit(buffer(), samples_per_insert=2, min_size=1, tolerance=4, timeout=0)
         add(limit, 3)
         counts = r"\(3 inserts and 0 samples, at 2 samples per insert\)"
@@ -74,7 +74,7 @@ class TestWaiting:
         limit.extend({**block, "next_obs": block["obs"] + 1})
         assert limit.inserted == 4 + 2 + 20 == len(replay)
 
-    def test_threads_that_run_freely_are_held_together(self) -> None:
+    def test_threads_keep_the_ratio(self) -> None:
         limit = rl.RateLimit(buffer(), samples_per_insert=8, min_size=50, tolerance=400, timeout=30)
         adder = threading.Thread(target=add, args=(limit, 560))
         adder.start()
@@ -92,7 +92,7 @@ def _adding(handle: Handle) -> None:
 
 
 @pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
-def test_processes_are_held_together() -> None:
+def test_processes_keep_the_ratio() -> None:
     replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
     limit = rl.RateLimit(replay, samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
     process: Any = CONTEXT.Process(target=_adding, args=(replay.handle(),))

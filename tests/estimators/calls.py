@@ -1,4 +1,4 @@
-"""Every estimator that sweeps over time, as the tests call it: on a rollout, and written out."""
+"""Calls of every estimator over time: the public function, and the written-out reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ every_estimator = pytest.mark.parametrize("name", NAMES)
 
 
 def call(name: str, tensors: dict[str, Tensor | None], **settings: Any) -> tuple[Tensor, ...]:
-    """The public function on the tensors it takes; always a tuple."""
+    """Call the public function with the tensors that it needs; return a tuple."""
     estimator = getattr(estimators, name)
     result = estimator(*(tensors[k] for k in ARGUMENTS[name]), **settings, mask=tensors["mask"])
     return result if isinstance(result, tuple) else (result,)
@@ -43,7 +43,7 @@ def expected(name: str, rollout: Rollout, **settings: Any) -> list[Tensor]:
 
 
 def assert_equal(got: Tensor, want: Tensor) -> None:
-    """Equal up to rounding of the dtype that was computed in; NaN where NaN is expected."""
+    """Assert equality up to the rounding of the computation's dtype; NaN equals NaN."""
     tolerance = 2e-4 if got.dtype == torch.float32 else 1e-9
     torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -51,7 +51,7 @@ def assert_equal(got: Tensor, want: Tensor) -> None:
 def sample(
     steps: int, *axes: int, dtype: torch.dtype = torch.float32, ends: float = 0.1, seed: int = 0
 ) -> dict[str, Tensor | None]:
-    """A rollout without Hypothesis, for one fixed example."""
+    """Return the tensors of one fixed rollout, without Hypothesis."""
     generator = torch.Generator().manual_seed(seed)
     numbers = {
         name: torch.randn(steps, *axes, generator=generator, dtype=dtype)

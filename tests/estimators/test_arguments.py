@@ -1,4 +1,4 @@
-"""Arguments that the estimators accept, and messages for those that they refuse."""
+"""Arguments that the estimators accept, and messages for arguments that they refuse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> s
 
 
 def gae(**changed: Any) -> Any:
-    """rl.gae on [5, 8] tensors, with some arguments changed."""
+    """Call rl.gae on [5, 8] tensors, with some arguments changed."""
     arguments = {**sample(5, 8), "gamma": 0.9, "lam": 0.8, **changed}
     arguments.pop("log_ratio")
     return rl.gae(**arguments)
@@ -90,9 +90,9 @@ def gae(**changed: Any) -> Any:
             {"mask": torch.ones(5, 8, device="meta").bool()},
             "mask: expected a tensor on cpu to match reward, got meta. Call .to('cpu').",
         ),
-        ({"gamma": 1.5}, "gamma: expected a number from 0 to 1, got 1.5. Pass a discount inside that range."),
-        ({"lam": -0.1}, "lam: expected a number from 0 to 1, got -0.1. Pass a discount inside that range."),
-        ({"gamma": float("nan")}, "gamma: expected a number from 0 to 1, got nan. Pass a discount inside that range."),
+        ({"gamma": 1.5}, "gamma: expected a number from 0 to 1, got 1.5. Pass such a number."),
+        ({"lam": -0.1}, "lam: expected a number from 0 to 1, got -0.1. Pass such a number."),
+        ({"gamma": float("nan")}, "gamma: expected a number from 0 to 1, got nan. Pass such a number."),
         ({"gamma": "0.9"}, "gamma: expected a number, got str. Pass a Python float."),
         ({"lam": True}, "lam: expected a number, got bool. Pass a Python float."),
         ({"gamma": None}, "gamma: expected a number, got None. Pass a Python float."),
@@ -109,7 +109,7 @@ def test_every_tensor_argument_is_checked(name: str) -> None:
     tensors = sample(5, 8)
     for argument in (*ARGUMENTS[name], "mask"):
         for wrong in (torch.zeros(5, 8, 1), torch.zeros(5), np.zeros((5, 8))):
-            # The first number sets the shape: a reward that does not fit is told by the next argument.
+            # The first value sets the shape, so the error for a wrong reward names the next argument.
             told = refusal(call, name, {**tensors, argument: wrong}, **SETTINGS[name])
             assert told.startswith(f"{argument}:") or argument == "reward"
 

@@ -19,13 +19,13 @@ def flags(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
-def test_an_end_is_read_at_the_step_that_ended() -> None:  # T1; reading the flag at t + 1 gives [1, 2, 1]
+def test_an_end_is_read_at_the_step_that_ended() -> None:  # case T1: reading the flag at t + 1 gives [1, 2, 1]
     reward, value, next_value = floats(1, 1, 1), floats(0, 0, 10), floats(0, 10, 0)
     _, return_ = rl.gae(reward, value, next_value, flags(0, 1, 0), flags(0, 0, 0), gamma=1.0, lam=1.0)
     assert return_.tolist() == [2, 1, 1]
 
 
-def test_a_truncated_step_bootstraps_from_its_final_value_and_cuts_the_chain() -> None:  # T2
+def test_a_truncated_step_bootstraps_from_its_final_value_and_cuts_the_chain() -> None:  # case T2
     reward, value, next_value = floats(1, 1, 1), floats(0, 0, 10), floats(0, 5, 0)
     advantage, return_ = rl.gae(reward, value, next_value, flags(0, 0, 0), flags(0, 1, 0), gamma=1.0, lam=1.0)
     assert return_.tolist() == [7, 6, 1]
@@ -65,7 +65,7 @@ def test_group_advantage_counts_later_episodes_when_asked() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_n_step_windows_stop_at_an_end_at_a_truncation_and_at_the_last_row(n: int) -> None:
-    # Reward t + 1, next value 100 (t + 1), γ = ½: rows 0–1 end by termination, 2–4 by truncation, 5 is open.
+    # Reward t + 1, next value 100 (t + 1), γ = ½: rows 0–1 end by termination, 2–4 by truncation, 5 is unfinished.
     reward, next_value = floats(1, 2, 3, 4, 5, 6), floats(100, 200, 300, 400, 500, 600)
     got = rl.n_step_return(reward, next_value, flags(0, 1, 0, 0, 0, 0), flags(0, 0, 0, 0, 1, 0), gamma=0.5, n=n)
     expected = {
@@ -76,7 +76,7 @@ def test_n_step_windows_stop_at_an_end_at_a_truncation_and_at_the_last_row(n: in
     assert got.tolist() == expected[n]
 
 
-def test_the_end_of_one_environment_changes_no_other() -> None:  # T25
+def test_the_end_of_one_environment_changes_no_other() -> None:  # case T25
     generator = torch.Generator().manual_seed(25)
     reward, value, next_value = (torch.randn(6, 9, generator=generator) for _ in range(3))
     log_ratio, none = torch.randn(6, 9, generator=generator), torch.zeros(6, 9, dtype=torch.bool)

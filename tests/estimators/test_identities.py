@@ -16,7 +16,7 @@ quick = settings(max_examples=40, deadline=None)
 
 
 def wide(flag: Tensor | None, like: Tensor) -> Tensor:
-    """A flag or mask in the reward's shape; no mask is True everywhere."""
+    """Return a flag or mask in the reward's shape; a missing mask is True everywhere."""
     if flag is None:
         return torch.ones_like(like, dtype=torch.bool)
     return flag[(..., *(None,) * (like.ndim - flag.ndim))].expand(like.shape)

@@ -1,4 +1,4 @@
-"""Estimators read nothing behind an end, in masked rows or in other episodes."""
+"""Estimators read nothing after an end, in masked rows or in other episodes."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_group_advantage_matches_the_written_out_statistics(
     reward = torch.randn(steps, groups * size, generator=generator, dtype=torch.float64)
     done = torch.rand(steps, groups * size, generator=generator) < 0.3
     mask = torch.rand(steps, groups * size, generator=generator) < (0.7 if masked else 2)
-    reward = torch.where(mask, reward, torch.nan)  # what is masked is not read
+    reward = torch.where(mask, reward, torch.nan)  # masked rows are not read
     values = {"group_size": size, "gamma": gamma, "first_episode_only": first, "eps": 1e-2}
     with running(backend_name):
         got = estimators.group_advantage(reward, done, **values, mask=mask if masked else None)

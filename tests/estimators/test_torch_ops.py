@@ -18,7 +18,7 @@ from tests.tiers import select
 
 
 class Launches(TorchDispatchMode):
-    """Names of all ops that were dispatched inside."""
+    """Records the names of all ops dispatched in its `with` block."""
 
     def __init__(self) -> None:
         super().__init__()

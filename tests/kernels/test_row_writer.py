@@ -21,9 +21,9 @@ from relive.storage import Memory
 ROWS, ENVS = 3, 2
 
 
-def make(*fields: Field, num_envs: int | None = ENVS, optional: tuple[str, ...] = ()) -> Storage:
-    schema = Schema({f"x{i}": field for i, field in enumerate(fields)})
-    return Storage(schema, ROWS, num_envs, Memory.of("cpu"), optional)
+def make(*fields: Field, num_envs: int | None = ENVS, **optional: Field) -> Storage:
+    schema = Schema({**{f"x{i}": field for i, field in enumerate(fields)}, **optional})
+    return Storage(schema, ROWS, num_envs, Memory.of("cpu"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,7 +56,7 @@ def test_numbers_fill_a_single_environment(backend: str) -> None:
 
 
 def test_an_optional_field_left_out_is_zero_and_never_stale(backend: str) -> None:
-    storage = make(Field(), Field(2), optional=("x1",))
+    storage = make(Field(), value=Field(2))
     storage.write(0, (np.ones(2), np.ones((2, 2))))
     storage.write(0, (np.ones(2), None))
     assert not storage.tensors[1][0].any()

@@ -1,4 +1,4 @@
-"""Steps with numbers to recognise, and rollouts of them."""
+"""Recognisable steps, and rollouts of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ N = 3
 
 
 def step(t: int, *, n: int = N, **changed: Any) -> dict[str, Any]:
-    """One step with numbers to recognise: obs = t, action = t, reward = 10·t + n, value = 10·t."""
+    """Return a recognisable step: obs = t, action = t, reward = 10·t + n, value = 10·t."""
     fields = {
         "obs": np.full((n, 2), t, np.float32),
         "action": np.full(n, t),

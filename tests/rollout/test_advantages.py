@@ -108,7 +108,7 @@ class TestAdvantage:
 
 
 class TestEnvMajor:
-    def test_is_the_same_memory_with_the_last_slot(self, backend: str) -> None:
+    def test_env_major_shares_memory_and_has_the_last_slot(self, backend: str) -> None:
         rollout = make()
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         view = rollout.env_major()

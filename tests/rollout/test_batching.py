@@ -1,4 +1,4 @@
-"""Minibatches: every transition once an epoch."""
+"""Minibatches: every transition once per epoch."""
 
 from __future__ import annotations
 

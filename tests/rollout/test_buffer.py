@@ -1,4 +1,4 @@
-"""The rollout buffer: what goes in comes out, once, where it belongs."""
+"""The rollout buffer: every stored step is read back once, at its index."""
 
 from __future__ import annotations
 
@@ -293,10 +293,10 @@ class TestThreadsAndProcesses:
 
 class TestStatistics:
     def full(self, stats: rl.EpisodeStats) -> None:
-        """Let the next step be one too many."""
+        """Set the step count to its maximum, so that counting another step raises."""
         stats.restore(stats.snapshot() | {"counts": torch.tensor([0, 2**53])})
 
-    def test_that_fail_leave_the_last_slot_as_it_was(self, backend: str) -> None:
+    def test_failing_statistics_leave_the_last_slot_unchanged(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
         rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
@@ -307,7 +307,7 @@ class TestStatistics:
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
 
-    def test_that_fail_leave_what_was_staged(self, backend: str) -> None:
+    def test_failing_statistics_leave_staged_fields(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
         rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
@@ -321,7 +321,7 @@ class TestStatistics:
         rollout.add(**rest)
         assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
 
-    def test_and_norms_are_told_of_hidden_states_at_every_step(self, backend: str) -> None:
+    def test_norms_count_hidden_states_at_every_step(self, backend: str) -> None:
         stats, norm = rl.EpisodeStats(N, metrics=("energy",)), rl.RunningNorm(2)
         extra = {"hidden": rl.Carry(2), "energy": rl.Carry()}
         rollout = make(filled=0, stats=stats, norm={"hidden": norm}, extra=extra)
@@ -331,7 +331,7 @@ class TestStatistics:
         assert stats.episodes()["energy"].tolist() == [1111.0] * N
         assert (norm.count, norm.mean.tolist()) == (4 * N, [1.5, 1.5])
 
-    def test_are_told_of_every_step_and_which_rows_count(self, backend: str) -> None:
+    def test_statistics_count_every_step_except_reset_rows(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
         rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)
         rollout.add(**step(0, terminated=np.array([False, True, False])))
@@ -340,17 +340,17 @@ class TestStatistics:
         assert stats.snapshot()["open"].tolist() == [[10.0, 0.0, 14.0], [2.0, 0.0, 2.0]]
 
 
-def test_a_rollout_tells_what_it_keeps() -> None:
+def test_nbytes_counts_fields_and_attached_tensors() -> None:
     rollout = rl.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
-    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)  # a row more than steps: obs, action, reward, flags, value, log_prob
+    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)  # 5 rows: obs, action, reward, flags, value, log_prob
     assert rollout.nbytes == kept
     rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
     rollout.compute_advantage(np.zeros(3))
     assert rollout.nbytes == kept + 2 * 5 * 3 * 4
 
 
-def test_a_kept_leaf_of_a_large_batch_stays_as_it_was_when_the_rest_is_freed() -> None:
-    """The memory of freed batches is given to later ones; that of a leaf that somebody has is not."""
+def test_a_referenced_leaf_of_a_freed_batch_stays_unchanged() -> None:
+    """Later batches reuse the memory of freed batches, but not of leaves that are still referenced."""
     rollout = rl.RolloutBuffer(num_steps=64, num_envs=64, obs=64, action=(), seed=0)
     for t in range(64):
         row = torch.arange(64.0) + 64 * t

@@ -1,4 +1,4 @@
-"""Rows that end an episode, start one or only reset, and the observations that truncated steps led to."""
+"""Rows that end or start an episode, reset rows, and final observations of truncated steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUTS = (
 
 
 class TestFinalObservationsInTheWild:
-    """Layouts of info["final_obs"] under SAME_STEP that libraries really use."""
+    """Layouts of info["final_obs"] that libraries use under SAME_STEP."""
 
     finals = np.arange(2.0 * N).reshape(N, 2)
 
@@ -42,14 +42,14 @@ class TestFinalObservationsInTheWild:
         }
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_is_found(self, layout: str) -> None:
+    def test_final_observations_are_found_in_every_layout(self, layout: str) -> None:
         rollout = make(filled=0, autoreset="SAME_STEP")
         fields = step(0, truncated=np.array([False, True, False]))
         taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], self.layouts()[layout])
         rollout.add_step(fields["obs"], fields["action"], taken, value=fields["value"])
         assert rollout.final_obs.tolist() == [[2.0, 3.0]]
 
-    def test_batched_dicts_too(self) -> None:
+    def test_final_observations_are_found_in_batched_dicts(self) -> None:
         rollout = rl.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
         obs = {"a": np.zeros((2, 1)), "b": np.zeros(2)}
         info = {
@@ -61,7 +61,7 @@ class TestFinalObservationsInTheWild:
         assert rollout.final_obs["a"].tolist() == [[2.0]]
         assert rollout.final_obs["b"].tolist() == [4.0]
 
-    def test_dicts_with_masks_or_objects_inside_too(self) -> None:
+    def test_final_observations_are_found_in_dicts_with_masks_or_objects(self) -> None:
         obs = {"a": np.zeros((2, 1)), "b": np.zeros(2)}
         objects = np.empty((2, 2), object)
         objects[0, 1], objects[1, 1] = np.array([2.0]), 4.0
@@ -76,7 +76,7 @@ class TestFinalObservationsInTheWild:
             assert rollout.final_obs["a"].tolist() == [[2.0]]
             assert rollout.final_obs["b"].tolist() == [4.0]
 
-    def test_one_that_is_missing_is_asked_for(self) -> None:
+    def test_a_missing_final_observation_is_an_error(self) -> None:
         rollout = make(filled=0, autoreset="SAME_STEP")
         fields = step(0, truncated=np.array([False, True, False]))
         taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], {})
@@ -84,7 +84,7 @@ class TestFinalObservationsInTheWild:
         with pytest.raises(rl.NotReadyError, match="final_obs of step 0, environment 1"):
             rollout.compute_advantage(np.zeros(N))
 
-    def test_one_of_a_wrong_shape_is_refused_and_nothing_changes(self) -> None:
+    def test_a_final_observation_of_a_wrong_shape_is_refused_and_nothing_changes(self) -> None:
         rollout = make(filled=1, autoreset="SAME_STEP")
         before = rollout.data.clone()
         fields = step(1, truncated=np.array([False, True, False]))
@@ -118,7 +118,7 @@ class TestResetRows:
 
 
 class TestRowsThatAllReset:
-    """NEXT_STEP, and every environment ended with the last step of the rollout before."""
+    """A NEXT_STEP rollout after a rollout whose last step ended every episode."""
 
     @staticmethod
     def reset_only(steps: int = 1) -> rl.RolloutBuffer:
@@ -130,7 +130,7 @@ class TestRowsThatAllReset:
         return rollout
 
     @pytest.mark.parametrize("drop_last", [False, True])
-    def test_there_is_nothing_to_learn_from(self, backend: str, drop_last: bool) -> None:
+    def test_a_rollout_of_reset_rows_has_no_transitions(self, backend: str, drop_last: bool) -> None:
         rollout = self.reset_only()
         assert rollout.is_full
         assert len(rollout) == 0

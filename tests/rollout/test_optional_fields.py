@@ -1,4 +1,4 @@
-"""`value` and `log_prob` of a rollout: what no step gave is absent, and never zeros."""
+"""`value` and `log_prob` of a rollout: a field that no step passed is absent, and never zeros."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N, T = 3, 4
 
 
 def step(t: int, *names: str) -> dict[str, Any]:
-    """One step with numbers to recognise: value = 10·t + 1, log_prob = −t − 1, as far as they are given."""
+    """Return a recognisable step with the optional fields `names`: value = 10·t + 1, log_prob = −t − 1."""
     fields = {
         "obs": np.full((N, 2), t, np.float32),
         "action": np.full(N, t, np.float32),
@@ -31,7 +31,7 @@ def step(t: int, *names: str) -> dict[str, Any]:
 
 
 def make(*names: str, steps: int = T, **options: Any) -> rl.RolloutBuffer:
-    """A rollout whose steps give the optional fields `names`."""
+    """Return a rollout whose steps pass the optional fields `names`."""
     rollout = rl.RolloutBuffer(T, N, obs=2, action=(), seed=0, **options)
     for t in range(steps):
         rollout.add(**step(t, *names))
@@ -39,7 +39,7 @@ def make(*names: str, steps: int = T, **options: Any) -> rl.RolloutBuffer:
 
 
 def readings(rollout: rl.RolloutBuffer) -> dict[str, Any]:
-    """All that batches, data and env_major are made of."""
+    """Return a minibatch, sequences, data and env_major, by name."""
     return {
         "minibatches": next(rollout.minibatches(2)),
         "sequences": next(rollout.sequences(2)),
@@ -278,7 +278,7 @@ class TestAttaching:
         with pytest.raises(rl.SchemaError, match="^attach: expected an unused name, got .value."):
             make("value").attach(value=np.zeros((T, N)))
 
-    def test_it_goes_with_the_next_step_as_all_that_is_attached_does(self) -> None:
+    def test_the_next_step_removes_an_attached_optional_field(self) -> None:
         rollout = make(steps=2)
         rollout.attach(value=np.ones((2, N)))
         assert "value" in rollout
@@ -305,7 +305,7 @@ class TestAttaching:
 
 class TestCheckpoints:
     @pytest.mark.parametrize("names", WHICH)
-    def test_what_was_given_is_known_after_loading(self, names: tuple[str, ...], tmp_path: Path) -> None:
+    def test_a_loaded_rollout_has_the_same_optional_fields(self, names: tuple[str, ...], tmp_path: Path) -> None:
         rollout = rl.RolloutBuffer(T, N, obs=2, action=(), seed=0)
         for t in range(2):
             zeros = dict.fromkeys(names, np.zeros(N))

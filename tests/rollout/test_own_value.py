@@ -95,7 +95,7 @@ def test_under_next_step_every_next_value_is_known(backend: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["own", "", None, 2, 1.0])
-def test_another_word_is_refused_and_nothing_changes(wrong: Any) -> None:
+def test_another_bootstrap_is_refused_and_nothing_changes(wrong: Any) -> None:
     rollout = rl.RolloutBuffer(1, 1, obs=1, action=())
     add(rollout, [1], [10], [0], [0])
     with pytest.raises(rl.SchemaError, match='^bootstrap_truncated: expected True, False or "own_value", got'):

@@ -23,7 +23,7 @@ MODES = ("chunked", "overlap", "every")
 
 
 def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
-    """A rollout of the ends [T][N]: obs is the row t·N + n, the hidden state its negative."""
+    """Return a rollout with the ends [T][N]; obs is the row t·N + n, the hidden state −(t·N + n)."""
     steps, envs = len(ended), len(ended[0])
     extra = {"hidden": {"a": rl.Carry(2)}}
     rollout = rl.RolloutBuffer(steps, envs, obs=1, action=(), extra=extra, seed=0, **options)
@@ -38,16 +38,16 @@ def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
 
 
 def golden(**options: Any) -> rl.RolloutBuffer:
-    """Two environments, five steps; the first one's episode ends at t = 1."""
+    """Return a rollout of two environments and five steps; environment 0 ends an episode at t = 1."""
     return filled([[t == 1, False] for t in range(5)], **options)
 
 
-def rows_of(batch: Any) -> list[list[int]]:
-    """The rows that the steps of a batch-first batch are."""
+def row_numbers(batch: Any) -> list[list[int]]:
+    """Return the row numbers of the steps in a batch-first batch."""
     return [obs[mask].flatten().int().tolist() for obs, mask in zip(batch["obs"], batch["mask"], strict=True)]
 
 
-def ends_of(rollout: rl.RolloutBuffer) -> torch.Tensor:
+def episode_ends(rollout: rl.RolloutBuffer) -> torch.Tensor:
     return rollout["terminated"] | rollout["truncated"]
 
 
@@ -62,7 +62,7 @@ def endings(draw: st.DrawFn) -> list[list[bool]]:
 class TestWhichSteps:
     def test_chunks_without_their_tails_as_written_down(self, backend: str):
         (batch,) = golden().sequences(3, keep_tail=False, shuffle=False)
-        assert rows_of(batch) == [[0, 2], [4, 6, 8], [1, 3, 5]]
+        assert row_numbers(batch) == [[0, 2], [4, 6, 8], [1, 3, 5]]
         assert batch["mask"].tolist() == [[True, True, False], [True] * 3, [True] * 3]
         assert batch["index"].tolist() == [0, 4, 1]
         assert batch["hidden", "a"].tolist() == [[0, 0], [-4, -4], [-1, -1]]
@@ -81,7 +81,7 @@ class TestWhichSteps:
     )
     def test_starts_of_each_mode_by_hand(self, backend: str, length: int, mode: Any, episode: int, expected: list):
         (batch,) = filled([[False]] * episode).sequences(length, mode=mode, shuffle=False)
-        assert [(rows[0], rows[-1] + 1) for rows in rows_of(batch)] == expected
+        assert [(rows[0], rows[-1] + 1) for rows in row_numbers(batch)] == expected
 
     @pytest.mark.parametrize("split", [True, False])
     @pytest.mark.parametrize("keep_tail", [True, False])
@@ -94,13 +94,13 @@ class TestWhichSteps:
     ):
         rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
         mask = rollout.data["mask"]
-        expected = reference.sequences(ends_of(rollout), mask, length, mode, split, keep_tail)
+        expected = reference.sequences(episode_ends(rollout), mask, length, mode, split, keep_tail)
         for backend in BACKENDS.values():
             with backend():
                 (batch,) = rollout.sequences(
                     length, mode=mode, split_episodes=split, keep_tail=keep_tail, shuffle=False
                 )
-            assert rows_of(batch) == expected
+            assert row_numbers(batch) == expected
             starts = [rows[0] for rows in expected]
             assert batch["index"].tolist() == starts
             assert batch["hidden", "a"][:, 0].int().tolist() == [-row for row in starts]
@@ -113,18 +113,20 @@ class TestWhichSteps:
         self, ended: list, length: int, size: int, seed: int
     ):
         rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP)
-        seen = [row for batch in rollout.sequences(length, batch_size=size) for run in rows_of(batch) for row in run]
+        seen = [
+            row for batch in rollout.sequences(length, batch_size=size) for run in row_numbers(batch) for row in run
+        ]
         assert sorted(seen) == rollout.data["mask"].flatten().nonzero().squeeze(1).tolist()
 
     def test_sequences_that_cross_ends_say_where_episodes_start(self, backend: str):
         (batch,) = golden().sequences(4, split_episodes=False, shuffle=False)
-        assert rows_of(batch) == [[0, 2, 4, 6], [8], [1, 3, 5, 7], [9]]
+        assert row_numbers(batch) == [[0, 2, 4, 6], [8], [1, 3, 5, 7], [9]]
         assert batch["is_first"].int().tolist() == [[1, 0, 1, 0], [0] * 4, [1, 0, 0, 0], [0] * 4]
 
     @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
     @pytest.mark.parametrize("split", [True, False])
     def test_each_way_of_resetting_gives_the_same_first_steps(self, backend: str, mode: AutoresetMode, split: bool):
-        """Over three rollouts: what begins with a rollout may have begun in the one before."""
+        """Three rollouts in a row: an episode may continue from one rollout into the next."""
         scripts = [((3, "terminated"), (2, "truncated")), ((4, "truncated"),)]
         envs = scripted.vector(scripts, mode)
         rollout = rl.RolloutBuffer.for_env(envs, 5)
@@ -146,9 +148,9 @@ class TestWhichSteps:
     def test_environments_that_were_restarted_begin_episodes(self):
         rollout = filled([[False, True]])
         rollout.clear()
-        assert rollout._flags.starting.tolist() == [False, True]
+        assert rollout._flags.first_starts.tolist() == [False, True]
         rollout.clear(restarted=True)
-        assert rollout._flags.starting.tolist() == [True, True]
+        assert rollout._flags.first_starts.tolist() == [True, True]
 
 
 class TestLayouts:
@@ -183,7 +185,7 @@ class TestLayouts:
         flat, _ = gru(PackedSequence(packed["obs"], packed["batch_sizes"]), packed["hidden", "a"].unsqueeze(0))
         by_row = dict(zip(padded["action"][padded["mask"]].tolist(), whole[padded["mask"]].tolist(), strict=True))
         for row, out in zip(packed["action"].tolist(), flat.data.tolist(), strict=True):
-            assert out == pytest.approx(by_row[row], abs=1e-5)  # states of up to 9, in float32
+            assert out == pytest.approx(by_row[row], abs=1e-5)  # float32 rounding of states up to 9
 
     def test_the_sizes_of_packed_sequences_stay_on_the_host(self, backend: str):
         (here,) = golden().sequences(3, layout="packed", shuffle=False)
@@ -211,7 +213,7 @@ class TestBatches:
 
     def test_a_constant_batch_size_drops_the_remainder(self):
         assert [len(batch) for batch in golden().sequences(2, batch_size=4, drop_last=True)] == [4]
-        with pytest.raises(rl.NotReadyError, match="sequences: expected 7 or more sequences, got 6"):
+        with pytest.raises(rl.NotReadyError, match="sequences: expected 7 sequences, got 6"):
             golden().sequences(2, batch_size=7, drop_last=True)
 
     def test_order_is_the_seeds(self):
@@ -249,7 +251,7 @@ class TestBatches:
         for t in range(4):
             rollout.add([t], 0.0, 0.0, t == 2, False, hidden=[10 + t])
         (batch,) = rollout.sequences(2, shuffle=False)
-        assert rows_of(batch) == [[0, 1], [2], [3]]
+        assert row_numbers(batch) == [[0, 1], [2], [3]]
         assert batch["hidden"].squeeze(-1).tolist() == [10, 12, 13]
 
     def test_a_cleared_rollout_is_refused(self):
@@ -266,8 +268,8 @@ class TestBatches:
         ("arguments", "message"),
         [
             ({"length": 0}, "length: expected a positive int, got 0"),
-            ({"length": 2, "mode": "half"}, "mode: expected one of 'chunked', 'overlap', 'every', got 'half'"),
-            ({"length": 2, "layout": "flat"}, "layout: expected one of 'batch_first', 'time_first', 'packed', got"),
+            ({"length": 2, "mode": "half"}, 'mode: expected "chunked", "overlap" or "every", got \'half\''),
+            ({"length": 2, "layout": "flat"}, 'layout: expected "batch_first", "time_first" or "packed", got'),
             ({"length": 2, "batch_size": 0}, "batch_size: expected a positive int, got 0"),
             ({"length": 2, "epochs": 0}, "epochs: expected a positive int, got 0"),
             ({"length": 2, "fields": ["nothing"]}, r"fields: expected stored fields \(.*\), got nothing"),
@@ -329,4 +331,4 @@ def test_the_native_border_checks_what_it_is_given() -> None:
         with pytest.raises(IndexError, match="start, stop"):
             native.SequenceGather(index, 2, "packed", *steps, *hidden).take(which, start, stop)
     with pytest.raises(MemoryError):
-        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)  # 4 · 2⁶² wraps to none
+        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)  # 4 · 2⁶² overflows to 0

@@ -1,4 +1,4 @@
-"""Arguments that use the rollout while they are converted: no step is lost, and none is half of two."""
+"""Arguments that use the rollout while they are converted: no step is lost, or mixed with another step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N = 2
 
 
 class Meddling:
-    """An array of `value`s that does something to the rollout when it is read."""
+    """Array that calls `meddle`, which changes the rollout, when it is first read."""
 
     def __init__(self, shape: tuple[int, ...], meddle: Callable[[], Any], value: float = 9.0) -> None:
         self._shape, self._meddle, self._value, self._is_read = shape, meddle, value, False

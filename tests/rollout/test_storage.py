@@ -1,4 +1,4 @@
-"""Steps that are staged or lent, tensors that are attached, and memory that others have in their hands."""
+"""Staged and lent steps, attached tensors, and memory shared with callers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestStaging:
 class TestLending:
     @staticmethod
     def write(memory: TensorDict, steps: int) -> None:
-        """What a collector does: steps that are recognised, and the last observation and value after them."""
+        """Write recognisable steps into lent memory, then the last observation and value."""
         for t in range(steps):
             for name, value in step(t).items():
                 memory[name][:, t] = torch.as_tensor(value)
@@ -122,7 +122,7 @@ class TestLending:
         with pytest.raises(rl.NotReadyError, match="a cleared one"):
             next(batches)
 
-    def test_rows_that_only_reset_are_none(self) -> None:
+    def test_reset_rows_are_no_transitions(self) -> None:
         rollout = make(filled=0, autoreset="NEXT_STEP")
         memory = rollout.lend()
         self.write(memory, 4)
@@ -262,6 +262,26 @@ class TestMemoryInOtherHands:
                 list(rollout.minibatches(N, fields=["reward"], out=out))
             assert digest(rollout) == before
 
+    @pytest.mark.parametrize(
+        ("field", "array"),
+        [
+            ("value", "last.value0"),
+            ("obs", "last.obs0"),
+            ("terminated", "flags.resetting"),
+            ("terminated", "flags.starting"),
+            ("terminated", "flags.coming"),
+        ],
+    )
+    def test_out_may_not_be_an_array_of_the_state(self, backend: str, field: str, array: str) -> None:
+        rollout = make(autoreset="NEXT_STEP")
+        rollout.compute_advantage(np.arange(N), last_obs=np.ones((N, 2)))
+        out = next(rollout.minibatches(N, fields=[field]))
+        out[field] = rollout.state_dict()["arrays"][array].view(out[field].shape)
+        before = digest(rollout)
+        with pytest.raises(rl.SchemaError, match=rf"out\.{field}: expected memory outside the buffer"):
+            list(rollout.minibatches(N, fields=[field], out=out))
+        assert digest(rollout) == before
+
 
 class TestAttach:
     def test_attached_tensors_join_every_batch_until_clear(self, backend: str) -> None:
@@ -274,7 +294,7 @@ class TestAttach:
         rollout.add(**step(0))
         assert "return" not in next(rollout.minibatches(1)).keys()
 
-    def test_can_be_replaced_by_what_is_computed_from_them(self) -> None:
+    def test_attached_tensors_can_be_replaced_by_values_computed_from_them(self) -> None:
         rollout = make()
         rollout.compute_advantage(np.zeros(N))
         rollout.attach(advantage=rl.normalize(rollout["advantage"]))
@@ -285,7 +305,7 @@ class TestAttach:
         with pytest.raises(rl.SchemaError, match=f"^attach: expected an unused name, got {name!r}"):
             make().attach({name: torch.zeros(4, N)})
 
-    def test_takes_what_add_takes(self) -> None:
+    def test_attach_accepts_the_types_that_add_accepts(self) -> None:
         rollout = make()
         fixed = np.ones((4, N))
         fixed.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Episode statistics: what a plain loop over environments and steps finds, told by hand and by the buffers."""
+"""Episode statistics, updated by hand and by buffers, against a plain loop over environments and steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODES = list(AutoresetMode)
 
 @pytest.fixture(params=["native", "torch"])
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way that the host counts: natively, and by torch ops as on other devices."""
+    """Run the test with both ways of counting: natively, and with torch ops as on other devices."""
     if request.param == "torch":
         for place in (counting, norm, observers):
             monkeypatch.setattr(place, "counters", lambda *_: None)
@@ -40,7 +40,7 @@ def end(*envs: int, n: int = 2) -> np.ndarray:
 
 
 def play(stats: rl.EpisodeStats, *returns: float) -> rl.EpisodeStats:
-    """One episode of one step for each return, in the only environment."""
+    """Count one episode of one step per return, in a single environment."""
     for return_ in returns:
         stats.update([return_], [True], [False])
     return stats
@@ -90,7 +90,7 @@ class TestCounting:
         assert stats.num_episodes == 4
 
     def test_torch_ops_write_no_slot_but_the_spare_one_twice_in_a_step(self) -> None:
-        """Elsewhere than on the host nobody knows which of two writes comes last."""
+        """On other devices the order of two writes to one slot is undefined."""
         with kernels.force("torch"):
             stats: Any = rl.EpisodeStats(5, window=2)
         written: list[int] = []
@@ -165,7 +165,7 @@ class TestCounting:
         assert stats.episodes()["return"].tolist() == [2, 3]
 
     def test_every_update_runs_without_asking_the_device_anything(self) -> None:
-        """A meta tensor has no values: whoever asks for one fails."""
+        """A meta tensor has no values: reading one raises."""
         stats = rl.EpisodeStats(4, window=2, metrics=("score",), reasons=("fall",), device="meta")
         flags, numbers = torch.zeros(4, dtype=torch.bool, device="meta"), torch.zeros(4, device="meta")
         for mask in (None, flags):
@@ -179,7 +179,7 @@ class TestCounting:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | None]]]:
-    """Some environments, a window, and a row for each environment and step (None: it only resets)."""
+    """Some environments, a window, and a row for each environment and step (None: a reset row)."""
     num_envs, window = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     row = st.fixed_dictionaries(
         {
@@ -196,7 +196,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | Non
 
 def tell(stats: rl.EpisodeStats, rows: list[dict[str, Any] | None]) -> None:
     def column(name: str) -> np.ndarray:
-        return np.array([True if row is None else row[name] for row in rows])  # what a reset row says does not count
+        return np.array([True if row is None else row[name] for row in rows])  # values of a reset row are ignored
 
     reasons = {name: np.array([row is None or name in row["reasons"] for row in rows]) for name in ("fall", "success")}
     mask = None if None not in rows else np.array([row is not None for row in rows])
@@ -273,7 +273,7 @@ class TestRefusing:
         with pytest.raises(rl.SchemaError, match=message):
             rl.EpisodeStats(**{"num_envs": 2, **arguments})
 
-    def test_environments_that_are_not_there(self) -> None:
+    def test_unknown_environments_are_refused(self) -> None:
         with pytest.raises(IndexError, match="environments 0 to 1"):
             rl.EpisodeStats(2).cut([2])
 
@@ -327,8 +327,8 @@ class TestKeeping:
         assert stats.episodes()["return"].tolist() == [30.0]
 
 
-class Talkative(gym.Wrapper[Any, Any, Any, Any]):
-    """Says in its info what it scored (at odd steps only) and why it ended; after a reset it says something false."""
+class ScoringEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Environment whose info has a score (at odd steps only) and the end reason; the info of a reset is wrong."""
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         obs, _ = self.env.reset(**options)
@@ -342,22 +342,22 @@ class Talkative(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, bool(terminated), bool(truncated), info
 
 
-def talkative(scripts: list[Script], mode: AutoresetMode, vector: Any = SyncVectorEnv) -> Any:
-    makers = [lambda n=n, script=script: Talkative(Scripted(n, script)) for n, script in enumerate(scripts)]
+def scoring_envs(scripts: list[Script], mode: AutoresetMode, vector: Any = SyncVectorEnv) -> Any:
+    makers = [lambda n=n, script=script: ScoringEnv(Scripted(n, script)) for n, script in enumerate(scripts)]
     return vector(makers, autoreset_mode=mode)
 
 
 SCRIPTS: list[Script] = [((3, "terminated"), (2, "truncated")), ((1, "truncated"), (4, "both")), ((5, "terminated"),)]
 
 
-def made(which: int, envs: Any, stats: rl.EpisodeStats) -> Any:
+def make_buffer(which: int, envs: Any, stats: rl.EpisodeStats) -> Any:
     return (rl.RolloutBuffer.for_env, rl.ReplayBuffer.for_env)[which](envs, 60, stats=stats)
 
 
-def watched(envs: Any, which: int, episodes: int) -> list[dict[str, Any]]:
-    """What the statistics of a buffer say of the first episodes of each environment."""
+def record_episodes(envs: Any, which: int, episodes: int) -> list[dict[str, Any]]:
+    """Return the first episodes of each environment, as the statistics of a buffer record them."""
     stats = rl.EpisodeStats(envs.num_envs, window=1000, metrics=("score",), reasons=("goal",))
-    buffer = made(which, envs, stats)
+    buffer = make_buffer(which, envs, stats)
     obs, _ = envs.reset(seed=0)
     for _ in range(60):
         action = np.zeros(envs.num_envs, np.int64)
@@ -376,7 +376,7 @@ class TestBuffers:
     def test_all_autoreset_modes_give_the_same_statistics(self, vector: Any, which: int) -> None:
         by_hand = Reference(1, 1000, ("score",), ("goal",))
         for env, script in enumerate(SCRIPTS):
-            world = Talkative(Scripted(env, script))
+            world = ScoringEnv(Scripted(env, script))
             world.reset()
             for _ in range(60):
                 _, reward, terminated, truncated, info = world.step(0)
@@ -388,13 +388,13 @@ class TestBuffers:
         expected = [{name: x for name, x in episode.items() if name != "step"} for episode in by_hand.finished]
         expected = sorted(expected, key=lambda episode: episode["return"])[:20]
         for mode in MODES if vector is SyncVectorEnv else MODES[:2]:
-            assert watched(talkative(SCRIPTS, mode, vector), which, 20) == expected, mode
+            assert record_episodes(scoring_envs(SCRIPTS, mode, vector), which, 20) == expected, mode
 
     @pytest.mark.parametrize("which", [0, 1], ids=["rollout", "replay"])
     def test_one_environment_without_an_axis(self, which: int) -> None:
-        world = Talkative(Scripted(2, ((3, "terminated"), (2, "truncated"))))
+        world = ScoringEnv(Scripted(2, ((3, "terminated"), (2, "truncated"))))
         stats = rl.EpisodeStats(None, metrics=("score",), reasons=("goal",))
-        buffer = made(which, world, stats)
+        buffer = make_buffer(which, world, stats)
         obs, _ = world.reset()
         for _ in range(5):
             step = world.step(0)
@@ -548,11 +548,11 @@ class TestBuffers:
                 make(4, num_envs=2, stats=stats, **options)
 
     def test_an_info_that_does_not_fit_leaves_buffer_and_statistics_as_they_were(self) -> None:
-        envs = talkative(SCRIPTS, AutoresetMode.SAME_STEP)
+        envs = scoring_envs(SCRIPTS, AutoresetMode.SAME_STEP)
         obs = np.zeros((3, 3), np.float32)
         for which in (0, 1):
             stats = rl.EpisodeStats(3, metrics=("score",))
-            buffer = made(which, envs, stats)
+            buffer = make_buffer(which, envs, stats)
             step = (obs + 1, np.ones(3), end(n=3), end(n=3), {"score": np.ones((3, 2))})
             with pytest.raises(rl.SchemaError, match=r"info\['score'\]: expected shape \(3,\)"):
                 buffer.add_step(obs, np.zeros(3, np.int64), step)
@@ -570,8 +570,8 @@ class TestBuffers:
         assert stats.episodes()["return"].tolist() == [11.0, 22.0]
 
     @pytest.mark.parametrize("make", [rl.RolloutBuffer, rl.ReplayBuffer])
-    def test_telling_asks_the_device_nothing(self, make: Any) -> None:
-        """A meta tensor has no values: whoever asks for one fails."""
+    def test_counting_does_not_synchronise_with_the_device(self, make: Any) -> None:
+        """A meta tensor has no values: reading one raises."""
         stats, norm = rl.EpisodeStats(2, metrics=("force",)), rl.RunningNorm(3)
         options = {"obs": 3, "action": (), "extra": {"force": ()}, "autoreset": "NEXT_STEP", "device": "meta"}
         buffer = make(4, num_envs=2, stats=stats, norm={"obs": norm}, **options)

@@ -1,4 +1,4 @@
-"""The running norm: the mean and deviation of everything pooled, however it came."""
+"""The running norm: mean and deviation of all rows together, in whichever blocks they were passed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.scripted import Script, act, step_and_reset, transitions, vector
 SCRIPTS: list[Script] = [((3, "terminated"), (2, "truncated")), ((1, "truncated"), (4, "both"))]
 
 
-def agrees(norm: rl.RunningNorm, rows: np.ndarray) -> None:
-    """The norm has seen just these rows [B, …]."""
+def assert_moments(norm: rl.RunningNorm, rows: np.ndarray) -> None:
+    """Assert that the norm has the moments of exactly these rows [B, …]."""
     assert norm.count == len(rows)
     np.testing.assert_allclose(norm.mean.numpy(), rows.mean(0), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(norm.std.numpy(), rows.std(0), rtol=1e-7, atol=1e-7)
@@ -57,10 +57,10 @@ def test_blocks_give_what_numpy_finds_in_all_rows_together(given_: Any) -> None:
     for x, mask in blocks:
         given_rows = x.copy()
         if mask is not None:
-            given_rows[~mask] = np.nan  # whatever is there does not count
+            given_rows[~mask] = np.nan  # masked values are ignored
         norm.update(given_rows, mask)
     if len(rows):
-        agrees(norm, rows)
+        assert_moments(norm, rows)
         x = torch.as_tensor(rows)
         expected = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)
         np.testing.assert_allclose(norm(x).numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -86,7 +86,7 @@ def test_norms_of_parts_merge_into_the_norm_of_the_whole(given_: Any, random: An
         assert all(torch.equal(tensor, before[name]) for name, tensor in part.snapshot().items())
     rows = pooled(shape, blocks)
     if len(rows):
-        agrees(whole, rows)
+        assert_moments(whole, rows)
     else:
         assert whole.count == 0
 
@@ -109,7 +109,7 @@ class TestNormalizing:
                 assert torch.equal(same, x)
             assert (norm.count, norm.mean.tolist(), norm.std.tolist()) == (0, [0.0, 0.0], [1.0, 1.0])
 
-    def test_follows_every_update(self) -> None:
+    def test_normalisation_follows_every_update(self) -> None:
         norm = rl.RunningNorm()
         norm.update([0.0, 2.0])
         assert norm(torch.tensor([2.0])).tolist() == [1.0]
@@ -131,7 +131,7 @@ class TestNormalizing:
         assert norm.scale(torch.tensor([0.5, -2.0])).tolist() == [0.5, -2.0]
         assert norm(torch.tensor([0.5])).tolist() == [-1.5]
 
-    def test_lets_a_gradient_through_but_keeps_none(self) -> None:
+    def test_gradients_flow_through_normalisation_but_are_not_stored(self) -> None:
         norm = rl.RunningNorm(2)
         x = torch.tensor([[1.0, 10.0], [3.0, 30.0]], requires_grad=True)
         norm.update(x)
@@ -210,7 +210,7 @@ class TestKeeping:
         assert (other.mean.item(), other.count) == (4.0, 3)
 
     def test_nothing_asks_the_device_for_a_number(self) -> None:
-        """A meta tensor has no values: whoever asks for one fails."""
+        """A meta tensor has no values: reading one raises."""
         norm = rl.RunningNorm(2, clip=5.0).to("meta")
         x = torch.zeros((3, 2), device="meta")
         norm.update(x)
@@ -225,7 +225,7 @@ class TestKeeping:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
 def test_values_far_from_zero_keep_all_their_digits(dtype: torch.dtype) -> None:
-    """float32 has a number every 8 at 1e8; the mean of these lies between two of them."""
+    """At 1e8, float32 numbers are 8 apart; the mean of these rows is between two of them."""
     x = 100_000_000 + 8 * torch.tensor([0, 0, 1, 2, 2, 2, 2])
     norm = rl.RunningNorm()
     norm.update(x)
@@ -249,7 +249,7 @@ def test_gradients_flow_after_values_were_normalised_in_inference_mode() -> None
 class TestBuffers:
     @pytest.mark.parametrize("mode", list(AutoresetMode))
     @pytest.mark.parametrize("which", ["rollout", "replay"])
-    def test_take_in_the_observations_that_were_acted_in_under_every_autoreset_mode(
+    def test_norms_count_the_observations_of_transitions_under_every_autoreset_mode(
         self, backend: str, which: str, mode: AutoresetMode
     ) -> None:
         envs = vector(SCRIPTS, mode)
@@ -262,11 +262,11 @@ class TestBuffers:
             step, next_obs = step_and_reset(envs, act(obs))
             buffer.add_step(obs, act(obs), step)
             obs = next_obs
-        # Of twelve steps in NEXT_STEP three only reset, in either environment.
+        # Under NEXT_STEP three of the twelve rows of each environment are reset rows.
         count = 9 if mode is AutoresetMode.NEXT_STEP else 12
         happened = [found for env, script in enumerate(SCRIPTS) for found in transitions(env, script, count)]
-        agrees(norms["obs"], np.array([found.obs for found in happened], np.float64))
-        agrees(norms["reward"], np.array([found.reward for found in happened]))
+        assert_moments(norms["obs"], np.array([found.obs for found in happened], np.float64))
+        assert_moments(norms["reward"], np.array([found.reward for found in happened]))
 
     def test_a_leaf_of_a_nested_observation_has_a_norm_of_its_own(self, backend: str) -> None:
         declared = {"state": 2, "camera": rl.Field((2, 2), torch.uint8)}
@@ -276,7 +276,7 @@ class TestBuffers:
         for t in range(2):
             obs, next_obs = ({"state": np.full((2, 2), t), "camera": frames[t]} for t in (t, t + 1))
             replay.add(obs, [0, 0], [1, 1], [False] * 2, [False] * 2, next_obs)
-        agrees(norm, frames[:2].reshape(4, 2, 2).astype(np.float64))
+        assert_moments(norm, frames[:2].reshape(4, 2, 2).astype(np.float64))
         batch = replay.sample(3)
         assert norm(batch[path]).dtype == torch.float32
 
@@ -289,12 +289,12 @@ class TestBuffers:
         replay.extend({"obs": obs[:5], "action": flags * 0.0, "reward": flags * 0.0, "terminated": flags,
                        "truncated": flags, "next_obs": obs[1:]})  # fmt: skip
         replay.add(obs[5, [1]], [0.0], [0.0], [False], [False], obs[5, [1]] + 1, env_ids=[1])
-        agrees(norm, np.concatenate([obs[:5].reshape(10, 2), obs[5, [1]]]))
+        assert_moments(norm, np.concatenate([obs[:5].reshape(10, 2), obs[5, [1]]]))
         alone = rl.RunningNorm(2)
         rollout = rl.RolloutBuffer(4, None, obs=2, action=(), norm={"obs": alone})
         for row in obs[:4, 0]:
             rollout.add(row, 0.0, 0.0, False, False)
-        agrees(alone, obs[:4, 0])
+        assert_moments(alone, obs[:4, 0])
 
     @pytest.mark.parametrize("make", [rl.RolloutBuffer, rl.ReplayBuffer])
     def test_norms_that_do_not_fit_are_refused_when_the_buffer_is_made(self, make: Any) -> None:
@@ -308,7 +308,7 @@ class TestBuffers:
             with pytest.raises(rl.SchemaError, match=message):
                 make(4, num_envs=2, obs={"state": 2}, action=(), norm=norm)
 
-    def test_a_refused_step_is_not_taken_in(self) -> None:
+    def test_a_refused_step_is_not_counted(self) -> None:
         norm = rl.RunningNorm(2)
         for buffer in (
             rl.RolloutBuffer(4, 2, obs=2, action=(), norm={"obs": norm}),

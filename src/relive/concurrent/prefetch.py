@@ -38,8 +38,8 @@ def prefetch(
     """An endless iterator over `replay.sample(batch_size, view, device=device)`, with up to `depth` batches made ahead.
 
     A separate thread samples the batches in the order of `sample`: with a seed, and if nothing is added meanwhile, they
-    are the same. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is raised
-    in place of its batch; the following call tries again.
+    are the same batches. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is
+    raised in place of its batch; the following call tries again.
 
     Args:
         replay: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
@@ -71,7 +71,7 @@ class _BatchQueue:
     def __init__(self, source: BatchSource, batch_size: int, view: View, device: Any, depth: int) -> None:
         self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
         self._depth = depth
-        self._ready: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
+        self._batches: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
         """Batches, or the error that ended the worker; None wakes a thread that waits, after `close`."""
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One entry per batch that the worker may still sample, ahead of requests or on request."""
@@ -84,21 +84,21 @@ class _BatchQueue:
     def take(self) -> lazy.TensorDict:
         with self._lock:
             is_idle = self._worker is None or not self._worker.is_alive()
-            if is_idle and self._ready.empty() and not self.is_closed:
-                work = partial(self._sample_ahead, _current_stream(), find_call_site())
-                self._worker = threading.Thread(target=work, name="relive.prefetch", daemon=True)
+            if is_idle and self._batches.empty() and not self.is_closed:
+                sample_ahead = partial(self._sample_ahead, _current_stream(), find_call_site())
+                self._worker = threading.Thread(target=sample_ahead, name="relive.prefetch", daemon=True)
                 self._worker.start()
         self._permits.put(None)
-        batch = None if self.is_closed else self._ready.get()
+        batch = None if self.is_closed else self._batches.get()
         if batch is None:
-            self._ready.put(None)  # wakes the next thread that waits in `get`
+            self._batches.put(None)  # wakes the next thread that waits in `get`
             raise StopIteration
         if isinstance(batch, BaseException):
             raise batch
         return batch
 
     def __repr__(self) -> str:
-        state = "closed" if self.is_closed else f"{self._ready.qsize()} of {self._depth} batches ready"
+        state = "closed" if self.is_closed else f"{self._batches.qsize()} of {self._depth} batches ready"
         return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
 
     def _sample_ahead(self, stream: AbstractContextManager[Any], call_site: CallSite) -> None:
@@ -113,16 +113,16 @@ class _BatchQueue:
             except BaseException as error:  # raised in the thread that takes the next batch
                 with self._lock:
                     self._worker = None
-                    self._ready.put(error)
+                    self._batches.put(error)
                 return
-            self._ready.put(batch)
+            self._batches.put(batch)
 
     def close(self) -> None:
         self.is_closed = True
         with suppress(Empty):
             while True:
-                self._ready.get_nowait()
-        self._ready.put(None)
+                self._batches.get_nowait()
+        self._batches.put(None)
         self._permits.put(None)
         worker = self._worker
         if worker is not None and worker is not threading.current_thread():
@@ -130,7 +130,7 @@ class _BatchQueue:
 
 
 def _current_stream() -> AbstractContextManager[Any]:
-    """Return the stream of the thread that takes batches: its launches are done before the learner's next launch."""
+    """Return the stream of the learner's thread: batches made on it are ready before the learner's next launch."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
 

@@ -11,7 +11,7 @@ from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.storage.shared import SharedAddress, SharedAllocator
 
-_SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sampler", "next_obs", "autoreset"}
+_HANDLE_SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sampler", "next_obs", "autoreset"}
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
 
     Args:
         handle: the result of `replay.handle()` in the other process.
-        seed: the seed of this process's draws; None takes one from the system.
+        seed: the seed of this process's draws; by default a seed from the system.
     """
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))
     settings = handle.settings if isinstance(handle.settings, Mapping) else None
-    if not isinstance(handle.address, SharedAddress) or settings is None or set(settings) != _SETTINGS:
+    if not isinstance(handle.address, SharedAddress) or settings is None or set(settings) != _HANDLE_SETTINGS:
         got = sorted(map(str, settings)) if settings is not None else type(handle.settings).__name__
         remedy = "Pass the handle as replay.handle() made it."
-        raise SchemaError(explain("connect", f"an address and the settings {sorted(_SETTINGS)}", got, remedy))
+        raise SchemaError(explain("connect", f"an address and the settings {sorted(_HANDLE_SETTINGS)}", got, remedy))
     return ReplayBuffer(**settings, device=handle.address.memory, seed=seed)

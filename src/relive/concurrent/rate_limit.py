@@ -18,7 +18,7 @@ from relive.schema.suggestions import suggests_keywords
 
 _MAX_RATIO = 1e9
 """The largest ratio: with it, float64 is still exact for 9 million inserts."""
-_PAUSES = (0.0002, 0.005)
+_PAUSE_SECONDS = (0.0002, 0.005)
 """Seconds between two checks of the counts: the first pause, and the longest."""
 
 
@@ -37,7 +37,7 @@ class RateLimit:
     Args:
         replay: the buffer.
         samples_per_insert: how often each transition is sampled on average.
-        min_size: the number of stored transitions with which sampling begins.
+        min_size: the number of stored transitions before sampling begins.
         tolerance: the number of samples by which either side may be ahead; by default the samples of `min_size`
             transitions or of one step of all environments, whichever is more.
         timeout: seconds that a call waits before it raises a TimeoutError with the reason; None waits without limit.
@@ -67,11 +67,11 @@ class RateLimit:
             raise SchemaError(explain("samples_per_insert", f"at most {_MAX_RATIO:g}", samples_per_insert, remedy))
         self.min_size = check_positive_int("min_size", min_size)
         self._counts = replay._traffic.numpy()
-        self._closed = replay._limit_closed.numpy()
+        self._closed_flag = replay._limit_closed.numpy()
         self._max_rows = {"insert": replay.num_envs or 1, "sample": 1}
         """The largest number of rows in one call of each kind."""
-        default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
-        self.tolerance = default if tolerance is None else check_finite("tolerance", tolerance)
+        default_tolerance = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
+        self.tolerance = default_tolerance if tolerance is None else check_finite("tolerance", tolerance)
         self.timeout = None if timeout is None else check_finite("timeout", timeout)
         if self.min_size > replay.capacity:
             remedy = "Lower min_size; otherwise sampling would never begin."
@@ -125,10 +125,10 @@ class RateLimit:
 
         The buffer stays open. A buffer loaded from a checkpoint has an open limit.
         """
-        self._closed[0] = True
+        self._closed_flag[0] = True
 
     def _require_open(self, where: str) -> None:
-        if self._closed[0]:
+        if self._closed_flag[0]:
             remedy = "End this actor or learner, or use the buffer itself."
             raise ClosedError(explain(where, "a RateLimit that is open", "one after close()", remedy))
 
@@ -151,7 +151,7 @@ class RateLimit:
         if rows > self._max_rows[kind]:
             self._refuse_deadlock(kind, rows)
             self._max_rows[kind] = rows
-        start, pause = time.monotonic(), _PAUSES[0]
+        start, pause = time.monotonic(), _PAUSE_SECONDS[0]
         while True:
             with self.replay._lock:
                 self._require_open(kind)
@@ -162,7 +162,7 @@ class RateLimit:
             if self.timeout is not None and waited_seconds >= self.timeout:
                 raise TimeoutError(f"{kind}: waited {waited_seconds:.3g} s. {reason}")
             time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited_seconds))
-            pause = min(2 * pause, _PAUSES[1])
+            pause = min(2 * pause, _PAUSE_SECONDS[1])
 
     def _call_and_count(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
         """Make a call and count its rows; the caller holds the lock."""
@@ -171,26 +171,25 @@ class RateLimit:
             self._counts[1] += rows
             return result
         try:
-            self.replay._inserted = (
-                self.inserted + rows
-            )  # counted with the write, because a signal may interrupt right after it
+            # Counted by the write itself: a signal may interrupt right after it.
+            self.replay._inserted = self.inserted + rows
             return call()
         finally:
             self.replay._inserted = None
 
     def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
-        """Return the reason, a sentence, for which a call of `rows` rows would wait now; None if it would not wait."""
+        """Return why a call of `rows` rows would wait now, as a sentence; None if it would not wait."""
         num_stored = len(self.replay)
         if kind == "sample" and num_stored < self.min_size:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {num_stored}: add more."
-        ahead = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
+        surplus = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
         counts = (
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
-        if kind == "insert" and ahead + self.samples_per_insert * rows > self.tolerance:
+        if kind == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
             # Until sampling may begin, inserts need not wait.
             return None if num_stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
-        if kind == "sample" and ahead - rows < -self.tolerance:
+        if kind == "sample" and surplus - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."
         return None
 

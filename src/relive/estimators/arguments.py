@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_dense, check_device, check_fraction, type_name
+from relive.schema.checks import check_dense, check_device, type_name
 
 
 def align(
@@ -23,48 +23,43 @@ def align(
     """Return the values in one float dtype and without gradients, and the flags and the mask in the same shape.
 
     The first value determines shape and device. The dtype is float64 if a value has it, otherwise float32. With
-    `cast=False` values keep their dtypes: a kernel that reads them as they are saves a launch for each.
+    `cast=False` values keep their dtypes: a kernel that reads mixed dtypes saves one launch per value.
     """
-    first, like = next(iter(values.items()))
-    _check_tensor(first, like)
-    if like.ndim == 0:
-        raise SchemaError(explain(first, "shape [T], [T, N] or [T, N, …]", "()", "Add the time axis in front."))
+    first_name, first_value = next(iter(values.items()))
+    _check_tensor(first_name, first_value)
+    if first_value.ndim == 0:
+        raise SchemaError(explain(first_name, "shape [T], [T, N] or [T, N, …]", "()", "Add the time axis in front."))
     dtype = torch.float32
     for name, value in values.items():
         _check_tensor(name, value)
-        _check_same_place(name, value, first, like)
+        _check_same_place(name, value, first_name, first_value)
         if value.is_complex():
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
         if cast:
             dtype = torch.promote_types(dtype, value.dtype)
     return (
         [_detach(value).to(dtype) if cast else _detach(value) for value in values.values()],
-        [_align_flag(name, flag, first, like) for name, flag in flags.items()],
-        None if mask is None else _align_flag("mask", mask, first, like),
+        [_align_flag(name, flag, first_name, first_value) for name, flag in flags.items()],
+        None if mask is None else _align_flag("mask", mask, first_name, first_value),
     )
 
 
-def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -> None:
-    """Raise if a tensor does not have `shape`, the shape of the argument `first`."""
+def check_same_shape(name: str, tensor: Tensor, first_name: str, shape: torch.Size) -> None:
+    """Raise if a tensor does not have `shape`, the shape of the argument `first_name`."""
     if tensor.shape != shape:
         got, expected = tuple(tensor.shape), tuple(shape)
-        raise SchemaError(explain(name, f"shape {expected} to match {first}", got, _shape_remedy(got, expected)))
+        raise SchemaError(explain(name, f"shape {expected} to match {first_name}", got, _shape_remedy(got, expected)))
 
 
-def fraction(name: str, value: Any) -> float:
-    """Return a discount or a mixing factor as a float; raise if it is not from 0 to 1."""
-    return check_fraction(name, value, "Pass a discount inside that range.")
-
-
-def _align_flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
-    """Return the flag in the shape of `like`; a flag [T, N] applies to every agent of its environment."""
+def _align_flag(name: str, flag: Any, first_name: str, first_value: Tensor) -> Tensor:
+    """Return the flag in the shape of `first_value`; a flag [T, N] applies to every agent of its environment."""
     _check_tensor(name, flag)
     if flag.dtype != torch.bool:
         raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))
-    if 2 <= flag.ndim < like.ndim and flag.shape == like.shape[: flag.ndim]:
-        check_device(name, flag, like.device, f" to match {first}")
-        return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim)).expand(like.shape)
-    _check_same_place(name, flag, first, like)
+    if 2 <= flag.ndim < first_value.ndim and flag.shape == first_value.shape[: flag.ndim]:
+        check_device(name, flag, first_value.device, f" to match {first_name}")
+        return flag.reshape(*flag.shape, *(1,) * (first_value.ndim - flag.ndim)).expand(first_value.shape)
+    _check_same_place(name, flag, first_name, first_value)
     return flag
 
 
@@ -77,9 +72,9 @@ def _check_tensor(name: str, value: Any) -> None:
     check_dense(name, value)
 
 
-def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> None:
-    check_same_shape(name, value, first, like.shape)
-    check_device(name, value, like.device, f" to match {first}")
+def _check_same_place(name: str, value: Tensor, first_name: str, first_value: Tensor) -> None:
+    check_same_shape(name, value, first_name, first_value.shape)
+    check_device(name, value, first_value.device, f" to match {first_name}")
 
 
 def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import align, fraction
-from relive.schema.checks import check_int, check_number
+from relive.estimators.arguments import align
+from relive.schema.checks import check_fraction, check_int, check_number
 
 
 def group_advantage(
@@ -43,7 +43,7 @@ def group_advantage(
         mask: bool, like done; rows where it is False are not transitions (reset rows): they are not read, and are 0 in
             every result.
     """
-    gamma, eps = fraction("gamma", gamma), check_number("eps", eps)
+    gamma, eps = check_fraction("gamma", gamma), check_number("eps", eps)
     size = check_int("group_size", group_size, min=2, remedy="Pass how many neighbouring environments form a group.")
     (reward,), (done,), mask = align({"reward": reward}, {"done": done}, mask)
     if reward.ndim < 2:
@@ -61,20 +61,9 @@ def group_advantage(
         ends = done & seq_mask
         seq_mask &= ends.cumsum(0) == ends
     groups = (steps, envs // size, size, *agents)
-    advantage = _standardize(seq_return.reshape(groups), seq_mask.reshape(groups), eps)
-    return seq_return, seq_mask, advantage.reshape(reward.shape)
-
-
-def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """Return the returns with mean 0 and deviation 1 over the members of each group (axis 2); masked members are 0."""
-    is_masked = mask.logical_not()
-    members = mask.sum(2, keepdim=True).clamp(min=1)
-    # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
-    max_return = return_.masked_fill(is_masked, -torch.inf).amax(2, keepdim=True)
-    shifted = (return_ - max_return).masked_fill(is_masked, 0)
-    centered = (shifted - shifted.sum(2, keepdim=True) / members).masked_fill(is_masked, 0)
-    deviation = (centered.square().sum(2, keepdim=True) / members).sqrt()
-    return centered / (deviation + eps)
+    centered, members = _center(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
+    deviation = (centered.square().sum(2, keepdim=True) / members.clamp(min=1)).sqrt()
+    return seq_return, seq_mask, (centered / (deviation + eps)).reshape(reward.shape)
 
 
 def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:
@@ -92,7 +81,7 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
     """
     eps = check_number("eps", eps)
     (x,), _, mask = align({"x": x}, {}, mask)
-    centered, num_counted = _center(x, mask)
+    centered, num_counted = _center(x, mask, ())
     return centered / ((centered.square().sum() / (num_counted - correction).clamp(min=1)).sqrt() + eps)
 
 
@@ -109,20 +98,20 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
         mask: bool, like value or its leading axes [T, N]; entries where it is False do not count.
     """
     (value, return_), _, mask = align({"value": value, "return_": return_}, {}, mask)
-    unexplained, total = (_center(x, mask)[0].square().sum() for x in (return_ - value, return_))
+    unexplained, total = (_center(x, mask, ())[0].square().sum() for x in (return_ - value, return_))
     return torch.where(total == 0, torch.nan, 1 - unexplained / total)
 
 
-def _center(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return x minus its mean over the entries in `mask` (0 elsewhere), and the number of these entries.
+def _center(x: Tensor, mask: Tensor | None, axis: int | tuple[()]) -> tuple[Tensor, Tensor]:
+    """Return x minus its mean along `axis` (over all axes if it is empty), and the number of entries in each mean.
 
-    The largest entry is subtracted first: equal entries then become exactly 0, whatever their sum rounds to.
+    Entries outside `mask` do not count and become 0. The largest entry is subtracted first: equal entries then become
+    exactly 0, whatever their sum rounds to.
     """
-    if mask is None:
-        mask = torch.ones_like(x, dtype=torch.bool)
-    is_ignored = mask.logical_not()
-    num_counted = mask.sum()
+    is_ignored = torch.zeros_like(x, dtype=torch.bool) if mask is None else mask.logical_not()
+    num_counted = is_ignored.logical_not().sum(axis, keepdim=True)
     if x.numel() == 0:
         return x, num_counted
-    shifted = (x - x.masked_fill(is_ignored, -torch.inf).max()).masked_fill(is_ignored, 0)
-    return (shifted - shifted.sum() / num_counted.clamp(min=1)).masked_fill(is_ignored, 0), num_counted
+    shifted = (x - x.masked_fill(is_ignored, -torch.inf).amax(axis, keepdim=True)).masked_fill(is_ignored, 0)
+    mean = shifted.sum(axis, keepdim=True) / num_counted.clamp(min=1)
+    return (shifted - mean).masked_fill(is_ignored, 0), num_counted

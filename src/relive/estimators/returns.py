@@ -9,8 +9,8 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import align, check_same_shape, fraction
-from relive.schema.checks import check_above_zero, check_device, check_int, check_number
+from relive.estimators.arguments import align, check_same_shape
+from relive.schema.checks import check_above_zero, check_device, check_fraction, check_int, check_number
 
 
 def gae(
@@ -39,7 +39,7 @@ def gae(
     result = _native_result("gae", reward, value, next_value, terminated, truncated, mask, gamma, lam, None)
     if result is not None:
         return result
-    settings = (fraction("gamma", gamma), fraction("lam", lam))
+    settings = (check_fraction("gamma", gamma), check_fraction("lam", lam))
     values, flags, mask = align(
         {"reward": reward, "value": value, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
@@ -83,7 +83,7 @@ def vtrace(
         if result is not None:
             return result
     bounds = check_above_zero("rho_bar", rho_bar), check_above_zero("c_bar", c_bar)
-    settings = (fraction("gamma", gamma), fraction("lam", lam), *bounds)
+    settings = (check_fraction("gamma", gamma), check_fraction("lam", lam), *bounds)
     (reward, log_ratio, *values), flags, mask = align(
         {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
@@ -116,7 +116,7 @@ def lambda_return(
     result = _native_result("lambda_return", reward, next_value, terminated, truncated, mask, gamma, lam, None)
     if result is not None:
         return result
-    settings = (fraction("gamma", gamma), fraction("lam", lam))
+    settings = (check_fraction("gamma", gamma), check_fraction("lam", lam))
     return _estimate_return("lambda_return", reward, next_value, terminated, truncated, mask, settings)
 
 
@@ -143,7 +143,7 @@ def n_step_return(
     result = _native_result("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n, None)
     if result is not None:
         return result
-    settings = (fraction("gamma", gamma), check_int("n", n, min=1, remedy="Pass the number of steps to sum."))
+    settings = (check_fraction("gamma", gamma), check_int("n", n, min=1, remedy="Pass the number of steps to sum."))
     return _estimate_return("n_step_return", reward, next_value, terminated, truncated, mask, settings)
 
 
@@ -181,7 +181,7 @@ def discounted_return(
             after the last row, read where the last row is neither terminated nor truncated.
         next_value: like reward; read at truncated steps, at the last row and before a masked row only.
     """
-    gamma = fraction("gamma", gamma)
+    gamma = check_fraction("gamma", gamma)
     values = {"reward": reward} if next_value is None else {"reward": reward, "next_value": next_value}
     (reward, *next_values), flags, mask = align(values, {"terminated": terminated, "truncated": truncated}, mask)
     bootstrap = next_values[0] if next_values else torch.zeros_like(reward)

@@ -124,7 +124,7 @@ class ReplayBuffer(StateDictMixin):
         """The rows, and the kernels that write, draw and read them."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
         """Whether the native core updates the statistics in the call that writes."""
-        self._plans_counts = bool(self._observers.columns) and not self._counts_natively
+        self._plans_counts = bool(self._observers.observed_leaves) and not self._counts_natively
         self._random = self.storage.random(seed)
         self._input = StepInput(self.storage.rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
@@ -257,7 +257,7 @@ class ReplayBuffer(StateDictMixin):
         """Mark the current episodes as abandoned: the next observation starts a new episode."""
         with self._lock:
             envs = self._input.envs(env_ids)
-            self.storage.cut(envs, partial(self._observers.restarted, envs))
+            self.storage.cut(envs, partial(self._observers.drop_running_episodes, envs))
 
     def clear(self) -> None:
         """Delete every row, priority and open episode. Ids continue, and pending resets are kept.
@@ -335,7 +335,7 @@ class ReplayBuffer(StateDictMixin):
                 self._write(leaves, nexts, envs, steps, measured, count)
             return
         if self._counts_natively:
-            self._observers.measure(measured)
+            self._observers.set_measurements(measured)
         then = self.sampler.after_write if self._follows_writes else None
         if count is not None or self._input.staged or self._inserted is not None:
             then = partial(self._finish_write, then, count, self._inserted)

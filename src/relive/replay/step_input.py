@@ -142,7 +142,7 @@ def plan_counts(
     lead = rows.leading_shape_of(envs, steps)
     block = {
         i: rows.convert_leaf(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))
-        for i in observers.columns
+        for i in observers.observed_leaves
     }
     resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
     return observers.plan(block, resetting.clone() if rows.next_step else None, measured, envs)[0]

@@ -22,7 +22,7 @@ from relive.schema.invariants import require, require_layout, same_bits
 from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
-"""Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(its observation)."""
+"""Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(the step's observation)."""
 
 
 class Advantages:
@@ -40,7 +40,7 @@ class Advantages:
         """Attach advantages and returns to the stored steps, and store the last value and observation after them."""
         storage, leading_shape = self._storage, self._storage.leading_shape
         steps = storage.require_complete_steps("compute_advantage")
-        if "value" in storage.absent:
+        if "value" in storage.absent_fields:
             remedy = "Pass value= to every add, or attach(value=…) before."
             raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", "none", remedy))
         if not self._agents:
@@ -69,21 +69,21 @@ class Advantages:
         self, steps: int, last_values: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap, gamma: float,
         lam: float,
     ) -> dict[Path, torch.Tensor]:  # fmt: skip
-        """Return advantages and returns [T, N, …] of the first steps; `last_values` are the values after them."""
+        """Return advantages and returns [T, N, …] of the first steps; `last_values` [N, …] follow them."""
         flags = self._flags
         terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
-        is_cut = truncated & ~terminated
-        positions, final_values = self._final_values(final_value, bootstrap, is_cut)
-        uses_own = bootstrap == "own_value" and not flags.has_reset_rows
+        is_truncated = truncated & ~terminated
+        positions, final_values = self._final_values(final_value, bootstrap, is_truncated)
+        uses_own_values = bootstrap == "own_value" and not flags.has_reset_rows
         ends = terminated if bootstrap else terminated | truncated
         mask = flags.mask(steps)
         targets: dict[Path, torch.Tensor] = {}
         for i, (agent, reward, value) in enumerate(self._agents):
             values = self._storage.tensors[value][:steps]
             next_values = torch.cat([values[1:], last_values[i].view(1, *values.shape[1:])])
-            if uses_own:
-                mask_of_values = is_cut.view(*is_cut.shape, *(1,) * (values.ndim - 2))
-                next_values = torch.where(mask_of_values, values, next_values)
+            if uses_own_values:
+                value_mask = is_truncated.view(*is_truncated.shape, *(1,) * (values.ndim - 2))
+                next_values = torch.where(value_mask, values, next_values)
             if positions is not None:
                 next_values[positions] = final_values[i]
             rewards = self._storage.tensors[reward][:steps]
@@ -92,19 +92,17 @@ class Advantages:
         return targets
 
     def _final_values(
-        self, final_value: Any, bootstrap: Bootstrap, is_cut: torch.Tensor
+        self, final_value: Any, bootstrap: Bootstrap, is_truncated: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
-        """Return the positions (steps, envs) of final values, or None, and the leaves of these values."""
+        """Return the steps and environments of final values (None without final values), and the values as leaves."""
         positions = self._finals.positions
-        if not bootstrap:
-            if final_value is None:
-                return None, []
+        if bootstrap is False and final_value is not None:
             remedy = "Leave out final_value= or bootstrap_truncated=False."
             got = type(final_value).__name__
             raise SchemaError(explain("final_value", "None with bootstrap_truncated=False", got, remedy))
-        if bootstrap != "own_value":
-            if not self._flags.has_reset_rows and int(is_cut.sum()) > len(positions):
-                raise _unknown_final_error(is_cut, positions)
+        if bootstrap is True:
+            if not self._flags.has_reset_rows and int(is_truncated.sum()) > len(positions):
+                raise _unknown_final_error(is_truncated, positions)
             if final_value is None and positions:
                 remedy = (
                     "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
@@ -128,9 +126,9 @@ def _parse_bootstrap(bootstrap: Any) -> Bootstrap:
     raise SchemaError(explain("bootstrap_truncated", expected, repr(bootstrap), "Pass one of them."))
 
 
-def _unknown_final_error(is_cut: torch.Tensor, positions: list[tuple[int, int]]) -> NotReadyError:
+def _unknown_final_error(is_truncated: torch.Tensor, positions: list[tuple[int, int]]) -> NotReadyError:
     """Return the error for the first truncated step whose final observation is unknown."""
-    step, env = next((t, n) for t, n in is_cut.nonzero().tolist() if (t, n) not in set(positions))
+    step, env = next((t, n) for t, n in is_truncated.nonzero().tolist() if (t, n) not in set(positions))
     remedy = (
         "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end; "
         'bootstrap_truncated="own_value" is for simulators that never reveal it.'
@@ -140,45 +138,43 @@ def _unknown_final_error(is_cut: torch.Tensor, positions: list[tuple[int, int]])
 
 
 _MIN_ENDS = 8
-"""Number of ends after which the warning about the autoreset mode may be issued."""
+"""Minimum number of episode ends before a warning about the autoreset mode."""
 
 
 class RewardWarnings:
-    """Warns once about infinite or NaN rewards, and once if rewards look like those of NEXT_STEP; on the host only."""
+    """Warns about infinite or NaN rewards, and about rewards that suggest NEXT_STEP; once each, only on the host."""
 
     def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
         self._storage, self._flags = storage, flags
-        self._may_be_infinite = storage.device.type == "cpu"
-        self._may_reset_later = self._may_be_infinite and not flags.has_reset_rows
+        self._warns_of_infinity = storage.device.type == "cpu"
+        self._warns_of_autoreset = self._warns_of_infinity and not flags.has_reset_rows
         self._num_ends = self._num_other_steps = self._num_other_rewards = 0
-        """Three counts: steps after an end, other steps, and other steps with a reward other than 0."""
+        """Three counts: steps after an end, other steps, and other steps with a nonzero reward."""
 
     def check_rewards(self, steps: int) -> None:
-        """Look at the rewards of the first `steps` stored steps."""
-        if not (self._may_be_infinite or self._may_reset_later):
+        """Check the rewards of the first `steps` stored steps, and warn."""
+        if not (self._warns_of_infinity or self._warns_of_autoreset):
             return
         leaves = (self._storage.tensors[i][:steps] for i in self._storage.schema.leaf_indices["reward"])
         rewards = [(leaf.float() if DTYPES[leaf.dtype] is None else leaf).numpy() for leaf in leaves]
         num_infinite = sum(reward.size - np.count_nonzero(np.isfinite(reward)) for reward in rewards)
-        if self._may_be_infinite and num_infinite:
-            self._may_be_infinite = False
-            warn_user(infinite_rewards_message(num_infinite))
-        if self._may_reset_later and steps > 1 and self._look_like_reset_rows(rewards, steps):
-            self._may_reset_later = False
-            remedy = (
-                "If the environment resets in the step after an end, declare autoreset=NEXT_STEP: such a step is none."
-            )
+        if self._warns_of_infinity and num_infinite:
+            self._warns_of_infinity = False
+            warn_user(infinite_rewards(num_infinite))
+        if self._warns_of_autoreset and steps > 1 and self._look_like_reset_rows(rewards, steps):
+            self._warns_of_autoreset = False
+            remedy = "If the environment resets in the step after an end, declare autoreset=NEXT_STEP."
             got = f"a reward of 0 after all {self._num_ends} ends, and not elsewhere"
             warn_user(explain("autoreset", "steps after an end that are steps of new episodes", got, remedy))
 
     def _look_like_reset_rows(self, rewards: list[np.ndarray], steps: int) -> bool:
-        """Whether all steps after an end have reward 0 and no end themselves, while most other steps have a reward."""
-        ended = self._flags.ended(slice(0, steps)).numpy()
+        """Whether all steps after an end have reward 0 and are no end, and most other steps have a nonzero reward."""
+        ended = self._flags.ends(slice(0, steps)).numpy()
         nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
         has_reward = np.logical_or.reduce(nonzero)
         after_end = ended[:-1]
         if (after_end & (has_reward | ended)[1:]).any():
-            self._may_reset_later = False
+            self._warns_of_autoreset = False
             return False
         num_ends = np.count_nonzero(after_end)
         self._num_ends += num_ends
@@ -188,7 +184,7 @@ class RewardWarnings:
 
 
 class StepFinals(NamedTuple):
-    """The final observations of one step: its K truncated environments, and leaves [K, …]."""
+    """The final observations of one step: its K truncated environments, and observation leaves [K, …]."""
 
     step: int
     envs: list[int]
@@ -196,40 +192,41 @@ class StepFinals(NamedTuple):
 
 
 class FinalObservations:
-    """The final observations of truncated steps, in the order of t·N + n; none under NEXT_STEP."""
+    """The final observations of truncated steps, sorted by step and environment; none under NEXT_STEP."""
 
     def __init__(self, storage: Storage, mode: AutoresetMode | None) -> None:
-        self._storage, self._schema, self._mode = storage, storage.schema, mode
+        self._storage, self._schema = storage, storage.schema
+        self._has_reset_rows, self._is_same_step = mode is AutoresetMode.NEXT_STEP, mode is AutoresetMode.SAME_STEP
         self._fields = [storage.schema.fields[i] for i in storage.schema.leaf_indices["obs"]]
         self.steps: list[StepFinals] = []
-        """Final observations of each step that has any."""
+        """Final observations by step, without steps that have none."""
 
-    def of_add(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
-        """Return the final observations among `final_obs` of all environments; all of its rows are checked."""
-        if self._mode is AutoresetMode.NEXT_STEP:
+    def from_final_obs(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
+        """Select the rows of truncated environments from `final_obs` [N, …]; every row is checked."""
+        if self._has_reset_rows:
             remedy = "Leave it out: the row after an end holds the final observation."
             raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
         return self._select(row, self._truncated_envs(row, terminated, truncated), final_obs)
 
-    def of_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
-        """Return the final observations where the autoreset mode leaves them in the result of `env.step`."""
-        if self._mode is AutoresetMode.NEXT_STEP:
+    def from_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
+        """Return the final observations in the result of `env.step`; their place depends on the autoreset mode."""
+        if self._has_reset_rows:
             return None
         next_obs, _, terminated, truncated, info = step
         envs = self._truncated_envs(row, terminated, truncated)
         if not envs:
             return None
-        return self._select(row, envs, next_obs, info if self._mode is AutoresetMode.SAME_STEP else None)
+        return self._select(row, envs, next_obs, info if self._is_same_step else None)
 
     def _truncated_envs(self, row: int, terminated: Any, truncated: Any) -> list[int]:
-        """Environments whose episode is truncated, and not terminated, by the step that is being added."""
+        """Return the environments that are truncated, and not terminated, at the step to be added."""
         storage, flags = self._storage, {"terminated": terminated, "truncated": truncated}
         staged = {name: storage.flag(name)[row].view(storage.leading_shape) for name in flags if name in storage.staged}
         ended, cut = host_flags(flags | staged, storage.leading_shape, storage.device)
         return (cut & ~ended).nonzero()[0].tolist()
 
     def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
-        """Copy the rows `envs` of an observation of all environments, or their final observations in `info`."""
+        """Copy the rows `envs` of the observation `obs` [N, …], or the final observations of `envs` in `info`."""
         leading_shape, device = self._storage.leading_shape, self._storage.device
         if info is None:
             leaves = convert_leaves(
@@ -265,7 +262,7 @@ class FinalObservations:
         return State({}, {"places": positions, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved state; the storage was restored before."""
+        """Restore a saved state; the storage must be restored first."""
         self.steps = []
         steps, num_envs = self._storage.num_stored, self._storage.num_envs
         positions = saved.read_array("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
@@ -296,30 +293,30 @@ class FinalObservations:
             return
         terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))
         truncated_steps = set(map(tuple, (truncated & ~terminated).nonzero().tolist()))
-        unexpected = [position for position in positions if position not in truncated_steps]
-        require(not unexpected, "final_obs", "(step, environment) of truncated steps", unexpected)
+        unexpected_positions = [position for position in positions if position not in truncated_steps]
+        require(not unexpected_positions, "final_obs", "(step, environment) of truncated steps", unexpected_positions)
 
 
 class LastStep:
-    """The value and observation after the last stored step, written to the next row until a step is added there."""
+    """The value and observation after the last stored step, kept in the row that the next step overwrites."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.set({})
 
     def set(self, leaves: dict[str, list[torch.Tensor]]) -> None:
-        """Set the leaves of "value", and of "obs" if it is known, after the steps that are stored now."""
+        """Set the leaves of "value", and of "obs" if known, that follow the stored steps."""
         self._leaves, self._age = leaves, self._storage.age
 
     @property
     def leaves(self) -> dict[str, list[torch.Tensor]]:
-        """The leaves by field; empty if a step was stored or removed since `set`."""
+        """Leaves by field; empty if a step was stored or removed since `set`."""
         return self._leaves if self._age == self._storage.age else {}
 
     def write(self) -> None:
         """Write the leaves to the row after the stored steps, and zero its other fields."""
         storage = self._storage
-        storage.zero(storage.num_stored)
+        storage.zero_row(storage.num_stored)
         for name, leaves in self.leaves.items():
             storage.write(storage.num_stored, tuple(leaves), storage.schema.leaf_indices[name])
 
@@ -329,13 +326,13 @@ class LastStep:
             self.write()
 
     def state(self) -> State:
-        """Return the leaves of both fields."""
+        """Return the leaves, and whether "value" and "obs" are known."""
         fields = self.leaves
         arrays = {f"{name}{i}": leaf for name, leaves in fields.items() for i, leaf in enumerate(leaves)}
         return State({name: name in fields for name in ("value", "obs")}, arrays)
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved state; the storage was restored before."""
+        """Restore a saved state; the storage must be restored first."""
         storage, schema = self._storage, self._storage.schema
         self.set({})
         for name in ("value", "obs"):
@@ -363,13 +360,10 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
 
     Raises unless each name is new, or the name of an optional field that the steps do not have.
     """
-    attachable: dict[Path, torch.Tensor] = {}
-    schema, leading_shape, device = (
-        storage.schema,
-        (storage.require_steps("attach"), *storage.leading_shape),
-        storage.device,
-    )
-    used_names = {*schema.names, *ROLLOUT_BATCH_FIELDS} - storage.missing
+    converted: dict[Path, torch.Tensor] = {}
+    schema, device = storage.schema, storage.device
+    leading_shape = (storage.require_steps("attach"), *storage.leading_shape)
+    used_names = {*schema.names, *MADE_BY_ROLLOUT} - storage.omitted
     for name, tree in trees:
         if not isinstance(name, str) or name in used_names:
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))
@@ -382,5 +376,5 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
             leaves = [(path, Field(tuple(x.shape[len(leading_shape) :]), x.dtype), x) for path, x in tensors]
         for path, field, leaf in leaves:
             tensor = convert(path_name(path), field, leaf, leading_shape, device)
-            attachable[path] = tensor if storage.leading_shape else tensor.unsqueeze(1)
-    return attachable
+            converted[path] = tensor if storage.leading_shape else tensor.unsqueeze(1)
+    return converted

@@ -13,71 +13,65 @@ from relive.kernels.reader import Reader, RebindingReader, permutation, reader, 
 from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import assembler, check_targets, memory_range, to_device
-from relive.schema.checks import check_positive_int
+from relive.schema.assembly import assembler, checked_targets, memory_range, to_device
+from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import Carry, Path
 
 ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
 """Function that reads the batch of the items index[start:stop]."""
 
 
-class EpochPlan:
-    """Batches of items for a number of epochs; each epoch reads every item once, in a new random order.
+def read_epochs(
+    read: ReadBatch, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, drop_last: bool,
+    fills_out: bool, where: str, unit: str, random: Randomness, device: torch.device, lock: Any,
+    check: Callable[[], None],
+) -> Iterator[lazy.TensorDict]:  # fmt: skip
+    """Return an iterator over batches of items; each epoch reads every item once, in a new random order.
 
     Args:
+        read: reads one batch.
         items: item numbers, int64 [n]; or the number n, for the items 0 to n − 1.
         batch_size: items per batch; the last batch of an epoch may have fewer.
         epochs: number of epochs.
         shuffle: whether the order is random; False reads items in the order given.
+        drop_last: whether to omit the last batch of an epoch if it has fewer items; one batch must be full.
+        fills_out: whether batches are read into the caller's `out`, so that every batch must be full.
+        where: name of the calling method, for messages.
+        unit: name of the items, for messages.
         random: generator of the order.
         device: device of the order.
+        lock: lock held while a batch is read.
+        check: called before each batch is read; raises if items were overwritten.
     """
+    total = items if isinstance(items, int) else len(items)
+    if drop_last:
+        if 0 < total < batch_size:
+            remedy = "Add more, or pass a smaller batch_size."
+            raise NotReadyError(explain(where, f"{batch_size} {unit}", total, remedy))
+        total -= total % batch_size
+    elif fills_out and total % batch_size:
+        remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
+        raise SchemaError(explain("out", f"full batches of {batch_size} {unit}", f"{total} {unit}", remedy))
 
-    def __init__(
-        self, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, random: Randomness,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        self._items, self._shuffle, self._random, self._device = items, shuffle, random, device
-        self._total = items if isinstance(items, int) else len(items)
-        self._batch_size, self._epochs = batch_size, epochs
+    def next_order() -> torch.Tensor:
+        if isinstance(items, torch.Tensor):
+            return shuffled(items, random) if shuffle else items
+        return permutation(items, random, device) if shuffle else torch.arange(items, device=device)
 
-    def drop_last(self, where: str, expected: str, unit: str = "steps") -> None:
-        """Omit an epoch's last batch if it is not full; raise a NotReadyError if no batch is full."""
-        if 0 < self._total < self._batch_size:
-            remedy = f"Add {unit}, or pass a smaller batch_size."
-            raise NotReadyError(explain(where, expected, self._total, remedy))
-        self._total -= self._total % self._batch_size
-
-    def require_full(self, unit: str) -> None:
-        """Raise if the last batch of an epoch would not fill the caller's `out`."""
-        if self._total % self._batch_size:
-            remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
-            expected = f"full batches of {self._batch_size} {unit}"
-            raise SchemaError(explain("out", expected, f"{self._total} {unit}", remedy))
-
-    def batches(self, read: ReadBatch, lock: Any, check: Callable[[], None]) -> Iterator[lazy.TensorDict]:
-        """Yield every batch, read under the lock; `check` is called before and raises if items were overwritten."""
-        index = None
-        for _ in range(self._epochs):
-            for start in range(0, self._total, self._batch_size):
+    def batches() -> Iterator[lazy.TensorDict]:
+        for _ in range(epochs):
+            index = None
+            for start in range(0, total, batch_size):
                 with lock:
                     check()
-                    if start == 0 or index is None:
-                        index = self._order()
-                    batch = read(index, start, min(start + self._batch_size, self._total))
+                    index = next_order() if index is None else index
+                    batch = read(index, start, min(start + batch_size, total))
                 yield batch
 
-    def _order(self) -> torch.Tensor:
-        """Return the items in the order of the next epoch."""
-        items = self._items
-        if isinstance(items, torch.Tensor):
-            return shuffled(items, self._random) if self._shuffle else items
-        if self._shuffle:
-            return permutation(items, self._random, self._device)
-        return torch.arange(items, device=self._device)
+    return batches()
 
 
-# Minibatches
+# Readers of minibatches
 
 
 def row_reader(
@@ -92,10 +86,10 @@ def row_reader(
     return RebindingReader(lambda: reader(tensors, 2, num_items), tensors, lambda: storage.is_exposed), leaves
 
 
-def read_fresh(
+def fresh_reader(
     source: RebindingReader[Reader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
-    """Return a function that reads batches into new tensors; `has_batch_axis`: the first axis of each is [B]."""
+    """Return a function that reads batches into new tensors; `has_batch_axis`: whether [B] is their first axis."""
     build = assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
@@ -104,14 +98,13 @@ def read_fresh(
     return read
 
 
-def read_into(
+def out_reader(
     out: lazy.TensorDict, source: RebindingReader[Reader], leaves: dict[Path, torch.Tensor], batch_size: int,
-    storage: Storage,
+    own_tensors: list[torch.Tensor],
 ) -> ReadBatch:  # fmt: skip
-    """Return a function that reads rows of leaves [T + 1, N, …] of the storage into the caller's batch `out`."""
-    like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    own = [memory_range(tensor) for tensor in (*storage.tensors, *storage.attached.values())]
-    targets = check_targets(out, like, storage.device, own)
+    """Return a function that reads rows of leaves [T + 1, N, …] into `out`; raise if `out` overlaps `own_tensors`."""
+    layouts = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
+    targets = checked_targets(out, layouts, own_tensors[0].device, map(memory_range, own_tensors))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.current().take_into(index, start, stop, targets)
@@ -120,9 +113,9 @@ def read_into(
     return read
 
 
-# Sequences for recurrent networks
+# Readers of sequences, for recurrent networks
 
-Mode = Literal["chunked", "overlap", "every"]
+SequenceMode = Literal["chunked", "overlap", "every"]
 
 _STRIDES: dict[str, Callable[[int], int]] = {
     "chunked": lambda length: length,
@@ -136,10 +129,8 @@ def parse_sequence_spec(
     length: int | None, mode: str, split_episodes: bool, keep_tail: bool, layout: str
 ) -> SequenceSpec:
     """Return the spec for these arguments of `sequences`; raise for an unknown mode or layout."""
-    for where, value, choices in (("layout", layout, get_args(Layout)), ("mode", mode, _STRIDES)):
-        if value not in choices:
-            expected = f"one of {', '.join(map(repr, choices))}"
-            raise SchemaError(explain(where, expected, repr(value), "Pass one of them."))
+    check_choice("layout", layout, get_args(Layout))
+    check_choice("mode", mode, _STRIDES)
     stride = 1 if length is None else _STRIDES[mode](check_positive_int("length", length))
     return SequenceSpec(length, stride, split_episodes, keep_tail)
 
@@ -154,8 +145,8 @@ def sequence_source(
     steps = storage.require_steps("sequences")
     step_leaves = storage.select(storage.leaves(), fields)
     declared_fields = zip(storage.schema.paths, storage.schema.fields, strict=True)
-    carries = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
-    initial_leaves = {path: step_leaves.pop(path) for path in carries}
+    carry_paths = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
+    initial_leaves = {path: step_leaves.pop(path) for path in carry_paths}
     columns, initial_columns = list(step_leaves.values()), list(initial_leaves.values())
     tensors = [*columns, *initial_columns]
     index = find_sequences(flags.step_flags(steps), spec, tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -21,11 +21,11 @@ from relive.locking import make_lock
 from relive.rng import Randomness
 from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, StepFinals, attachable_leaves
 from relive.rollout.batching import (
-    EpochPlan,
-    Mode,
+    SequenceMode,
+    fresh_reader,
+    out_reader,
     parse_sequence_spec,
-    read_fresh,
-    read_into,
+    read_epochs,
     row_reader,
     sequence_source,
     sequences_to_device,
@@ -34,6 +34,7 @@ from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
+from relive.schema.buffer_schemas import rollout_schema
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import (
     OPTIONAL_ROLLOUT_FIELDS,
@@ -51,8 +52,8 @@ from relive.storage import Memory
 from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
 
-_NOTHING: Mapping[str, Any] = {}
-_DECLARED, _FLAGS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
+_NO_MEASUREMENTS: Mapping[str, Any] = {}
+_DECLARED_FIELDS, _FLAG_FIELDS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
 
 
 @register_buffer
@@ -76,7 +77,7 @@ class RolloutBuffer(StateDictMixin):
         stats: episode statistics, updated with every transition. Its metrics and reasons are read from the fields with
             these names, or from the info passed to `add_step`.
         norm: running norms by field, or by path to a leaf, updated with every transition; reset rows are ignored.
-        seed: seed of the shuffling; None takes one from the system.
+        seed: seed of the shuffling; by default a seed from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -106,7 +107,7 @@ class RolloutBuffer(StateDictMixin):
         self.num_envs = num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), OPTIONAL_ROLLOUT_FIELDS)
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device))
         self.device = self._storage.device
         self._random = Randomness(seed)
         self._lock = make_lock(self)
@@ -136,7 +137,7 @@ class RolloutBuffer(StateDictMixin):
             autoreset=settings.autoreset, device=device, stats=stats, norm=norm, seed=seed,
         )  # fmt: skip
 
-    # Writing
+    # Adding steps
 
     def add(
         self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
@@ -150,11 +151,13 @@ class RolloutBuffer(StateDictMixin):
             row, finals = self._storage.num_stored, None
             if row == self.num_steps:
                 raise _full_error(row)
-            if self._reused_memory.num_left and obs is not None:
+            if self._reused_memory.num_remaining and obs is not None:
                 self._reused_memory.check_obs(row, obs)
             if final_obs is not None:
-                finals = self._finals.of_add(row, final_obs, terminated, truncated)
-            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NOTHING)
+                finals = self._finals.from_final_obs(row, final_obs, terminated, truncated)
+            self._write(
+                row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NO_MEASUREMENTS
+            )
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
@@ -176,13 +179,13 @@ class RolloutBuffer(StateDictMixin):
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.check_step(row, obs, step_values)
-            measured = self._observers.measured(info, self._storage.leading_shape, self.autoreset)
-            finals = self._finals.of_step(row, step_values)
-            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measured)
+            measurements = self._observers.read_measurements(info, self._storage.leading_shape, self.autoreset)
+            finals = self._finals.from_step(row, step_values)
+            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measurements)
 
     def _write(
         self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: StepFinals | None,
-        measured: Mapping[str, Any],
+        measurements: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Store a step; an exception leaves the rollout unchanged."""
         try:
@@ -190,12 +193,12 @@ class RolloutBuffer(StateDictMixin):
             if finals is None and not self._flags.is_observed:
                 self._storage.commit(row)
             else:
-                self._commit(row, finals, measured)
+                self._commit(row, finals, measurements)
         except BaseException:
             complete(self._advantages.last.restore_row)
             raise
 
-    def _commit(self, row: int, finals: StepFinals | None, measured: Mapping[str, Any]) -> None:
+    def _commit(self, row: int, finals: StepFinals | None, measurements: Mapping[str, Any]) -> None:
         """Make a written row a stored step, with its final observations, and count it in the observers."""
         steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
 
@@ -203,7 +206,7 @@ class RolloutBuffer(StateDictMixin):
             self._finals.steps = steps
             self._storage.commit(row)
 
-        self._flags.count(row, 1, self._storage.missing, measured, change)
+        self._flags.count(row, 1, self._storage.omitted, measurements, change)
 
     def stage(self, **fields: Any) -> None:
         """Copy fields of the next step before the environment overwrites them; pass the other fields to `add`."""
@@ -229,7 +232,7 @@ class RolloutBuffer(StateDictMixin):
         """Make the first `num_steps` rows, written through `lend()`, the stored steps; by default all rows.
 
         All fields count as passed, and the row after the steps holds the last observation and value. Attached tensors
-        are removed; statistics count the steps that were not stored before.
+        are removed; statistics count the new steps.
         """
         count = self.num_steps if num_steps is None else num_steps
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
@@ -241,7 +244,7 @@ class RolloutBuffer(StateDictMixin):
             storage.clean_bools()
             self._advantages.last.set({})  # the collector may have overwritten the last row
             num_stored = storage.num_stored
-            last = {name: storage.row(name, count) for name in ("value", "obs")}
+            last = {name: storage.copy_row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
                 storage.take_back(count)
@@ -249,7 +252,7 @@ class RolloutBuffer(StateDictMixin):
                 self._flags.take_back()
                 self._advantages.last.set(last)
 
-            self._flags.count(num_stored, count - num_stored, frozenset(), _NOTHING, change)
+            self._flags.count(num_stored, count - num_stored, frozenset(), _NO_MEASUREMENTS, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.
@@ -259,17 +262,17 @@ class RolloutBuffer(StateDictMixin):
         dropped from the statistics.
         """
         with self._lock:
-            starting, resetting = self._flags.next_row()
+            starts, resets = self._flags.next_row()
             if restarted:
-                starting, resetting = torch.ones_like(starting), torch.zeros_like(resetting)
+                starts, resets = torch.ones_like(starts), torch.zeros_like(resets)
 
             def change() -> None:
                 if restarted:
                     self._continuity.forget()
-                    self._observers.restarted()
+                    self._observers.drop_running_episodes()
                 self._storage.clear()
                 self._finals.steps = []
-                self._flags.begin(starting, resetting)
+                self._flags.begin_rollout(starts, resets)
 
             complete(change)
 
@@ -284,7 +287,7 @@ class RolloutBuffer(StateDictMixin):
 
         return save(self, path, keep=keep)
 
-    # Targets
+    # Learning targets
 
     @property
     def final_obs(self) -> Any:
@@ -314,16 +317,16 @@ class RolloutBuffer(StateDictMixin):
                 last_value, last_obs, final_value, bootstrap=bootstrap_truncated, gamma=gamma, lam=lam
             )
 
-    def attach(self, named: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+    def attach(self, by_name: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
         """Add tensors `[T, N, …]`, or dicts of them, to every batch until `clear()`; they are copied.
 
         They may include a `value` or `log_prob` that was not passed to `add`. Adding another step removes them.
         """
         with self._lock:
-            trees = [*({} if named is None else named).items(), *fields.items()]
+            trees = [*({} if by_name is None else by_name).items(), *fields.items()]
             complete(partial(self._storage.attach, attachable_leaves(trees, self._storage)))
 
-    # Reading
+    # Reading steps
 
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
@@ -340,23 +343,21 @@ class RolloutBuffer(StateDictMixin):
         target = check_destination(device, out)
         with self._lock:
             source, leaves = row_reader(self._storage, fields)
-            rows = self._flags.transitions()
-            plan = EpochPlan(rows, batch_size, epochs, shuffle=shuffle, random=self._random, device=self.device)
-            if drop_last:
-                plan.drop_last("minibatches", f"{batch_size} transitions")
             if out is None:
-                read = read_fresh(source, leaves, True)
+                read = fresh_reader(source, leaves, True)
             else:
-                read = read_into(out, source, leaves, batch_size, self._storage)
-                plan.require_full("transitions")
-            batches = plan.batches(read, self._lock, self._check_not_cleared())
+                parts = (self._storage, self._flags, self._advantages.last)
+                own = [tensor for part in parts for tensor in part.state().arrays.values()]
+                read = out_reader(out, source, leaves, batch_size, own)
+            batches = read_epochs(
+                read, self._flags.transitions(), batch_size, epochs, shuffle=shuffle, drop_last=drop_last,
+                fills_out=out is not None, where="minibatches", unit="transitions", random=self._random,
+                device=self.device, lock=self._lock, check=self._storage.make_clear_check(),
+            )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
-    def _check_not_cleared(self) -> Callable[[], None]:
-        return partial(self._storage.check_not_cleared, self._storage.generation)
-
     def sequences(
-        self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
+        self, length: int | None = None, *, batch_size: int | None = None, mode: SequenceMode = "chunked",
         split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
         drop_last: bool = False, layout: Layout = "batch_first", fields: Iterable[str | Path] | None = None,
         device: torch.device | str | None = None,
@@ -383,12 +384,13 @@ class RolloutBuffer(StateDictMixin):
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            plan = EpochPlan(count, size, epochs, shuffle=shuffle, random=self._random, device=self.device)
-            if drop_last:
-                plan.drop_last("sequences", f"{size} or more sequences")
             # Only batch-first batches have [B] as their first axis.
-            read = read_fresh(source, paths, layout == "batch_first")
-            batches = plan.batches(read, self._lock, self._check_not_cleared())
+            read = fresh_reader(source, paths, layout == "batch_first")
+            batches = read_epochs(
+                read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=False, where="sequences",
+                unit="sequences", random=self._random, device=self.device, lock=self._lock,
+                check=self._storage.make_clear_check(),
+            )  # fmt: skip
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
 
     @property
@@ -423,7 +425,7 @@ class RolloutBuffer(StateDictMixin):
             storage = self._storage
             steps = storage.require_complete_steps("env_major")
             if not self._advantages.last.leaves:
-                storage.zero(steps)
+                storage.zero_row(steps)
             return storage.env_major(steps, storage.leaves())
 
     def __getitem__(self, name: str | Path) -> Any:
@@ -449,14 +451,24 @@ class RolloutBuffer(StateDictMixin):
 
     _loop_over = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
 
-    # State
+    # Saving, loading and checking
 
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
-        arguments = _saved_arguments(config, saved, **changes)
+        num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+        envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+        arguments = {
+            "num_steps": config.entry("num_steps").integer(1, 1 << 50),
+            "num_envs": envs,
+            **{name: parse_declaration(config.entry(name)) for name in _DECLARED_FIELDS},
+            "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
+            "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
+            "device": changes.get("device") or parse_device(config.entry("device")),
+            **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+        }
         saved.require_columns({})
-        schema = rollout_schema(*(arguments[name] for name in (*_DECLARED, "extra")))
+        schema = rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
         for i, field in enumerate(schema.fields):  # checked first: an untrusted size must not allocate memory
             saved.require_spec(f"rows.column{i}", (*rows, *field.shape), field.dtype)
@@ -468,8 +480,8 @@ class RolloutBuffer(StateDictMixin):
         return {
             "num_steps": self.num_steps,
             "num_envs": self.num_envs,
-            **{name: trees[name] for name in _DECLARED},
-            "extra": {name: tree for name, tree in trees.items() if name not in (*_DECLARED, *_FLAGS)},
+            **{name: trees[name] for name in _DECLARED_FIELDS},
+            "extra": {name: tree for name, tree in trees.items() if name not in (*_DECLARED_FIELDS, *_FLAG_FIELDS)},
             "autoreset": None if self.autoreset is None else self.autoreset.name,
             "device": str(self.device),
             "listeners": self._observers.config(),
@@ -552,18 +564,3 @@ class RolloutBuffer(StateDictMixin):
 def _full_error(num_steps: int) -> BufferFullError:
     remedy = "Train on the rollout, then clear() it."
     return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
-
-
-def _saved_arguments(config: Node, saved: SnapshotReader, *, device: Any = None, **_other: Any) -> dict[str, Any]:
-    """Return the constructor arguments of a saved rollout buffer."""
-    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
-    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    return {
-        "num_steps": config.entry("num_steps").integer(1, 1 << 50),
-        "num_envs": envs,
-        **{name: parse_declaration(config.entry(name)) for name in _DECLARED},
-        "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
-        "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
-        "device": device or parse_device(config.entry("device")),
-        **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
-    }

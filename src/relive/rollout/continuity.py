@@ -1,4 +1,4 @@
-"""Warnings about observations that look like a mistake (`DataWarning`, each kind once), before a step is stored.
+"""Warnings about observations that look like a mistake (`DataWarning`, each kind once), before the step is stored.
 
 *Cuts*: a step does not start at the observation that the previous `env.step` returned. *Restarts*: the first step of a
 rollout does not start at the observation that the last step of the previous rollout returned, without
@@ -20,9 +20,9 @@ from relive.schema.conversion import numpy_view
 from relive.schema.fields import DTYPES, Schema
 
 _MIN_STEPS = 64
-"""Steps to compare before a warning about cuts."""
+"""Minimum number of compared steps before a warning about cuts."""
 _MAX_OBS = 32
-"""Observations whose address is compared with the address of the previous observation."""
+"""Number of observations whose addresses are compared."""
 
 
 class Continuity:
@@ -38,9 +38,9 @@ class Continuity:
         self._next_obs: list[bytes] | None = None
         """Next observation of the previous step, as bytes per leaf; None if unknown."""
         self._caller_resets = mode is AutoresetMode.DISABLED
-        self._ended: Any = np.zeros(num_envs, bool)
+        self._reset_envs: Any = np.zeros(num_envs, bool)
         """Environments that the caller resets before the next step [N]."""
-        self._num_compared = self._num_cut = 0
+        self._num_compared = self._num_cuts = 0
 
     def forget(self) -> None:
         """Drop the previous observation: environments were reset, or another state was loaded."""
@@ -58,32 +58,41 @@ class Continuity:
             if any(flag is None or flag.size != self._num_envs for flag in flags):
                 self._next_obs = None
             else:
-                self._ended = np.logical_or(*flags).reshape(-1)
+                self._reset_envs = np.logical_or(*flags).reshape(-1)
         if message is not None:
             warn_user(message)
 
     def _compare(self, is_first: bool, start: list[bytes], before: list[bytes]) -> str | None:
         """Count the environments whose observation differs; return a warning, or None."""
-        num_cut = 0
-        if start != before:  # as bytes, NaN equals itself
+        num_cuts = 0
+        if start != before:  # bytes: NaN equals itself
             is_equal = np.ones(self._num_envs, bool)
             for leaf, leaf_before in zip(start, before, strict=True):
                 if len(leaf) != len(leaf_before) or len(leaf) % self._num_envs:
                     return None
                 rows = (np.frombuffer(x, np.uint8).reshape(self._num_envs, -1) for x in (leaf, leaf_before))
                 is_equal &= np.equal(*rows).all(1)
-            num_cut = int((~(is_equal | self._ended)).sum())
-        if is_first and num_cut and 2 * self._num_cut <= self._num_compared:
+            num_cuts = int((~(is_equal | self._reset_envs)).sum())
+        if is_first and num_cuts and 2 * self._num_cuts <= self._num_compared:
             self.compared_rows = ()
-            return _restart_message(num_cut, self._num_envs)
+            remedy = (
+                "Call clear(restarted=True) where env.reset() was called: otherwise statistics join two episodes, and "
+                "under NEXT_STEP the first step of an environment that was about to reset is dropped."
+            )
+            got = f"{num_cuts} of {self._num_envs} environments that start elsewhere"
+            return explain("obs", "a rollout that starts where the last one led", got, remedy)
         if self.compares_all and not is_first:
-            self._num_compared += self._num_envs - int(self._ended.sum())
-            self._num_cut += num_cut
+            self._num_compared += self._num_envs - int(self._reset_envs.sum())
+            self._num_cuts += num_cuts
             if self._num_compared >= _MIN_STEPS:
                 self.compares_all = False
-                return (
-                    _cut_message(self._num_cut, self._num_compared) if 2 * self._num_cut > self._num_compared else None
-                )
+                if 2 * self._num_cuts > self._num_compared:
+                    remedy = (
+                        "Assign obs = step[0] after add_step. If observations are changed before they are added, the "
+                        "values of next observations are wrong."
+                    )
+                    got = f"{self._num_cuts:,} of {self._num_compared:,} that do not"
+                    return explain("obs", "steps that start where the step before led", got, remedy)
         return None
 
     def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
@@ -102,53 +111,34 @@ class ReusedMemory:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._storage, self._leaf = storage, storage.schema.leaf_indices["obs"][0]
-        self.num_left = _MAX_OBS
+        self._storage, self._leaf_index = storage, storage.schema.leaf_indices["obs"][0]
+        self.num_remaining = _MAX_OBS
         """Number of observations still to compare."""
-        self._last: Any = None
-        """First leaf of the previous observation; the reference prevents that its address is used again."""
+        self._previous_view: Any = None
+        """First leaf of the previous observation; the reference keeps its memory from being reused."""
 
     def check_obs(self, row: int, obs: Any) -> None:
         """Compare the observation that becomes row `row`, and warn; called before it is stored."""
         view = numpy_view(self._storage.schema.flatten("obs", obs)[0])
-        last, self._last = self._last, view
-        if view is None or last is None or not row or not view.size:
+        previous_view, self._previous_view = self._previous_view, view
+        if view is None or previous_view is None or not row or not view.size:
             return
-        stored_obs = numpy_view(self._storage.tensors[self._leaf][row - 1])
+        stored_obs = numpy_view(self._storage.tensors[self._leaf_index][row - 1])
         if stored_obs is None or stored_obs.size != view.size:
             return
-        if view.__array_interface__["data"][0] != last.__array_interface__["data"][0] or view.dtype != last.dtype:
-            self.num_left -= 1
+        if (
+            view.__array_interface__["data"][0] != previous_view.__array_interface__["data"][0]
+            or view.dtype != previous_view.dtype
+        ):
+            self.num_remaining -= 1
             return
         is_equal = np.array_equal(
             view.reshape(-1).astype(stored_obs.dtype), stored_obs.reshape(-1), equal_nan=view.dtype.kind == "f"
         )
-        self.num_left = self.num_left - 1 if is_equal else 0
-        if not self.num_left:
-            self._last = None
+        self.num_remaining = self.num_remaining - 1 if is_equal else 0
+        if not self.num_remaining:
+            self._previous_view = None
         if not is_equal:
-            warn_user(_in_place_message())
-
-
-def _restart_message(count: int, num_envs: int) -> str:
-    remedy = (
-        "Call clear(restarted=True) where env.reset() was called: otherwise statistics join two episodes, and under "
-        "NEXT_STEP the first step of an environment that was about to reset is dropped."
-    )
-    got = f"{count} of {num_envs} environments that start elsewhere"
-    return explain("obs", "a rollout that starts where the last one led", got, remedy)
-
-
-def _cut_message(count: int, total: int) -> str:
-    remedy = (
-        "Assign obs = step[0] after add_step. Observations that are changed before they are added look the same: "
-        "values are then not those of what the steps led to."
-    )
-    return explain("obs", "steps that start where the step before led", f"{count:,} of {total:,} that do not", remedy)
-
-
-def _in_place_message() -> str:
-    remedy = (
-        "If the environment overwrites it, the next observation is stored: stage(obs=…) before the step, or copy it."
-    )
-    return explain("obs", "memory of its own for every step", "memory of the previous step, with other numbers", remedy)
+            remedy = "If the environment overwrites it, call stage(obs=…) before the step, or pass a copy."
+            got = "memory of the previous step, with other numbers"
+            warn_user(explain("obs", "memory of its own for every step", got, remedy))

@@ -1,10 +1,9 @@
-"""The rows of a rollout: a tensor per leaf, staged, optional and attached fields, and the meaning of the flags."""
+"""The rows of a rollout: a tensor per leaf; staged, optional and attached fields; and episodes in the rows."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,7 +17,8 @@ from relive.kernels import complete
 from relive.kernels.flattening import Flattening
 from relive.kernels.row_writer import Which, row_writer
 from relive.kernels.sequences import StepFlags, reset_rows
-from relive.schema.assembly import assemble, select_leaves
+from relive.schema.assembly import assemble, selected_leaves
+from relive.schema.buffer_schemas import OPTIONAL
 from relive.schema.checks import check_nonempty
 from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
 from relive.schema.fields import Path, Schema, parse_path
@@ -42,17 +42,15 @@ class Storage:
     With `num_envs=None` the tensors have an environment axis of length 1 that callers never see.
     """
 
-    def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, schema: Schema, rows: int, num_envs: int | None, memory: Memory) -> None:
         self.schema, self.num_envs = schema, num_envs or 1
         self.leading_shape = () if num_envs is None else (num_envs,)
         """Leading shape of the values of one step."""
         self._num_rows = rows
-        kinds = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
-        memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
+        layouts = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
+        memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts), "num_steps")
         allocator = memory.own("RolloutBuffer")
-        self.tensors = tuple(allocator.allocate("column", *kind) for kind in kinds)
+        self.tensors = tuple(allocator.allocate("column", *layout) for layout in layouts)
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -60,9 +58,8 @@ class Storage:
         self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
-        self._optional_names = optional
-        self._optional = tuple(path[0] in optional for path in schema.paths)
-        self._set_present((True,) * len(optional))
+        self._is_optional = tuple(path[0] in OPTIONAL for path in schema.paths)
+        self._set_optional((True, True))
         self.num_stored = 0
         self.generation = 0
         """Number of calls of `clear`."""
@@ -75,52 +72,42 @@ class Storage:
         self._bind()
 
     def _bind(self) -> None:
-        self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.leading_shape))
+        self._writer = row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
-    # Writing
+    # Writing rows
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
-        before, present, which = self._present, (values[5] is not None, values[6] is not None), None
-        try:
-            if present == before and not self.staged:  # False only at the first step and after `stage`
-                leaves = values if self._is_plain and not extra else self._flatten(values, extra)
-            else:
-                has_value, has_log_prob = present
-                self._update_present(
-                    row, (has_value or "value" in self.staged, has_log_prob or "log_prob" in self.staged)
-                )
-                fields = self._flatten.by_field(values, extra, self.staged)
-                leaves = tuple(itertools.chain.from_iterable(fields.values()))
-                which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
-            if row != self.num_stored:
-                raise _reentry_error()
-            self.write(row, leaves, which)
-        except BaseException:
-            if row == self.num_stored and self._present != before:
-                self._set_present(before)
-            raise
+        present, which = (values[5] is not None, values[6] is not None), None
+        if present == self._has_optional and not self.staged:  # False only at the first step and after `stage`
+            leaves = values if self._is_plain and not extra else self._flatten(values, extra)
+        else:
+            present = present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged
+            for name, is_present, was_present in zip(OPTIONAL, present, self._has_optional, strict=True):
+                if row and is_present is not was_present:
+                    raise _optional_field_error(name, was_present)
+            fields = self._flatten.by_field(values, extra, self.staged)
+            leaves = tuple(itertools.chain.from_iterable(fields.values()))
+            which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
+        if row != self.num_stored:
+            raise _reentry_error()
+        self.write(row, leaves, which)
+        if present != self._has_optional:
+            self._set_optional(present)
 
-    def _update_present(self, row: int, present: tuple[bool, ...]) -> None:
-        """Set the optional fields of the rollout at its first step; raise if a later step has other ones."""
-        for name, is_present, was_present in zip(self._optional_names, present, self._present, strict=True):
-            if row and is_present is not was_present:
-                raise _optional_field_error(name, was_present)
-        self._set_present(present)
-
-    def _set_present(self, present: tuple[bool, ...]) -> None:
-        self._present = present
-        """For each optional field, whether the steps have it."""
-        self.missing = frozenset(itertools.compress(self._optional_names, map(operator.not_, present)))
-        """Optional fields that the steps do not have."""
+    def _set_optional(self, present: tuple[bool, bool]) -> None:
+        omitted = frozenset(name for name, is_present in zip(OPTIONAL, present, strict=True) if not is_present)
+        # One statement without a call: no signal can interrupt it.
+        self._has_optional, self.omitted = present, omitted
+        """Whether the steps have each optional field, and the names of optional fields that they do not have."""
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         """Write some fields of the next step."""
         leaves: list[Any] = []
         which: list[int] = []
         for name in fields:
-            if self.num_stored and name in self.missing:
+            if self.num_stored and name in self.omitted:
                 raise _optional_field_error(name, first=False)
         for name, value in fields.items():
             self.schema.require(name)
@@ -147,7 +134,7 @@ class Storage:
         before = self.age, len(self.staged)
         converted_leaves = tuple(
             None
-            if leaf is None and self._optional[i]
+            if leaf is None and self._is_optional[i]
             else convert(
                 path_name(paths[i]), fields[i], leaf, self.leading_shape, self.device, overflowed=self.overflowed
             )
@@ -155,9 +142,9 @@ class Storage:
         )
         if before != (self.age, len(self.staged)):
             raise _reentry_error()
-        misfit = self._writer.put(row, converted_leaves, which)
-        if misfit >= 0:
-            raise misaligned_error(path_name(paths[indices[misfit]]))
+        bad_position = self._writer.put(row, converted_leaves, which)
+        if bad_position >= 0:
+            raise misaligned_error(path_name(paths[indices[bad_position]]))
 
     def commit(self, row: int) -> None:
         """Make the written row a stored step."""
@@ -171,14 +158,14 @@ class Storage:
     def take_back(self, steps: int) -> None:
         """Make the first `steps` rows, written by a collector, the stored steps; they have every field."""
         self.clear()
-        self._set_present((True,) * len(self._present))
+        self._set_optional((True, True))
         self.num_stored = steps
 
     def flag(self, name: str) -> torch.Tensor:
         """Return the tensor [rows, N] of "terminated" or "truncated"."""
         return self.tensors[self.schema.leaf_indices[name][0]]
 
-    def row(self, name: str, row: int) -> list[torch.Tensor]:
+    def copy_row(self, name: str, row: int) -> list[torch.Tensor]:
         """Return copies of a field's leaves in one row, in the shapes that callers pass."""
         fields, leading_shape = self.schema.fields, self.leading_shape
         return [
@@ -191,7 +178,7 @@ class Storage:
         for tensor in self.tensors:
             tensor.copy_(normalize_bools(tensor))
 
-    def zero(self, row: int) -> None:
+    def zero_row(self, row: int) -> None:
         """Zero one row of all tensors."""
         torch._foreach_zero_([tensor[row] for tensor in self.tensors])
 
@@ -207,7 +194,7 @@ class Storage:
         """Generation and number of steps: a pair that changes whenever a step is stored or removed."""
         return self.generation, self.num_stored
 
-    # Reading
+    # Reading rows
 
     def require_steps(self, where: str) -> int:
         """Return the number of stored steps; raise a NotReadyError if it is 0."""
@@ -221,9 +208,9 @@ class Storage:
         return self.require_steps(where)
 
     @property
-    def absent(self) -> frozenset[str]:
+    def absent_fields(self) -> frozenset[str]:
         """Optional fields that are neither part of the steps nor attached."""
-        return self.missing.difference(path[0] for path in self.attached)
+        return self.omitted.difference(path[0] for path in self.attached)
 
     def declared_leaves(self) -> dict[Path, torch.Tensor]:
         """Return every declared leaf [rows, N, …]."""
@@ -231,8 +218,8 @@ class Storage:
 
     def leaves(self) -> dict[Path, torch.Tensor]:
         """Return the leaves [rows, N, …] that are part of the steps or attached."""
-        absent = self.absent
-        return {path: x for path, x in self.declared_leaves().items() if path[0] not in absent} | self.attached
+        absent_fields = self.absent_fields
+        return {path: x for path, x in self.declared_leaves().items() if path[0] not in absent_fields} | self.attached
 
     def select(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, Any]:
         """Return the leaves named by `fields`, or all of them if it is None."""
@@ -246,21 +233,24 @@ class Storage:
 
     def explain_absence(self, name: str) -> str | None:
         """Return the error message for an optional or computed field that is absent; None for other names."""
-        if name in self.absent:
+        if name in self.absent_fields:
             remedy = f"Pass {name}= to every add, or attach({name}=…) afterwards."
             return explain(name, "a field that the steps gave", "none", remedy)
         if name in ("advantage", "return"):
-            remedy = (
-                "Call compute_advantage(last_value) first; adding another step, and clear(), forget what it attached."
-            )
+            remedy = "Call compute_advantage(last_value) first; clear() and another step remove its result."
             return explain(name, "a rollout whose advantages are computed", "none", remedy)
         return None
 
-    def check_not_cleared(self, generation: int) -> None:
-        """Raise if `clear` was called since this generation."""
-        if self.generation != generation:
-            got, remedy = "a cleared one", "Finish the epochs before clear()."
-            raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+    def make_clear_check(self) -> Callable[[], None]:
+        """Return a function that raises a NotReadyError if `clear` was called after this call."""
+        generation = self.generation
+
+        def check() -> None:
+            if self.generation != generation:
+                got, remedy = "a cleared one", "Finish the epochs before clear()."
+                raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+
+        return check
 
     def time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` rows of leaves as a TensorDict `[T, N]` that shares their memory."""
@@ -293,7 +283,7 @@ class Storage:
             padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
             self.attached[path] = torch.cat([tensor, padding])
 
-    # State
+    # Saving, loading and checking
 
     def rows(self) -> dict[str, torch.Tensor]:
         """Return the declared leaves by their names in files."""
@@ -305,7 +295,7 @@ class Storage:
         attached = {
             f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
         }
-        present = [name for name in self._optional_names if num_steps and name not in self.missing]
+        present = [name for name in OPTIONAL if num_steps and name not in self.omitted]
         values = {
             "num_stored": num_steps,
             "valued": num_steps if "value" in present else 0,
@@ -323,14 +313,14 @@ class Storage:
         self.clear()
         self.num_stored = num_steps
         present = self._saved_optional_fields(saved, num_steps)
-        self._set_present(tuple(name in present for name in self._optional_names))
+        self._set_optional(("value" in present, "log_prob" in present))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
             self.staged.add(name.value)
         for i, entry in enumerate(node.entry("attached").items()):
             path = parse_path(entry)
-            if path[0] in self.schema.names and path[0] not in self.missing:
+            if path[0] in self.schema.names and path[0] not in self.omitted:
                 raise entry.error("a name of its own")
             if path not in declared_leaves:  # an optional field is its declared leaf
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
@@ -338,14 +328,14 @@ class Storage:
             self.attached[path] = declared_leaves[path]
 
     def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
-        node, names = saved.values, self._optional_names
+        node = saved.values
         if "given" in node.entries():
-            return {name.one_of(names) for name in node.entry("given").items(len(names))}
+            return {name.one_of(OPTIONAL) for name in node.entry("given").items(len(OPTIONAL))}
         # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
         has_value = node.entry("valued").integer(0, num_stored) == num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
-        return set(itertools.compress(("value", "log_prob"), (has_value, has_log_prob)))
+        return set(itertools.compress(OPTIONAL, (has_value, has_log_prob)))
 
     def check(self) -> None:
         """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
@@ -357,20 +347,20 @@ class Storage:
             require_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1
         require(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)
-        staged, missing = sorted(self.staged), sorted(self.missing)
-        require(not steps or not self.staged & self.missing, "staged fields", f"none of {missing}", staged)
+        staged, omitted = sorted(self.staged), sorted(self.omitted)
+        require(not steps or not self.staged & self.omitted, "staged fields", f"none of {omitted}", staged)
         names = schema.names
         require(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
         require(not staged or steps < max_steps, "staged fields", "no staged fields in a full rollout", staged)
         self._check_attached()
-        for fault in overflow_warnings(self.overflowed):
-            raise InvariantError(fault)
+        for message in overflow_warnings(self.overflowed):
+            raise InvariantError(message)
 
     def _check_attached(self) -> None:
         """Verify that attached tensors have the rollout's rows, and zeros after the stored steps."""
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, leaf in self.attached.items():
-            is_present = path[0] in self.schema.names and path[0] not in self.missing
+            is_present = path[0] in self.schema.names and path[0] not in self.omitted
             require(not is_present, path_name(path), "a name that no field has", "the name of a field")
             if path in declared_leaves:
                 require(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
@@ -400,55 +390,55 @@ class EpisodeFlags:
     def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
         self._storage, self._observers = storage, observers
         self.terminated, self.truncated = storage.flag("terminated"), storage.flag("truncated")
-        self.is_observed = bool(observers.columns)
+        self.is_observed = bool(observers.observed_leaves)
         self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
         """Whether the autoreset mode is NEXT_STEP."""
-        self.resetting = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
+        self.first_resets = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
         """Environments whose first row of the rollout is a reset row [N]."""
-        self.starting = torch.ones_like(self.resetting)
+        self.first_starts = torch.ones_like(self.first_resets)
         """Environments whose first transition of the rollout starts an episode [N]."""
         self._observed_columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
         """Tensors that observers count, by the set of missing optional fields."""
-        self._next_resets = self.resetting.clone().unsqueeze(0)
+        self._next_resets = self.first_resets.clone().unsqueeze(0)
         """Environments whose next row is a reset row [1, N]; kept up to date only for observers."""
 
     def next_row(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two masks [N] of the row after the stored steps: it starts an episode; it is a reset row."""
+        """Return the masks [N] of environments whose next row starts an episode, and whose next row is a reset row."""
         steps = self._storage.num_stored
         if not steps:
-            return self.starting.clone(), self.resetting.clone()
+            return self.first_starts.clone(), self.first_resets.clone()
         if not self.has_reset_rows:
-            return self.ended(steps - 1), self.resetting.clone()
+            return self.ends(steps - 1), self.first_resets.clone()
         resets = self.resets(steps + 1)
         return resets[-2].clone(), resets[-1].clone()
 
-    def begin(self, starting: torch.Tensor, resetting: torch.Tensor) -> None:
-        """Begin a rollout whose first row starts an episode, or is a reset row, in these environments [N]."""
-        self.starting.copy_(starting)
-        self.resetting.copy_(resetting)
-        self._next_resets = resetting.clone().unsqueeze(0)
+    def begin_rollout(self, first_starts: torch.Tensor, first_resets: torch.Tensor) -> None:
+        """Begin a rollout; the masks [N] say where its first row starts an episode, and where it is a reset row."""
+        self.first_starts.copy_(first_starts)
+        self.first_resets.copy_(first_resets)
+        self._next_resets = first_resets.clone().unsqueeze(0)
 
-    # Rows
+    # Masks of rows
 
-    def ended(self, rows: int | slice) -> torch.Tensor:
+    def ends(self, rows: int | slice) -> torch.Tensor:
         """Return the mask of rows that are terminated or truncated."""
         return self.terminated[rows] | self.truncated[rows]
 
     def resets(self, steps: int) -> torch.Tensor:
         """Return the mask of reset rows among the first rows [steps, N], under NEXT_STEP."""
-        return reset_rows(self.resetting, self.ended(slice(0, steps - 1)))
+        return reset_rows(self.first_resets, self.ends(slice(0, steps - 1)))
 
     def starts(self, steps: int) -> torch.Tensor:
-        """Return the mask of the first rows that start an episode [steps, N]; meaningless at reset rows."""
-        before = self.resets(steps)[:-1] if self.has_reset_rows else self.ended(slice(0, steps - 1))
-        return torch.cat([self.starting.unsqueeze(0), before])
+        """Return the mask of the first rows [steps, N] that start an episode; undefined at reset rows."""
+        before = self.resets(steps)[:-1] if self.has_reset_rows else self.ends(slice(0, steps - 1))
+        return torch.cat([self.first_starts.unsqueeze(0), before])
 
     def mask(self, steps: int) -> torch.Tensor | None:
         """Return the mask of transitions among the first rows [steps, N]; None if all rows are transitions."""
         return ~self.resets(steps) if self.has_reset_rows and steps else None
 
     def whole_mask(self, steps: int) -> torch.Tensor:
-        """Return the mask of transitions among the first rows [steps, N], also if all rows are."""
+        """Return the mask of transitions among the first rows [steps, N], even if all rows are."""
         mask = self.mask(steps)
         return torch.ones_like(self.terminated[:steps]) if mask is None else mask
 
@@ -460,78 +450,79 @@ class EpisodeFlags:
 
     def step_flags(self, steps: int) -> StepFlags:
         """Return the flags of the first steps, for `find_sequences`."""
-        return StepFlags(steps, self.terminated, self.truncated, self.mask(steps), self.starting)
+        return StepFlags(steps, self.terminated, self.truncated, self.mask(steps), self.first_starts)
 
-    # Observers
+    # Counting steps in observers
 
     def count(
-        self, row: int, steps: int, missing: frozenset[str], measured: Mapping[str, Any], then: Callable[[], None]
+        self, row: int, steps: int, omitted: frozenset[str], measurements: Mapping[str, Any], commit: Callable[[], None]
     ) -> None:
-        """Count `steps` written rows in the observers, and call `then`, which makes the rows stored steps.
+        """Count `steps` written rows in the observers, and call `commit`, which makes the rows stored steps.
 
-        An exception before `then` leaves everything unchanged. `then` may be called twice and must be idempotent.
+        An exception before `commit` leaves everything unchanged. `commit` may be called twice and must be idempotent.
         """
         observers = self._observers
-        if steps < 1 or not observers.columns:
-            complete(then)
+        if steps < 1 or not observers.observed_leaves:
+            complete(commit)
             return
-        columns = self._observed_columns.get(missing) or self._observed_columns.setdefault(
-            missing, self._select_columns(missing)
+        columns = self._observed_columns.get(omitted) or self._observed_columns.setdefault(
+            omitted, self._select_columns(omitted)
         )
-        resetting = self._next_resets if self.has_reset_rows else None
+        first_resets = self._next_resets if self.has_reset_rows else None
         if observers.native is not None:
-            observers.measure(measured)
+            observers.set_measurements(measurements)
             if not kernels.exchange():
-                columns, resetting = tuple(map(kernels.native_argument, columns)), kernels.native_argument(resetting)
-            observers.native.count(columns, row, steps, None, resetting, then)
+                columns = tuple(map(kernels.native_argument, columns))
+                first_resets = kernels.native_argument(first_resets)
+            observers.native.count(columns, row, steps, None, first_resets, commit)
             return
         block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}
         with lock:
-            count, next_resets = observers.plan(block, None if resetting is None else resetting[0], measured)
+            count, next_resets = observers.plan(block, None if first_resets is None else first_resets[0], measurements)
 
             def change() -> None:
                 count()
                 if next_resets is not None:
                     self._next_resets = next_resets.unsqueeze(0)
-                then()
+                commit()
 
             complete(change)
 
-    def _select_columns(self, missing: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
-        """Return a tensor per leaf, or None for leaves that observers do not count or that are `missing`."""
+    def _select_columns(self, omitted: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
+        """Return a tensor per leaf, or None if observers do not count the leaf or the steps omit its field."""
         leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
-        columns = self._observers.columns
-        return tuple(leaf if i in columns and path[0] not in missing else None for i, (path, leaf) in leaves)
+        columns = self._observers.observed_leaves
+        return tuple(leaf if i in columns and path[0] not in omitted else None for i, (path, leaf) in leaves)
 
     def take_back(self) -> None:
         """Update the next reset rows after a collector wrote the rows."""
         if self.has_reset_rows:
             self._next_resets = self.resets(self._storage.num_stored + 1)[-1:].clone()
 
-    # State
+    # Saving, loading and checking
 
     def state(self) -> State:
         """Return the masks of the first row, and the next reset rows."""
-        return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": self._next_resets})
+        return State({}, {"resetting": self.first_resets, "starting": self.first_starts, "coming": self._next_resets})
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
-        saved.copy_into({"resetting": self.resetting, "starting": self.starting})
-        self._next_resets = saved.read_like("coming", self.resetting.unsqueeze(0)).to(self._storage.device, copy=True)
+        saved.copy_into({"resetting": self.first_resets, "starting": self.first_starts})
+        self._next_resets = saved.array("coming", self.first_resets.unsqueeze(0)).to(self._storage.device, copy=True)
 
     def check(self) -> None:
         """Verify every flag, and that the next reset rows follow from the stored flags."""
         storage, steps = self._storage, self._storage.num_stored
-        own_masks = {"resetting": self.resetting, "starting": self.starting}
-        for name, flags in own_masks.items():
+        first_masks = {"resetting": self.first_resets, "starting": self.first_starts}
+        for name, flags in first_masks.items():
             require_layout(name, flags, (storage.num_envs,), torch.bool, storage.device)
         ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
         if not storage.has_values:
             return
-        for name, flags in {**ends, **own_masks}.items():
+        for name, flags in {**ends, **first_masks}.items():
             require_flags(name, flags)
-        is_allowed = ~self.resetting | self.has_reset_rows
-        require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
+        is_allowed = ~self.first_resets | self.has_reset_rows
+        require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.first_resets)
         if self.is_observed and self.has_reset_rows:
             actual, expected = self._next_resets, self.resets(steps + 1)[-1:]
             require_all(actual == expected, "next resets", "the resets that follow from the stored flags", actual)

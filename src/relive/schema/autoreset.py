@@ -131,7 +131,7 @@ class DeclaredMode:
 def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
     """Raise if `obs` and `next_obs` share memory: an environment that steps in place has overwritten `obs`."""
     if obs is not None:
-        refuse_reused_leaves(schema, *(schema.flatten("obs", value) for value in (obs, next_obs)))
+        refuse_reused_leaves(schema, schema.flatten("obs", obs), schema.flatten("obs", next_obs))
 
 
 def true_next_obs(

@@ -31,16 +31,16 @@ class Accumulator:
 
     _not_pickled = ("_tensors", "_counters", "_is_bound", "_owner")
     _owner: Any = staticmethod(lambda: None)
-    """Weak reference to the observers of the buffer that updates this object; returns None without such a buffer."""
+    """Weak reference to the observers of the only buffer that updates this object; None without a buffer."""
 
     def _set_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
-        self._counters: Any = self._own_counters()
+        self._counters: Any = self._make_counters()
         """Native counters for `update`; None if torch ops are used."""
         self._is_bound = False
         """Whether native counters of a buffer store the addresses of the tensors, which then must not move."""
 
-    def _own_counters(self) -> Any:
+    def _make_counters(self) -> Any:
         raise NotImplementedError
 
     def _plan(self, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
@@ -137,12 +137,12 @@ def counters(
     """
     native = kernels.native()
     accumulators = [*([] if episodes is None else [episodes[0]]), *(norm for norm, _ in norms)]
-    if native is None or not all(each.device.type == "cpu" for each in accumulators):
+    if native is None or not all(accumulator.device.type == "cpu" for accumulator in accumulators):
         return None
     num_leaves = len(dtypes) + (0 if episodes is None else len(episodes[2]) + len(episodes[3]))
     if num_leaves > native.MAX_LEAVES or (torch.bfloat16 in dtypes and not native.exchange()):
         return None
-    buffers = [tuple(map(kernels.native_argument, each._tensors.values())) for each in accumulators]
-    episode_counters = None if episodes is None else (*buffers.pop(0), *map(list, episodes[1:]))
-    norm_counters = [(*numbers, leaf) for numbers, (_, leaf) in zip(buffers, norms, strict=True)]
-    return native.Counters(lock, len(dtypes), envs or -1, flags, episode_counters, norm_counters)
+    arrays = [tuple(map(kernels.native_argument, accumulator._tensors.values())) for accumulator in accumulators]
+    episode_arguments = None if episodes is None else (*arrays.pop(0), *map(list, episodes[1:]))
+    norm_arguments = [(*numbers, leaf) for numbers, (_, leaf) in zip(arrays, norms, strict=True)]
+    return native.Counters(lock, len(dtypes), envs or -1, flags, episode_arguments, norm_arguments)

@@ -51,11 +51,11 @@ class EpisodeStats(counting.Accumulator):
     ) -> None:  # fmt: skip
         self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.window = check_positive_int("window", window)
-        self.metrics, self.reasons = _names("metrics", metrics), _names("reasons", reasons)
+        self.metrics, self.reasons = _parse_names("metrics", metrics), _parse_names("reasons", reasons)
         _check_names(self.metrics, self.reasons)
         self._sums = ("return", "length", *self.metrics)
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
-        self._lead = () if self.num_envs is None else (self.num_envs,)
+        self._lead = () if self.num_envs is None else (self.num_envs,)  # a name in pickles
         device, envs = as_device(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
@@ -76,7 +76,7 @@ class EpisodeStats(counting.Accumulator):
             f"reasons={self.reasons}; {summary['episodes']:g} episodes{means and ', '}{means})"
         )
 
-    def _own_counters(self) -> Any:
+    def _make_counters(self) -> Any:
         """Return native counters of a step with the leaves of `update`: flags, reward, metrics and reasons."""
         dtypes = [field.dtype for field in self._fields.values()]
         metrics = range(3, 3 + len(self.metrics))
@@ -89,7 +89,7 @@ class EpisodeStats(counting.Accumulator):
         numbers, flags = dict.fromkeys(("reward", *self.metrics), NUMBER_FIELD), dict.fromkeys(self.reasons, FLAG_FIELD)
         return {"terminated": FLAG_FIELD, "truncated": FLAG_FIELD, **numbers, **flags}
 
-    # Writing
+    # Counting steps
 
     def update(
         self, reward: Any, terminated: Any, truncated: Any, *, mask: Any = None,
@@ -111,13 +111,15 @@ class EpisodeStats(counting.Accumulator):
             for name, field in self._fields.items()
             if name in values
         }
-        played = None if mask is None else convert("mask", FLAG_FIELD, mask, self._lead, self.device).view(1, -1)
+        is_counted = None if mask is None else convert("mask", FLAG, mask, self._lead, self.device).view(1, -1)
         if self._counters is None:
             with counting.lock:
-                kernels.complete(self._plan(step, played))
+                kernels.complete(self._plan(step, is_counted))
         else:
             leaves = tuple(kernels.native_argument(step.get(name)) for name in self._fields)
-            self._counters.count(leaves, 0, 1, None, None if played is None else kernels.native_argument(~played), None)
+            self._counters.count(
+                leaves, 0, 1, None, None if is_counted is None else kernels.native_argument(~is_counted), None
+            )
 
     def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts steps with torch ops: fields [T, N] by name; rows outside `mask` are ignored.
@@ -129,20 +131,19 @@ class EpisodeStats(counting.Accumulator):
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished_steps: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
-            if (
-                device.type == "cpu" and counts[1] > _MAX_STEPS - envs
-            ):  # not checked on other devices: it would synchronise
+            # Not checked on other devices: it would synchronise.
+            if device.type == "cpu" and counts[1] > _MAX_STEPS - envs:
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             step = {name: column[t] for name, column in values.items()}
-            played = ~all_false if mask is None else mask[t]
+            is_counted = ~all_false if mask is None else mask[t]
             for i, increment in enumerate(
-                [step["reward"], played, *(step.get(name, all_false) for name in self.metrics)]
+                [step["reward"], is_counted, *(step.get(name, all_false) for name in self.metrics)]
             ):
-                running[i] += torch.where(played, increment, 0.0)
-            counts[1] += played.sum()
+                running[i] += torch.where(is_counted, increment, 0.0)
+            counts[1] += is_counted.sum()
             flags = [step["terminated"], *(step.get(name, all_false) for name in self.reasons)]
-            ended = (step["terminated"] | step["truncated"]) & played
+            ended = (step["terminated"] | step["truncated"]) & is_counted
             # Rows of running episodes are written to the extra row: selecting finished ones would synchronise.
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
@@ -168,16 +169,16 @@ class EpisodeStats(counting.Accumulator):
             suffix = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
             remedy = "Pass names or None in this shape."
             raise SchemaError(explain("reasons", f"a name or None{suffix}", repr(reasons), remedy))
-        distinct = {name for name in names.reshape(-1).tolist() if name is not None}
-        return {name: np.asarray(names == name, dtype=np.bool_) for name in distinct}
+        reason_names = {name for name in names.reshape(-1).tolist() if name is not None}
+        return {name: np.asarray(names == name, dtype=np.bool_) for name in reason_names}
 
     def cut(self, env_ids: Any = None) -> None:
-        """Drop the running episodes of these environments, or of all, because they will not be finished."""
-        at = slice(None) if env_ids is None else convert_env_ids(env_ids, self.num_envs, self.device)
+        """Drop the running episodes of these environments, or of all environments: they were abandoned."""
+        envs = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
         with counting.lock:
-            self._tensors["open"][:, at] = 0.0
+            self._tensors["open"][:, envs] = 0.0
 
-    # Reading
+    # Reading results
 
     @property
     def num_episodes(self) -> int:
@@ -198,8 +199,12 @@ class EpisodeStats(counting.Accumulator):
         with counting.lock:
             columns = dict(zip(self._columns, self._finished_rows().unbind(1), strict=True))
         columns["truncated"] = columns["terminated"] == 0
-        kinds = {"step": torch.int64, "length": torch.int64, **dict.fromkeys(("terminated", *self.reasons), torch.bool)}
-        return {name: column.to(kinds.get(name, column.dtype)) for name, column in columns.items()}
+        dtypes = {
+            "step": torch.int64,
+            "length": torch.int64,
+            **dict.fromkeys(("terminated", *self.reasons), torch.bool),
+        }
+        return {name: column.to(dtypes.get(name, column.dtype)) for name, column in columns.items()}
 
     def summary(self) -> dict[str, float]:
         """Return numbers to log over the window: `<name>_mean`, `_std` (of the population), `_min`, `_max`, and rates.
@@ -254,8 +259,8 @@ class EpisodeStats(counting.Accumulator):
         require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
         require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
         require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
-        played = float(running.sum() + length.sum())
-        require(played <= steps, "stats: steps", f"at least the {played:.0f} of the episodes", steps)
+        num_counted = float(running.sum() + length.sum())
+        require(num_counted <= steps, "stats: steps", f"at least the {num_counted:.0f} of the episodes", steps)
         unused_rows = self._tensors["ring"][episodes : self.window]
         require_all(unused_rows == 0, "stats: window", "0 after the last episode", unused_rows)
 
@@ -275,11 +280,11 @@ class _Summary(dict[str, float]):
         raise KeyError(explain(f"summary: {name}", "at least 1 finished episode", 0, remedy))
 
 
-def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:
-    listed_names = tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed_names):
+def _parse_names(where: str, names: Iterable[str]) -> tuple[str, ...]:
+    name_tuple = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in name_tuple):
         raise SchemaError(explain(where, "a tuple of names", repr(names), "Pass strings in a tuple."))
-    return listed_names
+    return name_tuple
 
 
 def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:

@@ -19,16 +19,16 @@ from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
 
 _MAX_ROWS = 2.0**53
-"""Rows must stay below this count, which float64 represents exactly."""
+"""Limit of the number of rows: float64 represents every smaller count exactly."""
 
 
 class _Fit(NamedTuple):
     """Mean and deviation, rounded to one dtype."""
 
     num_rows: float | None
-    """Number of rows of the fit, for comparison; None if every change deletes the fit."""
+    """Number of rows at the time of the fit; None if every update deletes the fit."""
     mean: torch.Tensor
-    rest: torch.Tensor
+    rounding_error: torch.Tensor
     """Rounding error of `mean`: up to 4 at 1e8 in float32."""
     scale: torch.Tensor
 
@@ -78,20 +78,20 @@ class RunningNorm(Accumulator):
     _not_pickled = (*Accumulator._not_pickled, "_cached_fit")
     _cached_fit = None
 
-    def _own_counters(self) -> Any:
+    def _make_counters(self) -> Any:
         return counters([torch.float64], None, None, None, [(self, 0)])
 
-    # Counting
+    # Counting rows
 
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
-        rows, lead = self._convert(x)
-        is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, lead, self.device)
+        rows, leading_shape = self._convert(x)
+        is_counted = None if mask is None else convert("mask", FLAG, mask, leading_shape, self.device)
         if self._counters is not None:
             rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
-            plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
-            resetting = None if is_counted is None else kernels.native_argument(~is_counted.reshape(-1))
-            self._counters.count((kernels.native_argument(plain),), 0, 1, None, resetting, None)
+            block = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
+            is_ignored = None if is_counted is None else kernels.native_argument(~is_counted.reshape(-1))
+            self._counters.count((kernels.native_argument(block),), 0, 1, None, is_ignored, None)
             return
         with lock:
             self._plan(rows, is_counted)()
@@ -122,7 +122,7 @@ class RunningNorm(Accumulator):
             self._assign(self._merge_moments(*(tensor.to(self.device) for tensor in other.snapshot().values())))
 
     def _merge_moments(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the moments of the own rows and other rows together; the caller holds the lock."""
+        """Return the moments of all rows after adding rows with these moments; the caller holds the lock."""
         before = self._tensors
         total = before["count"] + count
         if total.device.type == "cpu" and total >= _MAX_ROWS:  # not checked on other devices: it would synchronise
@@ -141,7 +141,7 @@ class RunningNorm(Accumulator):
             self._cached_fit = None
             super()._assign(tensors)
 
-    # Using
+    # Normalising values
 
     def __call__(self, x: Any) -> torch.Tensor:
         """Return `normalize(x)`."""
@@ -150,7 +150,7 @@ class RunningNorm(Accumulator):
     def normalize(self, x: Any) -> torch.Tensor:
         """Return `x` […, *shape] centred and divided by the deviation, in its dtype; gradients flow through."""
         x, fit, dtype = self._prepare(x)
-        return self._clip((x - fit.mean).sub_(fit.rest).div_(fit.scale)).to(dtype)
+        return self._clip((x - fit.mean).sub_(fit.rounding_error).div_(fit.scale)).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
         """Return `x` divided by the deviation but not centred: for rewards and returns, whose sign matters."""
@@ -160,15 +160,15 @@ class RunningNorm(Accumulator):
     def denormalize(self, x: Any) -> torch.Tensor:
         """Return the inverse of `normalize`, except for clipping."""
         x, fit, dtype = self._prepare(x)
-        return (x * fit.scale).add_(fit.rest).add_(fit.mean).to(dtype)
+        return (x * fit.scale).add_(fit.rounding_error).add_(fit.mean).to(dtype)
 
     def _prepare(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
         """Return `x` in the dtype of the arithmetic, the fit in that dtype, and the dtype of the result."""
         x, _ = self._convert(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
         # float64: an integer may have more digits than float32 keeps.
-        work_dtype = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
-        return x.to(work_dtype), self._fit(work_dtype), dtype
+        compute_dtype = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
+        return x.to(compute_dtype), self._fit(compute_dtype), dtype
 
     def _fit(self, dtype: torch.dtype) -> _Fit:
         """Return the fit of the rows so far; it is cached between two updates."""
@@ -191,14 +191,14 @@ class RunningNorm(Accumulator):
         """Return `x` as a tensor of real numbers on the device, with its gradient, and its leading shape."""
         is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dtype in DTYPES
         tensor = x if is_plain and x.device == self.device else as_tensor("x", x, self.device).to(self.device)
-        lead = tensor.ndim - len(self.shape)
-        if lead < 0 or tuple(tensor.shape[lead:]) != self.shape or tensor.is_complex():
+        num_leading = tensor.ndim - len(self.shape)
+        if num_leading < 0 or tuple(tensor.shape[num_leading:]) != self.shape or tensor.is_complex():
             shape = ", ".join(["…", *map(str, self.shape)])
             got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
             raise SchemaError(explain("x", f"real numbers of shape ({shape})", got, "Pass rows of the norm's shape."))
-        return tensor, tuple(tensor.shape[:lead])
+        return tensor, tuple(tensor.shape[:num_leading])
 
-    # Reading
+    # Reading moments
 
     @property
     def count(self) -> int:
@@ -216,8 +216,8 @@ class RunningNorm(Accumulator):
         return self._var(self.snapshot())
 
     @staticmethod
-    def _var(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return torch.where(state["count"] > 0, state["squares"] / state["count"].clamp(min=1), 1.0)
+    def _var(moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.where(moments["count"] > 0, moments["squares"] / moments["count"].clamp(min=1), 1.0)
 
     @property
     def std(self) -> torch.Tensor:

@@ -25,8 +25,8 @@ from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import Node
 
 
-class _ByField(dict["str | Path", RunningNorm]):
-    """Norms by the keys of the caller; a name and the path `(name,)` find the same norm."""
+class _NormsByField(dict["str | Path", RunningNorm]):
+    """Norms by the keys of the caller; a name and the path `(name,)` are the same key."""
 
     def __missing__(self, key: Any) -> RunningNorm:
         equivalent_key = (key,) if isinstance(key, str) else key[0] if isinstance(key, tuple) and len(key) == 1 else key
@@ -47,99 +47,94 @@ class Observers:
             remedy = 'Pass the field that it is of: norm={"obs": rl.RunningNorm(shape)}.'
             raise SchemaError(explain("norm", "a dict of norms by field", got, remedy))
         self.stats: EpisodeStats | None = stats
-        self.norm: dict[str | Path, RunningNorm] = _ByField((norm or {}).items())
+        self.norm: dict[str | Path, RunningNorm] = _NormsByField((norm or {}).items())
         self._num_envs, self._device = num_envs, device
-        self._fields = {} if stats is None else _stats_leaves(stats, schema)
+        self._field_leaves = {} if stats is None else _stats_leaves(stats, schema)
         """Leaf number of each field that the statistics read, except rewards."""
-        self._rewards = () if stats is None else schema.leaf_indices["reward"]
+        self._reward_leaves = () if stats is None else schema.leaf_indices["reward"]
         self._norms = _norms_by_leaf(self.norm, schema)
-        self._flags = tuple(schema.leaf_indices[name][0] for name in ("terminated", "truncated"))
-        observed = {*self._fields.values(), *self._rewards, *self._norms}
-        self.columns = tuple(observed.union(self._flags)) if observed else ()
+        self._flag_leaves = tuple(schema.leaf_indices[name][0] for name in ("terminated", "truncated"))
+        observed_leaves = {*self._field_leaves.values(), *self._reward_leaves, *self._norms}
+        self.observed_leaves = tuple(observed_leaves.union(self._flag_leaves)) if observed_leaves else ()
         """Leaf numbers that are counted; empty without statistics and norms."""
-        for i in self.columns:
-            if schema.fields[i].dtype.is_complex:
-                where, remedy = (
-                    f"stats, norm: {path_name(schema.paths[i])}",
-                    "Declare its parts as fields of their own.",
-                )
-                raise SchemaError(explain(where, "a field of real numbers", schema.fields[i].dtype, remedy))
         self._info_names: tuple[str, ...] = ()
         """Metrics and reasons that are not fields of the buffer, and are read from the info of a step."""
         if stats is not None:
             if stats.num_envs != num_envs:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
-            self._info_names = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
+            self._info_names = tuple(
+                name for name in (*stats.metrics, *stats.reasons) if name not in self._field_leaves
+            )
             set_owner(stats, self)
-        for each in self._parts().values():
-            each.to(device)
-        self.native = self._native_counters(schema) if observed else None
+        for part in self._parts().values():
+            part.to(device)
+        self.native = self._native_counters(schema) if observed_leaves else None
         """Native counters of the buffer's steps; None if torch ops are used."""
 
     def _native_counters(self, schema: Schema) -> Any:
         dtypes = [field.dtype for field in schema.fields]
-        leaves = self._fields | {name: len(dtypes) + i for i, name in enumerate(self._info_names)}
+        leaves = self._field_leaves | {name: len(dtypes) + i for i, name in enumerate(self._info_names)}
         episodes = None
         if self.stats is not None:
             metrics, reasons = ([leaves[name] for name in names] for names in (self.stats.metrics, self.stats.reasons))
-            episodes = self.stats, self._rewards, metrics, reasons
+            episodes = self.stats, self._reward_leaves, metrics, reasons
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
-        native = counters(dtypes, self._num_envs or 1, self._flags, episodes, norms)
+        native = counters(dtypes, self._num_envs or 1, self._flag_leaves, episodes, norms)
         for part in self._parts().values() if native is not None else ():
             bind(part)
         return native
 
-    def measured(
-        self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
+    def read_measurements(
+        self, info: Mapping[str, Any] | None, leading_shape: tuple[int, ...], mode: AutoresetMode | None
     ) -> dict[str, torch.Tensor]:
         """Return the metrics and reasons in the info of a step as numbers [1, N]; raise if they are malformed."""
         if not self._info_names:
             return {}
-        numbers = {name: info_numbers(info or {}, name, lead, self._device, mode) for name in self._info_names}
+        numbers = {name: info_numbers(info or {}, name, leading_shape, self._device, mode) for name in self._info_names}
         return {name: value.view(1, -1) for name, value in numbers.items() if value is not None}
 
-    def measure(self, measured: Mapping[str, torch.Tensor]) -> None:
+    def set_measurements(self, measurements: Mapping[str, torch.Tensor]) -> None:
         """Pass metrics and reasons of the next step to the native counters."""
         if self._info_names and self.native is not None:
-            self.native.measure([kernels.native_argument(measured.get(name)) for name in self._info_names])
+            self.native.measure([kernels.native_argument(measurements.get(name)) for name in self._info_names])
 
     def plan(
-        self, block: Mapping[int, torch.Tensor], resetting: torch.Tensor | None, measured: Mapping[str, torch.Tensor],
-        envs: torch.Tensor | None = None,
+        self, block: Mapping[int, torch.Tensor], first_resets: torch.Tensor | None,
+        measurements: Mapping[str, torch.Tensor], envs: torch.Tensor | None = None,
     ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
         """Return a function that counts steps with torch ops, and the environments whose next step is a reset row.
 
         The block has columns [T, K, …] by leaf number, in time order, of the environments `envs` (or of all), without
-        fields that the steps do not have. `resetting` [K] marks environments whose first row is a reset row. `measured`
-        belongs to a block of one step. The caller holds `counting.lock` until it has called the function, which is
+        fields that the steps omit. `first_resets` [K] marks environments whose first row is a reset row. Only blocks of
+        one step have measurements. The caller holds `counting.lock` until it has called the function, which is
         idempotent.
         """
         mask = None
-        if resetting is not None:
-            ended = block[self._flags[0]] | block[self._flags[1]]
-            resets = list(accumulate(ended, lambda resets, ends: ends & ~resets, initial=resetting))
-            mask, resetting = ~torch.stack(resets[:-1]), resets[-1]
+        if first_resets is not None:
+            ended = block[self._flag_leaves[0]] | block[self._flag_leaves[1]]
+            resets = list(accumulate(ended, lambda resets, ends: ends & ~resets, initial=first_resets))
+            mask, first_resets = ~torch.stack(resets[:-1]), resets[-1]
         stats, changes = self.stats, []
         if stats is not None:
-            changes.append(plan(stats, *self._steps(stats, block, mask, measured, envs)))
+            changes.append(plan(stats, *self._select_steps(stats, block, mask, measurements, envs)))
         changes += [plan(norm, block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
 
         def change() -> None:
-            for each in changes:
-                each()
+            for count in changes:
+                count()
 
-        return change, resetting
+        return change, first_resets
 
-    def _steps(
+    def _select_steps(
         self, stats: EpisodeStats, block: Mapping[int, torch.Tensor], mask: torch.Tensor | None,
-        measured: Mapping[str, torch.Tensor], envs: torch.Tensor | None,
+        measurements: Mapping[str, torch.Tensor], envs: torch.Tensor | None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:  # fmt: skip
         """Return the fields and the mask of a block for `EpisodeStats._plan`, with a column for every environment."""
-        steps = {name: block[leaf] for name, leaf in self._fields.items() if leaf in block}
-        steps.update(measured)
+        steps = {name: block[leaf] for name, leaf in self._field_leaves.items() if leaf in block}
+        steps.update(measurements)
         steps |= {name: steps[name] != 0 for name in stats.reasons if name in steps}
-        rewards = (block[leaf].double() for leaf in self._rewards)
+        rewards = (block[leaf].double() for leaf in self._reward_leaves)
         steps["reward"] = reduce(add, (reward.flatten(2).sum(2) if reward.ndim > 2 else reward for reward in rewards))
         if envs is None:
             return steps, mask
@@ -159,12 +154,12 @@ class Observers:
 
     def state(self) -> State:
         """Return the tensors of the statistics and all norms."""
-        return State({}, State.of_parts({name: each.state() for name, each in self._parts().items()}).arrays)
+        return State({}, State.of_parts({name: part.state() for name, part in self._parts().items()}).arrays)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Continue counting from a saved state."""
-        for name, each in self._parts().items():
-            each.load_state(saved.part_without_values(name))
+        for name, part in self._parts().items():
+            part.load_state(saved.part_without_values(name))
 
     def _parts(self) -> dict[str, EpisodeStats | RunningNorm]:
         """Return the statistics and norms by their names in a saved state."""
@@ -173,11 +168,11 @@ class Observers:
 
     def check(self) -> None:
         """Verify the statistics and norms, and that they are on the buffer's device."""
-        for each in self._parts().values():
-            require(each.device == self._device, type(each).__name__, f"device {self._device}", each.device)
-            each.check()
+        for part in self._parts().values():
+            require(part.device == self._device, type(part).__name__, f"device {self._device}", part.device)
+            part.check()
 
-    def restarted(self, env_ids: Any = None) -> None:
+    def drop_running_episodes(self, env_ids: Any = None) -> None:
         """Drop the running episodes of environments that were reset; of all if `env_ids` is None."""
         if self.stats is not None:
             self.stats.cut(env_ids)
@@ -192,9 +187,9 @@ def saved_observers(config: Node, saved: SnapshotReader, num_envs: int | None) -
     for i, node in enumerate(config.entry("norm").items()):
         path, shape, eps, clip = node.parts(4)
         saved.require(f"norm{i}.mean", shape.shape())
-        bound = clip.optional()
+        max_value = clip.optional()
         norms[parse_path(path)] = RunningNorm(
-            shape.shape(), eps=eps.number(), clip=None if bound is None else bound.number()
+            shape.shape(), eps=eps.number(), clip=None if max_value is None else max_value.number()
         )
     node = config.entry("stats").optional()
     if node is None:
@@ -224,7 +219,7 @@ def _stats_leaves(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
 
 def _norms_by_leaf(norms: Mapping[str | Path, RunningNorm], schema: Schema) -> dict[int, RunningNorm]:
     """Return the norms by leaf number; raise if one does not fit its leaf."""
-    by_leaf: dict[int, RunningNorm] = {}
+    norms_by_leaf: dict[int, RunningNorm] = {}
     for key, norm in norms.items():
         path = (key,) if isinstance(key, str) else tuple(key)
         where = f"norm: {path_name(path)}"
@@ -235,9 +230,12 @@ def _norms_by_leaf(norms: Mapping[str | Path, RunningNorm], schema: Schema) -> d
             raise SchemaError(explain(where, "a RunningNorm", repr(norm), "Pass rl.RunningNorm(shape)."))
         leaf = schema.paths.index(path)
         shape = caller_shape(schema.fields[leaf])
+        if schema.fields[leaf].dtype.is_complex:
+            remedy = "Declare its parts as fields of their own."
+            raise SchemaError(explain(where, "a field of real numbers", schema.fields[leaf].dtype, remedy))
         if norm.shape != shape:
             raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
-        if leaf in by_leaf:
+        if leaf in norms_by_leaf:
             raise SchemaError(explain(where, "one norm", "two", "Remove one: a name and its path mean the same leaf."))
-        by_leaf[leaf] = norm
-    return by_leaf
+        norms_by_leaf[leaf] = norm
+    return norms_by_leaf
