@@ -13,7 +13,7 @@ from relive.checkpoint.snapshot import Rows, SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.invariants import check_rows
-from relive.replay.ring import Ring, load_ring
+from relive.replay.ring import EMPTY, Ring, load_ring
 from relive.schema.conversion import (
     as_indexable,
     convert,
@@ -205,7 +205,13 @@ class RowStorage:
         """The state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
-        pending_obs = {name: as_indexable(column)[pending].view(column.dtype) for name, column in columns.items()}
+        # Zeros in an empty slot: after `clear()` it holds bytes of a deleted row, which a loaded buffer does not have.
+        is_empty = self.ring.kind_at(pending) == EMPTY
+        pending_bits = {name: as_indexable(column)[pending] for name, column in columns.items()}
+        pending_obs = {
+            name: bits.masked_fill_(wide(is_empty, bits), 0).view(columns[name].dtype)
+            for name, bits in pending_bits.items()
+        }
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
         if self.mutable:  # omitted without mutable leaves, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
