@@ -396,27 +396,34 @@ class ReplayBuffer(StateDictMixin):
     ) -> lazy.TensorDict:
         """Reserve memory, draw rows, and read them. Only the `finish` of a view may fail after the draw."""
         self._require_rows(count, reader)
-        sampler, weight = self.sampler, None
-        own = () if out is None else self._memory()
+        if out is not None:
+            return self._sample_into(out, count, reader, finish)
         if finish is not None:
-            plan = plan_of_batch(reader.plan, finish)
-            if out is not None and plan is not None:
-                reader.targets(plan, count, out, sampler.returns_weights, own)
-            elif out is not None:
-                refuse_shared_memory(out, own)
-            leaves = self._read(*sampler.choose(count), reader, finish)
-            if out is None:
-                return assemble(leaves, leaves[INDEX].shape)
-            return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
-        reserved = reader.reserve(count, out, sampler.returns_weights, own)
-        if out is not None and sampler.returns_weights:
-            slots = sampler.sample_into(count, reserved[WEIGHT])
-        else:
-            slots, weight = sampler.choose(count)
+            leaves = self._read(*self.sampler.choose(count), reader, finish)
+            return assemble(leaves, leaves[INDEX].shape)
+        reserved = reader.reserve(count)
+        slots, weight = self.sampler.choose(count)
         if len(slots) != count:  # the last rows of an epoch are fewer
-            out = None if out is None else out[: len(slots)]
-            reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
-        return reader.fill(reserved, slots, weight, out)
+            reserved = reader.reserve(len(slots))
+        return reader.fill(reserved, slots, weight)
+
+    def _sample_into(
+        self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
+    ) -> lazy.TensorDict:
+        """Verify `out`, draw rows, and read them into `out`, or into its first rows if an epoch ends with fewer."""
+        sampler, plan, targets = self.sampler, plan_of_batch(reader.plan, finish), {}
+        if plan is None:
+            refuse_shared_memory(out, self._memory())
+        else:
+            targets = reader.targets(plan, count, out, sampler.returns_weights, self._memory())
+        if finish is not None:
+            leaves = self._read(*sampler.choose(count), reader, finish)
+            return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
+        slots = sampler.sample_into(count, targets[WEIGHT]) if sampler.returns_weights else sampler.choose(count)[0]
+        if len(slots) != count:
+            out, targets = out[: len(slots)], {path: target[: len(slots)] for path, target in targets.items()}
+        reader.read_into(targets, slots)
+        return out
 
     def _memory(self) -> list[MemoryRange]:
         """The memory of rows and of the sampler, which `out` must not overlap."""

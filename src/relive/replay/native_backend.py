@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
-from relive.schema.assembly import MemoryRange, assemble, assembler
+from relive.schema.assembly import assemble, assembler
 from relive.schema.fields import Stacked, caller_shape
 from relive.schema.invariants import require
 
@@ -268,16 +268,10 @@ class NativeReader(PlanReader):
         leaves = self._core.sample(count, random.capsule)
         return None if leaves is None else self._assemble(leaves, torch.Size((count,)))
 
-    def reserve(
-        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
-    ) -> Any:
-        return self._core.reserve(count) if out is None else super().reserve(count, out, has_weights, own)
+    def reserve(self, count: int) -> Any:
+        return self._core.reserve(count)
 
-    def fill(
-        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
-        if out is not None:
-            return super().fill(reserved, slots, weight, out)
+    def fill(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
         leaves = self._core.fill(reserved, slots)
         if weight is None:
             return self._assemble(leaves, slots.shape)

@@ -211,16 +211,18 @@ class PlanReader:
     def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
         """Draw rows uniformly and read them in one call; None if this reader has no such call."""
 
-    def reserve(
-        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
-    ) -> Any:
-        """Reserve memory for a batch before its rows are drawn: the verified tensors of `out`, if it is not None."""
-        if out is None:
-            return None
-        return self.targets(self.plan, count, out, has_weights, own)
+    def reserve(self, count: int) -> Any:
+        """Reserve memory for a batch before its rows are drawn; None if `fill` allocates it."""
+
+    def fill(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        """Read the rows at these slots into reserved memory, and add their weights."""
+        leaves = self.read(slots)
+        if weight is not None:
+            leaves[WEIGHT] = weight
+        return assemble(leaves, slots.shape)
 
     def targets(
-        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange] = ()
+        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange]
     ) -> Leaves:
         """Return the tensors of `out` by path; raises if the plan's batch does not fit, or if they overlap `own`."""
         forms = plan.forms(self._backend.schema, count)
@@ -232,17 +234,9 @@ class PlanReader:
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
         return dict(zip(forms, tensors, strict=True))
 
-    def fill(
-        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
-        """Read the rows at these slots into reserved memory. Weights are already written to `out`."""
-        leaves = self.read(slots)
-        if out is not None:
-            copy_leaves((reserved[path], leaf) for path, leaf in leaves.items())
-            return out
-        if weight is not None:
-            leaves[WEIGHT] = weight
-        return assemble(leaves, slots.shape)
+    def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
+        """Read the rows at these slots into tensors of a caller; weights are already written there."""
+        copy_leaves((targets[path], leaf) for path, leaf in self.read(slots).items())
 
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from relive.replay.read_plan import (
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import TorchBackend
-from relive.schema.assembly import MemoryRange, assemble
+from relive.schema.assembly import assemble
 from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import require_all
 
@@ -51,14 +51,14 @@ class TritonBackend(TorchBackend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._waits = self.counter.is_on = False
-        self._rings = rings = rings_of(rows)
+        self.counter.is_on = False
+        self._rings = rings = ring_arguments(rows)
         self._totals = group_totals(rows.ring.count)
         """Number of transitions per group of environments, for draws; updated by writes."""
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
         """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
-        leaves, nexts = leaves_of(rows)
+        leaves, nexts = leaf_arguments(rows)
         other_leaves = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
         self._groups = rows.obs_leaves, other_leaves
         """Indices of the observation's leaves, and of all other leaves."""
@@ -159,7 +159,7 @@ class TritonBackend(TorchBackend):
 _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
 
 
-def rings_of(rows: RowStorage) -> Rings:
+def ring_arguments(rows: RowStorage) -> Rings:
     """The ring's tensors as arguments of kernels."""
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
@@ -177,7 +177,7 @@ def rings_of(rows: RowStorage) -> Rings:
     )
 
 
-def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
+def leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
     leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
@@ -201,8 +201,8 @@ class TritonReader(PlanReader):
 
     def __init__(self, backend: TritonBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
-        rows, self._rings = backend.rows, rings_of(backend.rows)
-        leaves, nexts = leaves_of(rows)
+        rows, self._rings = backend.rows, ring_arguments(backend.rows)
+        leaves, nexts = leaf_arguments(rows)
         copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
         self._copied, self._summed = ([read.path for read in reads] for reads in (copied_reads, summed))
@@ -215,40 +215,32 @@ class TritonReader(PlanReader):
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
-    def reserve(
-        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
-    ) -> Leaves:
-        if out is not None:
-            return super().reserve(count, out, has_weights, own)
+    def reserve(self, count: int) -> Leaves:
         forms, device = self.plan.forms(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
-    def fill(
-        self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
-        """Fill reserved tensors; a captured CUDA graph needs their addresses to stay."""
-        self._fill(reserved, slots)
-        if out is not None:
-            return out
+    def fill(self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        self.read_into(reserved, slots)
         if weight is not None:
             reserved[WEIGHT] = weight
         return assemble(reserved, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        leaves = self.reserve(len(slots), None, False)
-        self._fill(leaves, slots)
+        leaves = self.reserve(len(slots))
+        self.read_into(leaves, slots)
         return leaves
 
-    def _fill(self, out: Leaves, slots: torch.Tensor) -> None:
-        copied, plan = [out[path] for path in self._copied], self.plan
+    def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
+        """Read rows without intermediate tensors: a captured CUDA graph needs the addresses of `targets` to stay."""
+        copied, plan = [targets[path] for path in self._copied], self.plan
         if plan.layout is Layout.PACKED:
-            windows = self._find_windows(out, slots)
+            windows = self._find_windows(targets, slots)
             self._reader.read(windows, copied, length=plan.length)
         elif plan.n:
-            sums = [out[path].view(-1) for path in self._summed]
-            self._reader.read(slots, copied, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
+            sums, discount = [targets[path].view(-1) for path in self._summed], targets[DISCOUNT]
+            self._reader.read(slots, copied, targets[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=discount)
         else:
-            self._reader.read(slots, copied, out[INDEX])
+            self._reader.read(slots, copied, targets[INDEX])
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
         """Return the slots of packed sequences, and fill their mask, train and is_first."""
