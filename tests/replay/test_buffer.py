@@ -449,7 +449,7 @@ class TestReading:
         replay = fill(20, capacity=8)
         replay.clear()
         replay.save(tmp_path)
-        loaded = rl.load(tmp_path)
+        loaded: Any = rl.load(tmp_path)
         if ended is not None:  # an ended episode leaves the next slot empty
             for each in (replay, loaded):
                 each.add([0.0], 0.0, 0.0, ended, False, [1.0])

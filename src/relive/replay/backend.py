@@ -15,7 +15,7 @@ import torch
 from relive.errors import explain
 from relive.kernels.priority import PriorityTree
 from relive.kernels.reader import Reader, reader
-from relive.replay.invariants import check_kernels
+from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
 from relive.replay.row_storage import RowStorage
 from relive.replay.torch_reader import TorchReader
@@ -172,7 +172,7 @@ class Backend:
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """Ids of the rows at slots."""
-        return self.ring.id_of(slots)
+        return self.ring.ids_at(slots)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """Slots of row ids; -1 for rows that can no longer be drawn. Raises an IndexError for ids never issued."""
@@ -180,7 +180,7 @@ class Backend:
 
     def stored(self) -> torch.Tensor:
         """Slots of all rows that can be drawn. Synchronises."""
-        return self.ring.transitions()
+        return self.ring.transition_slots()
 
     @property
     def num_slots(self) -> int:
@@ -200,7 +200,7 @@ class Backend:
 
     def check(self) -> None:
         """Verify every invariant of the rows and of this backend's caches; changes nothing."""
-        self.rows.check(self._is_valid)
+        check_rows(self.rows, self._is_valid)
         if self.rows.has_values:
             check_kernels(self)
 
@@ -208,7 +208,7 @@ class Backend:
         """Verify the checksums of all rows, if there are any."""
 
 
-def never_issued(ids: torch.Tensor, place: int) -> IndexError:
+def never_issued_error(ids: torch.Tensor, place: int) -> IndexError:
     """The IndexError for an id that was never issued."""
     remedy = "Pass ids from batch['index']."
     if int(ids[place]) == -1:

@@ -28,7 +28,7 @@ from relive.replay.samplers.registry import resume
 from relive.replay.settings import ReplaySettings, require_backing, require_empty, saved_arguments
 from relive.replay.step_input import StepInput, plan_counts
 from relive.replay.views import View
-from relive.replay.views.view import Finish, ReadContext, bind_view, plan_of_batch
+from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
 from relive.schema.assembly import (
     MemoryRange,
     assemble,
@@ -53,8 +53,8 @@ from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
 from relive.storage.disk import disk_memory
 
-_NOTHING: Mapping[str, Any] = {}
-_MANY_BYTES = 1 << 28
+_NO_MEASUREMENTS: Mapping[str, Any] = {}
+_MAX_UNCHECKED_BYTES = 1 << 28
 """Batches up to this size are read without checking the free memory."""
 _MAX_VIEWS = 64
 """Maximum number of cached readers of views."""
@@ -121,7 +121,7 @@ class ReplayBuffer(StateDictMixin):
         self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
         self._is_plain = settings.is_plain
         allocator = settings.memory.open(self)
-        self.storage: Backend = settings.backend_in(allocator)
+        self.storage: Backend = settings.make_backend(allocator)
         """The rows, and the kernels that write, draw and read them."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
         """Whether the native core updates the statistics in the call that writes."""
@@ -237,7 +237,7 @@ class ReplayBuffer(StateDictMixin):
             leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
                 self._declared.look_at(info)
-            measured = self._observers.measured(info, self.storage.rows.leading_shape_of(envs), mode)
+            measured = self._observers.measured(info, self.storage.rows.step_shape(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
@@ -327,7 +327,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        measured: Mapping[str, Any] = _NOTHING, count: Callable[[], None] | None = None,
+        measured: Mapping[str, Any] = _NO_MEASUREMENTS, count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """Write a step or a block; `count` applies the change of statistics if torch ops compute it."""
         if self._plans_counts and count is None:
@@ -377,7 +377,7 @@ class ReplayBuffer(StateDictMixin):
         target = check_destination(device, out)
         if self.storage.warning is not None:
             self._issue_warning()
-        reader, finish = self._bound(view)
+        reader, finish = self._get_reader(view)
         if reader.copies_unlocked and finish is None and out is None and self.sampler.independent:
             # Other processes would wait for the lock: rows are copied without it and verified afterwards.
             batch = reader.sample_unlocked(batch_size, self.sampler, self._lock)
@@ -411,11 +411,11 @@ class ReplayBuffer(StateDictMixin):
         self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
     ) -> lazy.TensorDict:
         """Verify `out`, draw rows, and read them into `out`, or into its first rows if an epoch ends with fewer."""
-        sampler, plan, targets = self.sampler, plan_of_batch(reader.plan, finish), {}
+        sampler, plan, targets = self.sampler, batch_plan(reader.plan, finish), {}
         if plan is None:
-            refuse_shared_memory(out, self._memory())
+            refuse_shared_memory(out, self._memory_ranges())
         else:
-            targets = reader.targets(plan, count, out, sampler.returns_weights, self._memory())
+            targets = reader.targets(plan, count, out, sampler.returns_weights, self._memory_ranges())
         if finish is not None:
             leaves = self._read(*sampler.choose(count), reader, finish)
             return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
@@ -425,13 +425,13 @@ class ReplayBuffer(StateDictMixin):
         reader.read_into(targets, slots)
         return out
 
-    def _memory(self) -> list[MemoryRange]:
+    def _memory_ranges(self) -> list[MemoryRange]:
         """The memory of rows and of the sampler, which `out` must not overlap."""
         return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
         """Draw and read the leaves of a batch, for a Mixture. The caller holds the lock."""
-        reader, finish = self._bound(view)
+        reader, finish = self._get_reader(view)
         self._require_rows(count, reader)
         return self._read(*self.sampler.choose(count), reader, finish)
 
@@ -440,7 +440,7 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.maybe_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
         nbytes = count * reader.plan.max_items * self._max_row_bytes
-        if nbytes > _MANY_BYTES and self.device.type == "cpu":
+        if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
     def _read(
@@ -456,7 +456,7 @@ class ReplayBuffer(StateDictMixin):
             leaves[WEIGHT] = weight
         return leaves
 
-    def _bound(self, view: View | None) -> tuple[PlanReader, Finish | None]:
+    def _get_reader(self, view: View | None) -> tuple[PlanReader, Finish | None]:
         """Return the reader of a view's plan and the view's `finish`; cached for equal views."""
         try:
             return self._views[view]
@@ -518,7 +518,7 @@ class ReplayBuffer(StateDictMixin):
         """Read the rows `index` [B] by `view`, as `sample` does with the rows that the sampler chose."""
         import_tensordict()
         with self._lock:
-            reader, finish = self._bound(view)
+            reader, finish = self._get_reader(view)
             ids = row_ids(index, self.device)
             slots = self.storage.locate(ids)
             if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
@@ -544,7 +544,7 @@ class ReplayBuffer(StateDictMixin):
         def read(ids: torch.Tensor) -> lazy.TensorDict:
             with self._lock:
                 slots = self.storage.locate(ids)
-                leaves = self._read(slots[slots >= 0], None, *self._bound(None))
+                leaves = self._read(slots[slots >= 0], None, *self._get_reader(None))
                 return assemble(leaves, leaves[INDEX].shape)
 
         return filter(len, map(read, episodes))
@@ -658,7 +658,7 @@ class ReplayBuffer(StateDictMixin):
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    plain = type(value) is torch.Tensor and value.dtype in DTYPES and value.layout == torch.strided
-    if plain and value.device == device and not value.requires_grad:
+    is_plain = type(value) is torch.Tensor and value.dtype in DTYPES and value.layout == torch.strided
+    if is_plain and value.device == device and not value.requires_grad:
         return value
     return as_tensor(where, value, device).to(device)

@@ -134,7 +134,7 @@ def step_continuity(
     stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats
-    is_end, is_over, leads_away = _ends(rows, final)
+    is_end, is_over, leads_away = _compare_ends(rows, final)
     return stats + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
 
 
@@ -144,7 +144,7 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     if rows.stores_next_obs:
         return ContinuityStats()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
-    oldest = ring.rows() <= torch.maximum(ring.floor, ring.newest() - ring.slots + 1)
+    oldest = ring.row_numbers() <= torch.maximum(ring.floor, ring.newest_rows() - ring.slots + 1)
     continues = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.before(final)]]
@@ -154,7 +154,7 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     stats = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return stats
-    is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
+    is_end, is_over, leads_away = _compare_ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
     return stats + _count_ends(
         is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
@@ -166,7 +166,7 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
     return ContinuityStats(ended=int(counts.sum()), reset=int((counts & leads_to_start).sum()))
 
 
-def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three masks of the slots `final`, for the step before each slot.
 
     The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.

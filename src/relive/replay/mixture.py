@@ -14,11 +14,11 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_padded_ids, write_back
+from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_ids, write_back
 from relive.replay.read_plan import Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
-from relive.replay.views.view import plan_of_batch
+from relive.replay.views.view import batch_plan
 from relive.schema.assembly import (
     assemble,
     check_batch_size,
@@ -138,9 +138,9 @@ class Mixture:
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""
         buffers = list(self.buffers.values())
-        reader, finish = buffers[0]._bound(view)
-        plan = plan_of_batch(reader.plan, finish)
-        own = [memory for buffer in buffers for memory in buffer._memory()]
+        reader, finish = buffers[0]._get_reader(view)
+        plan = batch_plan(reader.plan, finish)
+        own = [memory for buffer in buffers for memory in buffer._memory_ranges()]
         if plan is None:
             refuse_shared_memory(out, own)
             return
@@ -170,9 +170,9 @@ class Mixture:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
-        for buffer, mine in parts:
-            buffer.storage.locate(rows[mine])  # raises for ids that were never issued
-        return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
+        for buffer, is_own in parts:
+            buffer.storage.locate(rows[is_own])  # raises for ids that were never issued
+        return sum(buffer.update_priority(rows[is_own], values[is_own]) for buffer, is_own in parts)
 
     def write(self, index: Any, **fields: Any) -> int:
         """Write new values of `Mutable` fields into the rows `index` (of a batch), each in its own buffer.
@@ -203,14 +203,14 @@ class Mixture:
 def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     shares = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     has_all_names = not isinstance(ratios, Mapping) or set(ratios) == set(names)
-    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]
-    if not names or len(shares) != len(names) or not has_all_names or not all(right) or not any(shares):
+    is_valid = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]
+    if not names or len(shares) != len(names) or not has_all_names or not all(is_valid) or not any(shares):
         remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
     exact = [Fraction(ratio) for ratio in shares]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return [int(ratio * math.lcm(*(one.denominator for one in exact))) for ratio in exact]
+    return [int(ratio * math.lcm(*(ratio.denominator for ratio in exact))) for ratio in exact]
 
 
 def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
@@ -227,8 +227,10 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         signature = (str(buffer.device), fields)
         first = first or (name, signature)
         if signature != first[1]:
-            odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
-            got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
+            different_paths = [
+                ".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)
+            ]
+            got = f"other fields ({', '.join(different_paths)})" if different_paths else f"device {buffer.device}"
             expected = f"the fields and the device of {first[0]}"
             raise SchemaError(explain(f"Mixture: {name}", expected, got, "Declare both buffers alike."))
     if len({id(buffer) for buffer in buffers.values()}) < len(buffers):
@@ -247,7 +249,7 @@ def _write_part(
         leaves = mutable_leaves(store.schema, fields)
         if changes:
             return write_back(store, ids, lead, leaves, padded=True)
-        resolve_padded_ids(store, ids, lead)
+        resolve_ids(store, ids, padded=True)
         convert_rows(store, lead, leaves)
         return 0
 

@@ -11,7 +11,7 @@ import torch
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain
 from relive.kernels.priority import NativeTree
-from relive.replay.backend import Backend, ChangedSlots, never_issued
+from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
@@ -65,11 +65,11 @@ class NativeBackend(Backend):
             leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
             status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
             if status >= 0:
-                raise self.rows.misaligned(status)
+                raise self.rows.make_misaligned_error(status)
         if status < -1:
-            if status not in _WARNINGS:
-                raise self.rows.unstackable(-2 - status)
-            self.warning = _WARNINGS[status](self.continuity())
+            if status not in _WARNING_MESSAGES:
+                raise self.rows.make_stack_error(-2 - status)
+            self.warning = _WARNING_MESSAGES[status](self.continuity())
 
     def observe(self, counters: Any) -> bool:
         self._core.observe(counters)
@@ -120,7 +120,7 @@ class NativeBackend(Backend):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def hold(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
+    def has_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
         """Whether every slot still holds the row of its id as a transition."""
         return self._core.holds(slots, ids)
 
@@ -171,7 +171,7 @@ class NativeBackend(Backend):
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         slots = self._core.locate(ids, None)
         if isinstance(slots, int):
-            raise never_issued(ids, slots)
+            raise never_issued_error(ids, slots)
         return slots
 
     # Verifying and recovering
@@ -218,7 +218,7 @@ class NativeBackend(Backend):
         is_damaged = self.damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
         if is_damaged.any():
             slot, env = is_damaged.nonzero()[0].tolist()
-            where = f"row {int(ring.rows()[slot, env])}, environment {env} (slot {slot})"
+            where = f"row {int(ring.row_numbers()[slot, env])}, environment {env} (slot {slot})"
             remedy = "Call clear(), or load a checkpoint: the disk has changed the row."
             got = f"other bytes (in {int(is_damaged.sum())} rows)"
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
@@ -247,11 +247,11 @@ class NativeReader(PlanReader):
         groups = [
             (
                 int(anchor),
-                of_observations,
+                counts_observations,
                 mask is not None,
                 None if offsets is None else list(() if is_packed else offsets),
             )
-            for anchor, offsets, mask, of_observations in plan.groups
+            for anchor, offsets, mask, counts_observations in plan.groups
         ]
         self._core: Any = backend.native.PlanReader(
             core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
@@ -289,7 +289,7 @@ class NativeReader(PlanReader):
             ids = backend.ids(slots)  # under the lock: a slot may be overwritten during the copy
         leaves = self._read_unlocked(reserved, slots)
         with lock:
-            if not backend.hold(slots, ids):
+            if not backend.has_rows(slots, ids):
                 return None
             # Mutable leaves may be rewritten while they are copied without the lock.
             mutable = backend.rows.mutable
@@ -304,9 +304,9 @@ class NativeReader(PlanReader):
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
 
 
-_WARNINGS: dict[int, Any] = {}
+_WARNING_MESSAGES: dict[int, Any] = {}
 if kernels.native() is not None:
-    _WARNINGS |= {
+    _WARNING_MESSAGES |= {
         kernels.native().LOOKS_CUT: ContinuityStats.cut_warning,
         kernels.native().LOOKS_RESET: ContinuityStats.reset_warning,
         kernels.native().LOOKS_RESTARTED: ContinuityStats.restart_warning,

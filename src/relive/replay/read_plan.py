@@ -68,7 +68,7 @@ class Group(NamedTuple):
     """None: one item per row [B, …]. Otherwise [B, len(offsets), …]; a range if the layout is packed."""
     mask: Path | None = None
     """Path in the batch of the mask of real offsets [B, len(offsets)]; None without a mask."""
-    of_observations: bool = False
+    counts_observations: bool = False
     """Whether offsets count observations, of which an episode has one more than steps."""
 
 
@@ -112,7 +112,7 @@ class ReadPlan:
         return tuple(dict.fromkeys(read.group for read in self.reads))
 
     @cached_property
-    def masked(self) -> tuple[Group, ...]:
+    def masked_groups(self) -> tuple[Group, ...]:
         """The groups whose masks are in the batch."""
         return tuple(group for group in self.groups if group.mask is not None)
 
@@ -120,7 +120,7 @@ class ReadPlan:
     def paths(self) -> tuple[Path, ...]:
         """The paths of a batch, in the order of every backend."""
         discount = (DISCOUNT,) if self.n else ()
-        masks = tuple(group.mask for group in self.masked if group.mask is not None)
+        masks = tuple(group.mask for group in self.masked_groups if group.mask is not None)
         step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
         steps = (STEP_INDEX,) if self.step_index else ()
         return *(read.path for read in self.reads), INDEX, *discount, *masks, *step_masks, *steps
@@ -142,7 +142,7 @@ class ReadPlan:
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT
                 before = max(before, -min(group.offsets) - is_next)
-                after = max(after, max(group.offsets) + (last if is_next else -group.of_observations))
+                after = max(after, max(group.offsets) + (last if is_next else -group.counts_observations))
         if self.layout is Layout.PACKED:
             return before, after
         return min(before, self.max_steps), min(after, self.max_steps)
@@ -177,7 +177,7 @@ class ReadPlan:
         if self.is_transition:
             return replace(row_plan(schema), reduced=self)
         before, after = self.reach
-        steps, nexts = _sequence(before, after + 1)
+        steps, nexts = _sequence_groups(before, after + 1)
         reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths)]
         reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
@@ -190,7 +190,7 @@ class ReadPlan:
         if self.is_transition:
             return replace(self, reduced=reduced)
         before, after = reduced.reach
-        steps, nexts = _sequence(before, after + 1)
+        steps, nexts = _sequence_groups(before, after + 1)
         reads = (read._replace(group=nexts if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
         return replace(self, reads=tuple(reads), reduced=reduced)
 
@@ -265,7 +265,7 @@ def sequence_plan(
     schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
 ) -> ReadPlan:
     """The plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
-    steps, nexts = _sequence(burn_in, length)
+    steps, nexts = _sequence_groups(burn_in, length)
     initial_states = [i for i, field in enumerate(schema.fields) if is_carried(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
     reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
@@ -275,7 +275,7 @@ def sequence_plan(
     )
 
 
-def _sequence(burn_in: int, length: int) -> tuple[Group, Group]:
+def _sequence_groups(burn_in: int, length: int) -> tuple[Group, Group]:
     """The groups of a sequence's steps and of their next observations."""
     offsets = range(-burn_in, length)
     return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)

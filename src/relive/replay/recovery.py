@@ -192,7 +192,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), commit.max_rows_since_commit)
         damaged = backend.damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
-            ring.drop_before(torch.where(damaged, ring.rows() + 1, 0).amax(0))
+            ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
     # Rows that were rewritten after the commit may have reached the disk in part.
     backend.forget_write_back()
     ring.exclude(backend.torn_rows())

@@ -81,12 +81,12 @@ class TritonBackend(TorchBackend):
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         self._use_rows(count)
-        if envs is not None or steps is not None or not self.rows.fits(leaves, nexts):
+        if envs is not None or steps is not None or not self.rows.can_store_directly(leaves, nexts):
             leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
         obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
-        touched = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
-        self._writer.write(obs, nexts, others, writers, count, envs, touched)
+        changed_slots = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
+        self._writer.write(obs, nexts, others, writers, count, envs, changed_slots)
         self.is_empty = False
         self._may_be_replayed |= is_capturing(self.device)
         if then is not None:
@@ -205,7 +205,7 @@ class TritonReader(PlanReader):
         leaves, nexts = leaf_arguments(rows)
         copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
-        self._copied, self._summed = ([read.path for read in reads] for reads in (copied_reads, summed))
+        self._copied_paths, self._summed_paths = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
             Source(nexts[rows.obs_leaves.index(read.leaf)], OWN.value)
             if nexts and read.group.anchor is Anchor.NEXT
@@ -232,12 +232,12 @@ class TritonReader(PlanReader):
 
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
         """Read rows without intermediate tensors: a captured CUDA graph needs the addresses of `targets` to stay."""
-        copied, plan = [targets[path] for path in self._copied], self.plan
+        copied, plan = [targets[path] for path in self._copied_paths], self.plan
         if plan.layout is Layout.PACKED:
             windows = self._find_windows(targets, slots)
             self._reader.read(windows, copied, length=plan.length)
         elif plan.n:
-            sums, discount = [targets[path].view(-1) for path in self._summed], targets[DISCOUNT]
+            sums, discount = [targets[path].view(-1) for path in self._summed_paths], targets[DISCOUNT]
             self._reader.read(slots, copied, targets[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=discount)
         else:
             self._reader.read(slots, copied, targets[INDEX])
@@ -249,6 +249,6 @@ class TritonReader(PlanReader):
         windows = Windows(steps, mask, train, is_first, out[INDEX])
         find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)
         if STEP_INDEX in out:
-            ids = self._backend.ring.id_of(steps.view(-1)).view(steps.shape)
+            ids = self._backend.ring.ids_at(steps.view(-1)).view(steps.shape)
             out[STEP_INDEX].copy_(torch.where(steps < 0, -1, ids))
         return steps

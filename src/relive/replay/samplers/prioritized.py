@@ -16,7 +16,7 @@ from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError,
 from relive.kernels.priority import RingTensors
 from relive.replay.backend import Backend
 from relive.replay.ring import TRANSITION
-from relive.replay.samplers.sampler import Chosen, Sampler
+from relive.replay.samplers.sampler import Choice, Sampler
 from relive.rng import Randomness
 from relive.schema.checks import check_choice, check_finite, check_fraction, check_number, check_positive_int
 from relive.schema.conversion import as_numpy_if_cpu
@@ -133,18 +133,19 @@ class Prioritized(Sampler):
         self._numbers[0] = largest
 
     @property
-    def _num_drawn(self) -> int:
+    def num_drawn(self) -> int:
+        """Number of rows drawn so far."""
         return int(self._numbers[1])
 
-    @_num_drawn.setter
-    def _num_drawn(self, count: int) -> None:
+    @num_drawn.setter
+    def num_drawn(self, count: int) -> None:
         self._numbers[1] = count
 
     @property
     def _num_calls(self) -> int:
         return 0 if self._calls is None else int(self._calls[0])
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         return self._draw(count, None)
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
@@ -156,7 +157,7 @@ class Prioritized(Sampler):
         if batch is None:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
-        self._num_drawn += count
+        self.num_drawn += count
         if self._calls is not None:
             self._calls[0] += 1
         return batch
@@ -166,7 +167,7 @@ class Prioritized(Sampler):
             remedy = "Pass a number as beta, or sample outside the graph."
             expected = "a number while a CUDA graph is captured, which would repeat one value"
             raise SchemaError(explain("Prioritized.beta", expected, "a schedule", remedy))
-        return self.beta_after(self._num_drawn, self._num_calls)
+        return self.beta_after(self.num_drawn, self._num_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
         done = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
@@ -215,8 +216,8 @@ class Prioritized(Sampler):
 
     def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
-        num_drawn = torch.tensor(self._num_drawn, device="cpu")
-        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": num_drawn}
+        draws = torch.tensor(self.num_drawn, device="cpu")
+        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": draws}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:  # `state` also makes tensors of numbers, for every batch
@@ -232,7 +233,7 @@ class Prioritized(Sampler):
         self.tree.rebuild()
         device_largest = saved["largest"].to(self.storage.device)
         self._largest = device_largest if as_numpy_if_cpu(device_largest) is device_largest else largest
-        self._num_drawn = int(saved["draws"])
+        self.num_drawn = int(saved["draws"])
         if self._calls is not None:
             self._calls[0] = int(saved["calls"])
 
@@ -276,11 +277,6 @@ class Prioritized(Sampler):
             require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
     # For shards of a distributed buffer
-
-    @property
-    def drawn(self) -> int:
-        """Number of rows drawn so far."""
-        return self._num_drawn
 
     def total(self) -> tuple[float, int]:
         """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""

@@ -78,6 +78,9 @@ class Transition:
         return row_plan(schema)
 
 
+TRANSITION = Transition()
+
+
 @suggests_init_keywords
 @dataclass(frozen=True)
 class NStep:
@@ -146,12 +149,11 @@ class Sequence:
 
 
 Finish = Callable[[Leaves, ReadContext], Leaves]
-_TRANSITION = Transition()
 
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
-    chosen_view: Any = _TRANSITION if view is None else _require_view(view)
+    chosen_view: Any = TRANSITION if view is None else _require_view(view)
     plan = chosen_view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
         where, remedy = f"{type(chosen_view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
@@ -195,7 +197,7 @@ def _offsets_text(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
-def plan_of_batch(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
+def batch_plan(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
     """The plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
     if finish is None:
         return plan
