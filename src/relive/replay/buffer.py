@@ -142,7 +142,7 @@ class ReplayBuffer(StateDictMixin):
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """Number of steps and of samples that a RateLimit has admitted."""
         self._inserted: int | None = None
-        """Number of steps admitted by a RateLimit, including the current write; None without one."""
+        """Number of steps admitted by a RateLimit, including the current write; None without a RateLimit."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
         self._lock = lock_for(self, allocator.lock(recovery_callback(self)))
@@ -179,7 +179,7 @@ class ReplayBuffer(StateDictMixin):
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
-        """Number of bytes that a buffer with these arguments would allocate."""
+        """Return the number of bytes that a buffer with these arguments would allocate."""
         return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
@@ -189,7 +189,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def stats(self) -> EpisodeStats | None:
-        """Episode statistics; None without."""
+        """Episode statistics; None if the buffer has none."""
         return self._observers.stats
 
     @property
@@ -202,7 +202,7 @@ class ReplayBuffer(StateDictMixin):
         self.storage.recover()
         self.sampler.on_recover()
 
-    # Writing
+    # Methods that write rows
 
     def add(
         self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
@@ -228,7 +228,7 @@ class ReplayBuffer(StateDictMixin):
         """Store one step of Gymnasium: `step = env.step(action)`, taken in the state `obs`.
 
         The true next observation at the end of an episode is looked up according to the autoreset mode. With `env_ids`,
-        the step's arrays and info masks have one row per given environment.
+        the step's arrays and info masks have one row per environment in `env_ids`.
         """
         if self.storage.warning is not None:
             self._issue_warning()
@@ -329,7 +329,7 @@ class ReplayBuffer(StateDictMixin):
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         measured: Mapping[str, Any] = _NO_MEASUREMENTS, count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step or a block; `count` applies the change of statistics if torch ops compute it."""
+        """Write a step or a block, then call `count`, which updates statistics that torch ops compute."""
         if self._plans_counts and count is None:
             with counting.lock:
                 count = plan_counts(self.storage.rows, self._observers, leaves, envs, steps, measured)
@@ -362,7 +362,7 @@ class ReplayBuffer(StateDictMixin):
         if message is not None:
             warn_user(message)
 
-    # Reading
+    # Methods that read rows
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
@@ -403,7 +403,7 @@ class ReplayBuffer(StateDictMixin):
             return assemble(leaves, leaves[INDEX].shape)
         reserved = reader.reserve(count)
         slots, weight = self.sampler.choose(count)
-        if len(slots) != count:  # the last rows of an epoch are fewer
+        if len(slots) != count:  # an epoch may end with fewer rows
             reserved = reader.reserve(len(slots))
         return reader.fill(reserved, slots, weight)
 
@@ -426,7 +426,7 @@ class ReplayBuffer(StateDictMixin):
         return out
 
     def _memory_ranges(self) -> list[MemoryRange]:
-        """The memory of rows and of the sampler, which `out` must not overlap."""
+        """Return the memory of rows and of the sampler, which `out` must not overlap."""
         return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
@@ -560,7 +560,7 @@ class ReplayBuffer(StateDictMixin):
         with self._lock:
             return assemble(self.storage.rows.shared_leaves(), self.storage.ring.kind.shape)
 
-    # Saving
+    # Methods that save and verify the buffer
 
     @classmethod
     @torch.inference_mode(False)
@@ -587,11 +587,11 @@ class ReplayBuffer(StateDictMixin):
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON. Needs no arrays."""
+        """Return the constructor's arguments as JSON. Needs no arrays."""
         return self.settings.config()
 
     def state(self) -> State:
-        """The state to save, without the rows; its tensors share memory with the buffer."""
+        """Return the state to save, without the rows; its tensors share memory with the buffer."""
         parts = {name: part.state() for name, part in self.parts.items()}
         memory = {"name": self._allocator.name}, {}
         rest = State.of_parts({"sampler": ({}, self.sampler.state()), **parts, "memory": memory})
@@ -604,7 +604,7 @@ class ReplayBuffer(StateDictMixin):
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
-        """The rows to save: complete transitions, which are never modified."""
+        """Return the rows to save: complete transitions, which are never modified."""
         return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:
@@ -617,11 +617,11 @@ class ReplayBuffer(StateDictMixin):
         self._input.load_state(saved.part("staged"))
 
     def _refilled(self) -> AbstractContextManager[None]:
-        """Context manager held while the contents are replaced."""
+        """Return a context manager to hold while the contents are replaced."""
         return self._allocator.replacing()
 
     def _in_order(self) -> AbstractContextManager[None]:
-        """Context manager held while rows are read from the first to the last."""
+        """Return a context manager to hold while rows are read from the first to the last."""
         return self._allocator.reading_in_order()
 
     def check(self) -> None:
@@ -648,7 +648,7 @@ class ReplayBuffer(StateDictMixin):
             self.sampler.check()
 
     def __len__(self) -> int:
-        """Number of stored transitions."""
+        """Return the number of stored transitions."""
         with self._lock:
             return len(self.storage)
 

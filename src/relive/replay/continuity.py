@@ -62,7 +62,7 @@ class ContinuityStats:
             yield "infinite", self.reward_warning()
 
     def cut_warning(self) -> str:
-        """The message for episodes that are cut at most steps."""
+        """Return the message for data in which most steps cut their episode."""
         remedy = (
             "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
             "and n-step returns and sequences stop there. Add "
@@ -73,7 +73,7 @@ class ContinuityStats:
         return explain("obs", "steps that start where the step before led", got, remedy)
 
     def reset_warning(self) -> str:
-        """The message for ends whose `next_obs` is a reset observation."""
+        """Return the message for ends whose `next_obs` is a reset observation."""
         expected = "the observation that an episode ended with"
         got = f"the first one of the next episode at all {self.ended:,} ends"
         remedy = (
@@ -83,7 +83,7 @@ class ContinuityStats:
         return explain("next_obs", expected, got, remedy)
 
     def restart_warning(self) -> str:
-        """The message for resets without `cut()`."""
+        """Return the message for resets without `cut()`."""
         remedy = (
             "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
             "under NEXT_STEP the first step of an environment that was about to reset is dropped."
@@ -92,13 +92,13 @@ class ContinuityStats:
         return explain("obs", "steps that start where the step before led", got, remedy)
 
     def reward_warning(self) -> str:
-        """The message for infinite or NaN rewards."""
+        """Return the message for infinite or NaN rewards."""
         return infinite_rewards(self.infinite)
 
 
 @dataclass
 class ContinuityCounter:
-    """The counts of one buffer object, and the names of warnings it has issued: each once."""
+    """The counts of one buffer object, and the names of the warnings that it has already issued."""
 
     is_on: bool
     """Whether writes update the counts. On other devices `check()` counts the stored rows instead, to save launches."""
@@ -106,7 +106,7 @@ class ContinuityCounter:
     issued: set[str] = field(default_factory=set)
 
     def next_warning(self, stats: ContinuityStats) -> str | None:
-        """Return the first message that was not issued yet; None without one."""
+        """Return the first new message; None if there is none."""
         for name, message in stats.warnings():
             if name not in self.issued:
                 self.issued.add(name)
@@ -167,7 +167,7 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
 
 
 def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three masks of the slots `final`, for the step before each slot.
+    """Return three masks for the steps before the slots `final`.
 
     The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.
     """
@@ -184,7 +184,7 @@ def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
-    """Mask of flat slots whose observations equal `obs` bit by bit."""
+    """Return a mask of flat slots whose observations equal `obs` bit by bit."""
     same = np.ones(len(slots), bool)
     for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
         same &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
@@ -192,14 +192,14 @@ def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> 
 
 
 def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
-    """Bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
+    """Return the bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
     if leaf in rows.stacked:
         return _as_bytes(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
     return _as_bytes(rows.leaves[leaf], rows.ring.kind.numel())[slots]
 
 
 def _as_bytes(tensor: torch.Tensor, items: int) -> np.ndarray:
-    """Bytes of a tensor as an array [items, bytes] on the host."""
+    """Return the bytes of a tensor as an array [items, bytes] on the host."""
     tensor = tensor.cpu().contiguous()
     # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()

@@ -27,7 +27,7 @@ class ResolvedRows(NamedTuple):
     """Mask of padding [K]; None without padding."""
 
     def without_padding(self, num_skipped: Any) -> Any:
-        """Subtract the padding from a number of skipped slots; a tensor on devices other than the CPU."""
+        """Return `num_skipped` without the padding; a tensor on devices other than the CPU."""
         return num_skipped if self.is_padding is None else num_skipped - _count(self.is_padding)
 
     @property
@@ -77,10 +77,10 @@ def write_back(
 ) -> Any:
     """Overwrite mutable leaves of the rows with ids [K]; returns how many rows were stale and skipped.
 
-    `lead` is the original shape of the ids. -1 is padding if that is (B, L), or if `padded`.
+    `lead` is the original shape of the ids. -1 is padding if `lead` is (B, L) or `padded` is true.
     """
     values = convert_rows(backend, lead, leaves)
-    # After the conversion, which may run a caller's code that adds rows.
+    # Resolved after the conversion, which may run a caller's code that adds rows.
     rows = resolve_ids(backend, flat, padded=padded or len(lead) == 2)
     if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
         backend.rewrite(rows.slots, values)

@@ -32,7 +32,7 @@ _KIND_NAMES = ("empty", "transition", "final", "pending", "history")
 def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> None:
     """Verify the shapes of leaves and the invariants of the ring: complete transitions of separate episodes.
 
-    `is_valid` is the native equivalent of the checks of the ring; these then only explain a violation.
+    If the native check `is_valid` passes, the ring is not checked again; otherwise the checks here name the violation.
     """
     _check_form(rows)
     if not rows.has_values:
@@ -47,7 +47,7 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
 
 
 def device_faults(rows: RowStorage) -> Iterator[str]:
-    """Yield messages about inputs that a device counted instead of raising, which would synchronise."""
+    """Yield messages about invalid inputs that a device has counted: raising an error would synchronise."""
     num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
     if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
@@ -130,7 +130,7 @@ class _HostRows:
         """Mask of rows whose preceding row is stored."""
 
     def after(self, what: np.ndarray) -> np.ndarray:
-        """Mask of rows whose predecessor is in the mask `what`."""
+        """Return a mask of rows whose predecessor is in the mask `what`."""
         return np.roll(what, 1, 0) & self.follows
 
     def require(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
@@ -169,7 +169,7 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
 
 
 def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
-    """Verify the rows between episodes, and the rows that start one."""
+    """Verify the rows between episodes, and the first rows of episodes."""
     kind, first, final = host.kind, host.first, host.kind == FINAL
     after_final = host.after(final)
     if not rows.next_step:

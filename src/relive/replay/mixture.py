@@ -59,7 +59,7 @@ class Mixture:
         """The ratios as ints: remainders are exact and do not drift."""
         _require_alike(self.buffers)
         self._owed = [0] * len(self.buffers)
-        """Rows that each buffer is owed (negative: received too many), times the sum of the ratios; adds up to 0."""
+        """Rows owed to each buffer, times the sum of the ratios; negative after too many rows. Adds up to 0."""
         self._lock = threading.Lock()
 
     @property
@@ -68,7 +68,7 @@ class Mixture:
         return tuple(self.buffers)
 
     def __len__(self) -> int:
-        """Number of transitions in all buffers."""
+        """Return the number of transitions in all buffers."""
         return sum(map(len, self.buffers.values()))
 
     def sample(
@@ -81,7 +81,7 @@ class Mixture:
     ) -> lazy.TensorDict:
         """Return a batch of `batch_size` rows; each buffer's sampler draws its share, and `view` reads it.
 
-        It is shorter if a sampler without replacement returns the last rows of an epoch.
+        The batch is shorter if a sampler without replacement returns the last rows of an epoch.
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)

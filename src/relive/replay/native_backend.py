@@ -49,8 +49,6 @@ class NativeBackend(Backend):
         self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
 
-    # Writing
-
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         then: Callable[[], None] | None = None,
@@ -79,7 +77,7 @@ class NativeBackend(Backend):
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
-        """Continuity statistics of the steps written by this object."""
+        """Return the continuity statistics of the steps written by this object."""
         return ContinuityStats(*self._core.counted())
 
     def track_changes(self) -> None:
@@ -99,8 +97,6 @@ class NativeBackend(Backend):
     def refresh(self) -> None:
         self._few_slots = None
         self._rows_left = self.ring.rows_left()
-
-    # Drawing
 
     def __len__(self) -> int:
         return self._core.stored()
@@ -132,8 +128,6 @@ class NativeBackend(Backend):
     def mark(self, mass: float | torch.Tensor) -> None:
         self.tree().mark(self._core.touched, mass)
 
-    # Reading
-
     def reader(self, plan: ReadPlan) -> PlanReader:
         # The core sums float32 and float64 only.
         summed = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
@@ -163,8 +157,6 @@ class NativeBackend(Backend):
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.behind(slots, None)
 
-    # Ids of rows
-
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.ids(slots, None)
 
@@ -173,8 +165,6 @@ class NativeBackend(Backend):
         if isinstance(slots, int):
             raise never_issued_error(ids, slots)
         return slots
-
-    # Verifying and recovering
 
     def check(self) -> None:
         super().check()
@@ -189,7 +179,7 @@ class NativeBackend(Backend):
         super().recover()
 
     def torn_rows(self) -> torch.Tensor:
-        """Mask [S, N] of slots whose mutable leaves do not match their checksum."""
+        """Return a mask [S, N] of slots whose mutable leaves do not match their checksum."""
         torn = torch.zeros_like(self.ring.first)
         if self._write_back is not None:
             self._write_back.find_torn(torn)
@@ -205,7 +195,7 @@ class NativeBackend(Backend):
         self._core.seal_all()
 
     def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
-        """Mask [S, N] of slots whose row, from `since` [N] to before `until` [N], does not match its checksum."""
+        """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
         is_damaged = torch.zeros_like(self.ring.first)
         self._core.find_broken(since, until, is_damaged)
         return is_damaged
@@ -315,14 +305,14 @@ if kernels.native() is not None:
 
 
 def _make_write_back(ring: Any, rows: RowStorage) -> Any:
-    """The native writer of mutable leaves; None without mutable leaves."""
+    """Return the native writer of mutable leaves; None without mutable leaves."""
     if not rows.mutable:
         return None
     return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.rewritten, rows.rewriting)
 
 
 def _make_ring(rows: RowStorage) -> Any:
-    """The native ring over the memory of these rows."""
+    """Return the native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
     return kernels.core().RingMemory(

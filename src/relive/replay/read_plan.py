@@ -118,7 +118,7 @@ class ReadPlan:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The paths of a batch, in the order of every backend."""
+        """The paths of a batch, in the order that every backend uses."""
         discount = (DISCOUNT,) if self.n else ()
         masks = tuple(group.mask for group in self.masked_groups if group.mask is not None)
         step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
@@ -137,7 +137,7 @@ class ReadPlan:
         before, after = 0, last
         for group in self.groups:
             if group.offsets is not None and self.layout is Layout.PACKED:
-                # The ends of a range, which may be too long to iterate over.
+                # Only the ends of the range are read: it may be too long to iterate over.
                 before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT
@@ -158,7 +158,7 @@ class ReadPlan:
         return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
 
     def forms(self, schema: Schema, count: int) -> Forms:
-        """The shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
+        """Return the shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
         steps = (count, self.length)
         forms: Forms = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
         forms |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
@@ -170,7 +170,7 @@ class ReadPlan:
         return {path: forms[path] for path in self.paths}
 
     def unreduced(self, schema: Schema) -> ReadPlan:
-        """The plan that reads every field of all needed steps, for a view that changes them and then calls `reduce`.
+        """Return the plan that reads every field of all needed steps, for a view that changes steps and calls `reduce`.
 
         The steps are packed; a plan of single steps has no axis of steps.
         """
@@ -183,7 +183,7 @@ class ReadPlan:
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
     def within(self, slots: int) -> ReadPlan:
-        """The same plan, limited to the steps that a ring of `slots` slots can hold."""
+        """Return the same plan, limited to the steps that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
         reduced = self.reduced.within(slots)
@@ -248,7 +248,7 @@ def row_plan(
     schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, Group] | None = None,
     layout: Layout = Layout.NEAREST,
 ) -> ReadPlan:  # fmt: skip
-    """The plan of every field and the next observation, of one step or n summed steps; `windows` override groups."""
+    """Return the plan of every field and next observation, of one step or n summed steps; `windows` replace groups."""
     groups = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
     leaves = {path: (i, groups.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
     leaves |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
@@ -264,7 +264,7 @@ def row_plan(
 def sequence_plan(
     schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
 ) -> ReadPlan:
-    """The plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
+    """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
     steps, nexts = _sequence_groups(burn_in, length)
     initial_states = [i for i, field in enumerate(schema.fields) if is_carried(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
@@ -276,11 +276,11 @@ def sequence_plan(
 
 
 def _sequence_groups(burn_in: int, length: int) -> tuple[Group, Group]:
-    """The groups of a sequence's steps and of their next observations."""
+    """Return the groups of a sequence's steps and of their next observations."""
     offsets = range(-burn_in, length)
     return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
 
 
 def next_path(path: Path) -> Path:
-    """The path of a leaf of `obs` in `next_obs`."""
+    """Return the path of a leaf of `obs` in `next_obs`."""
     return ("next_obs", *path[1:])

@@ -43,7 +43,7 @@ class RecoverableBuffer:
 
     @property
     def max_growth(self) -> int:
-        """Maximum growth of a commit over that of an empty buffer, in bytes: staged fields, and the ids of an epoch."""
+        """Maximum bytes of a commit beyond the commit of an empty buffer: for staged fields and the ids of an epoch."""
         buffer = self._live_buffer
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
         sampler_bytes = 8 * self._ring.kind.numel() if has_state else 0
@@ -75,7 +75,7 @@ class RecoverableBuffer:
         return self._ring.head
 
     def config(self) -> dict[str, Any]:
-        """See `ReplayBuffer.config`."""
+        """Return `ReplayBuffer.config`."""
         return self._live_buffer.config()
 
     def state(self) -> State:

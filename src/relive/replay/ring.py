@@ -79,7 +79,7 @@ class Ring:
 
     @staticmethod
     def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each state tensor, by name."""
+        """Return the shape and dtype of each state tensor, by name."""
         forms = {name: ((slots, num_envs), dtype) for name, dtype in _SLOT_STATE.items()}
         return forms | {name: ((num_envs,), dtype) for name, dtype in _ENV_STATE.items()}
 
@@ -108,52 +108,52 @@ class Ring:
         return torch.arange(2 * self.num_envs, device=self.kind.device).view(2, -1)
 
     def pending_slots(self) -> torch.Tensor:
-        """Flat slots [N] of the head rows; they hold the newest observations of open episodes."""
+        """Return the flat slots [N] of the head rows; they hold the newest observations of open episodes."""
         return self.flat_slots(self.head, self.first_ids[0])
 
     def transition_slots(self) -> torch.Tensor:
-        """Flat slots of all transitions."""
+        """Return the flat slots of all transitions."""
         return (self.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
 
     def flat_slots(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
-        """Flat slots of rows."""
+        """Return the flat slots of rows."""
         return row % self.slots * self.num_envs + env
 
     def newest_rows(self) -> torch.Tensor:
-        """Newest written row of each environment [N]."""
+        """Return the newest written row of each environment [N]."""
         return self.head - (~self.open).long()
 
     def row_numbers(self) -> torch.Tensor:
-        """Row number of every slot [S, N]."""
+        """Return the row number of every slot [S, N]."""
         top = self.newest_rows()
         slot, place = torch.arange(self.slots, device=top.device).unsqueeze(1), top % self.slots
         return slot + torch.where(slot > place, top - place - self.slots, top - place)
 
     def ids(self) -> torch.Tensor:
-        """Ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
+        """Return the ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
         ids = torch.add(self.first_ids[0], self.row_numbers(), alpha=self.num_envs)
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
     def ids_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Ids of the newest rows at flat slots."""
+        """Return the ids of the newest rows at flat slots."""
         beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
         top = beyond[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
     def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
-        """Flat slots of the rows `steps` later."""
+        """Return the flat slots of the rows `steps` later."""
         return (slots + steps * self.num_envs) % self.size
 
     def before(self, slots: torch.Tensor) -> torch.Tensor:
-        """Flat slots of the preceding rows."""
+        """Return the flat slots of the preceding rows."""
         return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
+        """Return the kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
-        """Mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
+        """Return a mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
         inside = slots.clamp(0, self.kind.numel() - 1)
         return (slots == inside) & (self.kind_at(inside) == TRANSITION)
 
@@ -168,13 +168,13 @@ class Ring:
         return torch.where(inside & (kind == TRANSITION) & ~is_unissued, slots, -1), is_unissued
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        """Number of transitions of the same episode after each slot."""
+        """Return the number of transitions of the same episode after each slot."""
         # Repeated twice: episodes continue across the end of the ring.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        """Number of transitions of the same episode before each slot."""
+        """Return the number of transitions of the same episode before each slot."""
         # A run starts with its episode, or after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
@@ -189,21 +189,25 @@ class Ring:
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Distance from each place back to the nearest earlier stop in its column."""
+        """Return the distance from each place back to the nearest earlier stop in its column."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
 
     def following_slots(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return flat slots of rows and of the `count` rows after each [count + 1, B], and a mask [count, B] of rows
-        before the last that are not transitions."""
+        """Return the flat slots of rows and of the `count` rows after each [count + 1, B].
+
+        Also return a mask [count, B] of the rows, without the last, that are not transitions.
+        """
         offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         run = (ids + offsets) % self.size
         return run, self.kind_at(run[:-1]) != TRANSITION
 
     def sequence_slots(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Flat slots [B, before + after] of packed sequences: up to `before` steps before each row, the row and up to
-        `after` - 1 steps after it, then -1."""
+        """Return the flat slots [B, before + after] of packed sequences.
+
+        A sequence has up to `before` steps before its row, the row, up to `after` - 1 steps after it, and then -1.
+        """
         if not before and not cross:
             run, is_no_step = self.following_slots(ids, min(after, self.slots))
             steps = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
@@ -296,7 +300,7 @@ class Ring:
         complete(change)
 
     def rows_left(self) -> int:
-        """Minimum number of rows per environment until ids exceed int64. Synchronises."""
+        """Return the minimum number of rows per environment until ids exceed int64. Synchronises."""
         return MAX_ID // self.num_envs - int(self.head.max())
 
     def require_rows_left(self, steps: int) -> int:
@@ -331,11 +335,11 @@ class HostRing:
         return max(self.floor, self.head - self.capacity)
 
     def __len__(self) -> int:
-        """Number of stored rows."""
+        """Return the number of stored rows."""
         return self.head - self.oldest
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """Slots of rows."""
+        """Return the slots of rows."""
         return rows % self.capacity
 
     def next_slots(self, count: int) -> list[tuple[slice, slice]]:

@@ -109,19 +109,19 @@ class RowStorage:
         return sum(t.nbytes for t in self.tensors)
 
     def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The leaves `terminated` and `truncated`."""
+        """Return the leaves `terminated` and `truncated`."""
         terminated, truncated = (self.leaves[self.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         return terminated, truncated
 
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
-        """The leaves by path, for callers."""
+        """Return the leaves by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
         # `next_leaves` is empty if next observations are shared.
         leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))
         return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
-        """Bits of a leaf at flat slots, with frame stacks rebuilt."""
+        """Return the bits of a leaf at flat slots, with frame stacks rebuilt."""
         if leaf in self.stacked:
             return as_indexable(self.rebuild_stacks(leaf, slots))
         return as_indexable(self.leaves[leaf].flatten(0, 1))[slots]
@@ -149,7 +149,7 @@ class RowStorage:
         return convert(where, self._caller_fields[leaf], value, lead, self.device, overflowed=self.overflowed)
 
     def step_shape(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
-        """Leading shape of a step, or of a block of steps, for all environments or for `envs`."""
+        """Return the leading shape of a step, or of a block of steps, for all environments or for `envs`."""
         lead = self.leading_shape if envs is None else (len(envs),)
         return lead if steps is None else (steps, *lead)
 
@@ -182,7 +182,7 @@ class RowStorage:
         return converted, converted_nexts
 
     def make_stack_error(self, leaf: int) -> SchemaError:
-        """The error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
+        """Make the error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.obs_leaves[leaf - count] if is_next else leaf
@@ -194,13 +194,11 @@ class RowStorage:
         return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
 
     def make_misaligned_error(self, leaf: int) -> SchemaError:
-        """The error for a value at an unaligned address."""
+        """Make the error for a value at an unaligned address."""
         return misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
 
-    # Saving
-
     def state(self) -> State:
-        """The state to save: the ring, the pending observations and mutable leaves."""
+        """Return the state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending_slots()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
         # Zeros in an empty slot: after `clear()` it holds bytes of a deleted row, which a loaded buffer does not have.
@@ -230,7 +228,7 @@ class RowStorage:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
-        """The complete rows, without mutable leaves: no later write modifies them."""
+        """Return the complete rows, without mutable leaves: no later write modifies them."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring

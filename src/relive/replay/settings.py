@@ -90,7 +90,7 @@ class ReplaySettings:
         return TritonBackend(rows)
 
     def row_specs(self) -> dict[str, ArraySpec]:
-        """The dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
+        """Return the dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
         schema = self.schema
         columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
         if self.next_obs == "stored":
@@ -98,7 +98,7 @@ class ReplaySettings:
         return {name: (field.dtype, field.shape) for name, field in columns.items()}
 
     def config(self) -> dict[str, Any]:
-        """The arguments as JSON."""
+        """Return the arguments as JSON."""
         trees = self.schema.config()
         return {
             "capacity": self.capacity,

@@ -100,7 +100,7 @@ class StepInput:
             raise SchemaError(explain("extend", expected, got, "Pass exactly the declared fields."))
 
     def state(self) -> State:
-        """The staged fields."""
+        """Return the staged fields."""
         arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
         return State({"names": list(self.staged)}, arrays)
 

@@ -33,7 +33,7 @@ class TorchBackend(Backend):
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
         self._is_host = rows.device.type == "cpu"
-        """Whether reading a result needs no synchronisation: on the CPU."""
+        """Whether the rows are on the CPU, where reading a result needs no synchronisation."""
         self.counter = ContinuityCounter(is_on=self._is_host)
         """Counts of continued and cut steps."""
         self.is_empty = True
@@ -48,8 +48,6 @@ class TorchBackend(Backend):
         self._tree: PriorityTree | None = None
         self._rows_left = MAX_ID // self.num_envs
         """Minimum number of rows per environment until ids exceed int64."""
-
-    # Writing
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
@@ -72,15 +70,15 @@ class TorchBackend(Backend):
 
     def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
         """Perform a write; called again after an interruption, it continues."""
-        has_tables, writer.has_tables = writer.has_tables, False
+        is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
         self._written = writer.write()
         if writer.write_error is not None:
             return
         self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
-        if has_tables:
+        if is_first_attempt:
             self._uniform_index.follow(self._written)
             self._renew_row_table()
-        else:  # an interruption may have left the tables half updated
+        else:
             self._forget_tables()
         if then is not None:
             then()
@@ -104,11 +102,11 @@ class TorchBackend(Backend):
         complete(change)
 
     def continuity(self) -> ContinuityStats:
-        """Continuity statistics of the steps written by this object."""
+        """Return the continuity statistics of the steps written by this object."""
         return self.counter.stats
 
     def changed_slots(self) -> ChangedSlots:
-        """Slots that the last write filled, and slots whose rows left the sampling window."""
+        """Return the slots that the last write filled, and slots whose rows left the sampling window."""
         slots = [each for step in self._written for each in (step.slots.view(-1), step.retired) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
@@ -150,8 +148,6 @@ class TorchBackend(Backend):
             self._row_table = torch.stack([slots, self.ring.after(slots), self.ring.ids()])
         return self._row_table
 
-    # Drawing
-
     def __len__(self) -> int:
         return int(self._host_counts.sum())
 
@@ -181,8 +177,6 @@ class TorchBackend(Backend):
             slots, masses = torch.where(changed, slots, self.ring.size), masses * changed
         self.tree().set(slots, masses)
 
-    # Reading
-
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stores_next_obs:
             return super().next_and_ids(slots)
@@ -191,21 +185,19 @@ class TorchBackend(Backend):
             rows = self._get_row_table().index_select(1, slots)
         return rows[:2], rows[2]
 
-    # Ids of rows
-
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         entries = self._last_entries(slots)
         return self.ring.ids_at(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """The index entries of these slots if they are the last draw; None otherwise."""
+        """Return the index entries of these slots if they are the last draw; None otherwise."""
         if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
             return None  # a sampler may have changed the slots in place
         return self._last_draw[1]
 
     @staticmethod
     def _version(slots: torch.Tensor) -> int | None:
-        """torch's version counter of in-place writes; None for inference tensors."""
+        """Return torch's version counter of in-place writes; None for inference tensors."""
         return None if slots.is_inference() else slots._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
@@ -217,8 +209,6 @@ class TorchBackend(Backend):
             if is_unissued.any():
                 raise never_issued_error(ids, int(is_unissued.nonzero()[0]))
         return slots
-
-    # Verifying
 
     def check(self) -> None:
         super().check()
@@ -281,7 +271,7 @@ class UniformIndex:
 
     def _add_up(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last bound: every number maps to an environment, even if none has rows
+        self._bounds = counts[:-1]  # without the last: every number maps to an environment, even in an empty ring
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
@@ -359,8 +349,8 @@ class TorchWriter:
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
         self.write_error: SchemaError | None = None
         """The error of a refused write; None without one."""
-        self.has_tables = True
-        """Whether the tables were not updated for this write yet."""
+        self.is_first_attempt = True
+        """Whether this write was not interrupted yet; an interruption may leave the tables half updated."""
 
     def write(self) -> list[WrittenStep]:
         """Write the steps, or the remaining steps after an interruption."""
@@ -407,7 +397,7 @@ class TorchWriter:
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._find_continuing(leaves, nexts, pending, reset)
-        head = self._head + (self._open > continues)  # of bools: open and not continued
+        head = self._head + (self._open > continues)  # plus 1 where a pending row is not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         retired, count = self._retire(ids, slots)
@@ -430,7 +420,7 @@ class TorchWriter:
     def _find_continuing(
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None
     ) -> torch.Tensor:  # fmt: skip
-        """Mask of steps that continue from the pending observations, or reset there; others skip the pending row."""
+        """Return a mask of steps that continue from, or reset at, the pending row; other steps start after it."""
         rows = self._rows
         continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
@@ -457,7 +447,7 @@ class TorchWriter:
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
-            # The row of a reset keeps the observation that is already stored there.
+            # A reset row keeps its stored observation.
             if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(wide(is_start, bits), bits, flat.index_select(0, slots))
             self._defer(flat.index_copy_, 0, slots, bits)
@@ -516,7 +506,7 @@ class TorchWriter:
             self._defer(rows.num_invalid_stacks.copy_, num_invalid)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """The part of a leaf that is stored: the newest frame of a stack; a leaf without stacking is stored whole."""
+        """Return the part of a leaf to store: the newest frame of a stack, or the whole leaf without stacking."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
@@ -526,7 +516,7 @@ _BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 1
 
 
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Mask of rows with equal bytes: NaN equals itself, and 0.0 differs from -0.0."""
+    """Return a mask of rows with equal bytes: NaN equals itself, and 0.0 differs from -0.0."""
     dtype = _BIT_DTYPES[a.element_size()]
     # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))

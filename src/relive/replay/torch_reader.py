@@ -69,8 +69,6 @@ class TorchReader(PlanReader):
         batch = self._sequences(slots) if self.plan.layout is Layout.PACKED else self._rows(slots)
         return {path: batch[path] for path in self.plan.paths}
 
-    # Rows
-
     def _rows(self, slots: torch.Tensor) -> Leaves:
         """Read rows, with every offset at its own position."""
         backend, plan = self._backend, self.plan
@@ -128,8 +126,6 @@ class TorchReader(PlanReader):
                 batch[group.mask] = mask.contiguous()
         return batch
 
-    # Sequences
-
     def _sequences(self, slots: torch.Tensor) -> Leaves:
         """Read packed sequences."""
         backend, ring, plan = self._backend, self._backend.ring, self.plan
@@ -174,7 +170,7 @@ def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Ten
 @lru_cache(maxsize=128)  # making a tensor from numbers synchronises
 @torch.inference_mode(False)  # inference tensors could not be used outside inference mode
 def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each offset of all groups: its steps, and flags for "counts from the last step", "counts observations"."""
+    """Return the steps of all offsets, and two flags per offset: counts from the last step, counts observations."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]

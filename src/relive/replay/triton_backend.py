@@ -73,8 +73,6 @@ class TritonBackend(TorchBackend):
         self._tracks_changes = False
         self._changed_slots: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    # Writing
-
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         then: Callable[[], None] | None = None,
@@ -93,7 +91,7 @@ class TritonBackend(TorchBackend):
             complete(then)
 
     def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for the slots that a write changes; reused by writes of the same size."""
+        """Return memory for the slots that a write changes; writes of the same size reuse it."""
         if self._changed_slots is None or len(self._changed_slots[0]) != count:
             slots = torch.empty(count, dtype=torch.int64, device=self.device)
             self._changed_slots = slots, torch.empty_like(slots, dtype=torch.bool)
@@ -120,8 +118,6 @@ class TritonBackend(TorchBackend):
             return self.is_empty
         return not is_capturing(self.device) and not len(self)
 
-    # Drawing
-
     def random(self, seed: int | None) -> DeviceStream:
         return DeviceStream(seed, self.device)
 
@@ -133,18 +129,12 @@ class TritonBackend(TorchBackend):
             self._tree = TritonTree(self.ring.kind.numel() + 1, self.device)
         return self._tree
 
-    # Reading
-
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TritonReader(self, plan) if has_kernels(plan) else super().reader(plan)
 
-    # Ids of rows
-
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Slots of row ids; ids never issued are treated as overwritten, since checking would synchronise."""
+        """Return the slots of row ids; -1 also for ids never issued, since raising would synchronise."""
         return self.ring.locate(ids)[0]
-
-    # Verifying
 
     def check(self) -> None:
         super().check()
@@ -160,7 +150,7 @@ _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: 
 
 
 def ring_arguments(rows: RowStorage) -> Rings:
-    """The ring's tensors as arguments of kernels."""
+    """Return the ring's tensors as arguments of kernels."""
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
     return Rings(
@@ -178,7 +168,7 @@ def ring_arguments(rows: RowStorage) -> Rings:
 
 
 def leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves and next observations as arguments of kernels."""
+    """Return the leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
     leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -166,7 +167,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
     raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
 
 
-@lru_cache(maxsize=64)  # a training loop passes the same tensors again and again
+@functools.lru_cache(maxsize=64)  # a training loop passes the same tensors again and again
 def _find_overlap(targets: tuple[MemoryRange, ...], own: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
     """Return the positions in `targets + own` of two ranges that overlap, at least one of them a target."""
     ranges = targets + own

@@ -52,7 +52,7 @@ class Linear:
         check_positive_int("Linear.draws", self.draws)
 
     def __call__(self, draws: int) -> float:
-        """The value after `draws` calls."""
+        """Return the value after `draws` calls."""
         share = min(draws / self.draws, 1.0)
         return float((1.0 - share) * self.start + share * self.end)
 
@@ -276,7 +276,7 @@ class Prioritized(Sampler):
         for name, count in (("draws", draws), ("calls", self._num_calls)):
             require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
-    # For shards of a distributed buffer
+    # The next four methods serve shards of a distributed buffer.
 
     def total(self) -> tuple[float, int]:
         """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
@@ -287,19 +287,17 @@ class Prioritized(Sampler):
         return m, e + 64
 
     def smallest(self) -> float:
-        """Smallest mass above zero; infinity without one."""
+        """Return the smallest mass above zero; infinity without one."""
         return float(self.tree.smallest())
 
     def masses(self, slots: torch.Tensor) -> torch.Tensor:
-        """Masses at slots, float64 [K]."""
+        """Return the masses at slots, float64 [K]."""
         return self.tree.get(slots)
 
     def largest(self, elsewhere: float = 0.0) -> float:
-        """Return the priority of new rows, after raising it to the largest one of other shards, `elsewhere`."""
+        """Raise the priority of new rows to `elsewhere`, the largest priority of other shards, and return it."""
         self._largest = max(self._largest, elsewhere)
         return float(self._largest)
-
-    # Priorities and masses
 
     def mass(self, priority: Any) -> Any:
         """Return (priority + eps)^alpha; a positive base never underflows to 0, so that the row can be drawn."""
@@ -329,7 +327,7 @@ class Prioritized(Sampler):
         return values, mass
 
     def beta_after(self, rows: int, calls: int) -> float:
-        """The value of `beta` after `rows` drawn rows and `calls` calls of `sample`."""
+        """Return the value of `beta` after `rows` drawn rows and `calls` calls of `sample`."""
         if not callable(self.beta):
             return float(self.beta)
         return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))

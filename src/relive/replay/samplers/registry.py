@@ -18,7 +18,7 @@ _MAX_SLOT_BYTES = 64
 
 
 def sampler_classes() -> dict[str, type]:
-    """The exported sampler classes, by name."""
+    """Return the exported sampler classes, by name."""
     exported = {name: getattr(samplers, name) for name in samplers.__all__}
     return {name: kind for name, kind in exported.items() if isinstance(kind, type) and is_dataclass(kind)}
 
@@ -107,7 +107,7 @@ def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
 
 
 def _exponents(config: Any) -> tuple[float, float] | None:
-    """Alpha and eps of the `Prioritized` in a sampler's config; None without one."""
+    """Return alpha and eps of the `Prioritized` in a sampler's config; None without one."""
     while isinstance(config, dict) and "sampler" in config:
         config = config["sampler"]
     if not isinstance(config, dict) or config.get("name") != "Prioritized":

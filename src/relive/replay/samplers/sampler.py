@@ -66,7 +66,7 @@ class Sampler:
         """Called when rows changed without `on_write`: after a crash of another process, or a load."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The state to save, without the random generator; may share memory."""
+        """Return the state to save, without the random generator; may share memory."""
         return {}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -124,7 +124,7 @@ class Sampler:
         """Convert loaded priorities, which were saved with `alpha` and `eps`, to this sampler's settings."""
 
     def faults(self) -> Iterable[str]:
-        """Messages about inputs that a device skipped and counted; `check` raises for them, `save` warns."""
+        """Return the messages about inputs that a device skipped and counted; `check` raises for them, `save` warns."""
         return ()
 
     def __repr__(self) -> str:

@@ -52,12 +52,12 @@ class Recent(Sampler):
 
     def sample(self, count: int) -> Choice:
         slots, up_to = self._newest_slots(self._row_ages)
-        if up_to.is_cpu and not up_to[-1]:  # no transition is left among them (see `Ring.exclude`): search all rows
+        if up_to.is_cpu and not up_to[-1]:  # these rows hold no transition (see `Ring.exclude`): search all
             slots, up_to = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
     def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots of the rows `ages` rows before the newest rows, and the running number of transitions in the window."""
+        """Return the slots of rows of these ages, and the running number of transitions in the window."""
         ring = self._ring
         rows = ring.newest_rows() - ages  # shape [rows, N], the newest row first
         slots = ring.flat_slots(rows.clamp(min=0), self._envs)
@@ -99,7 +99,7 @@ class WithoutReplacement(Sampler):
         slots, remaining_ids = self._take_stored(self._remaining_ids, count)
         if len(slots) < (count if self.drop_last else 1):
             slots, remaining_ids = self._take_stored(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
-        self._remaining_ids = remaining_ids  # the only assignment: Ctrl-C may come between two
+        self._remaining_ids = remaining_ids  # one assignment: Ctrl-C cannot come between two
         return slots, None
 
     def _take_stored(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,7 +204,7 @@ class NewFirst(Sampler):
     def _find_ready(
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mask of rows [width, N] that start a complete sequence, and the number of steps of each."""
+        """Return a mask of rows [width, N] that start a complete sequence, and the number of steps of each."""
         ring, length, width = self._ring, self.length, len(slots)
         kind = ring.kind_at(slots)
         is_step = is_written & (kind == TRANSITION)
@@ -305,7 +305,7 @@ class Counted(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`, which may be a user's inner sampler's
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`: the inner sampler may be a user's
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:

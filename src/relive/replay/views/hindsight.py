@@ -37,7 +37,7 @@ class Hindsight:
 
     Args:
         goal: the leaf of the observation that holds the goal: a name inside `obs`, or a whole path.
-        achieved: the leaf of the observation that holds the achieved goal, given like `goal`.
+        achieved: the leaf of the observation that holds the achieved goal, named like `goal`.
         fn: fn(achieved_next [M, …], goal [M, …], rows [M]) returns (reward [M], terminated [M]).
         ratio: share of the drawn rows whose goal is replaced, in [0, 1].
         strategy: source of the new goal: a step from the drawn one on ("future"), the last step ("final"), or any step
@@ -115,7 +115,7 @@ class Hindsight:
             leaves = schema.flatten(name, result, f"Hindsight.fn: {name}")
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 path, field = schema.paths[i], schema.fields[i]
-                if leaf is steps[path]:  # returned unchanged
+                if leaf is steps[path]:  # the function returned its input
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")

@@ -54,15 +54,15 @@ class ReadContext:
         return self._backend.schema
 
     def preceding(self) -> torch.Tensor:
-        """Number of transitions of the same episode before each drawn row [B]."""
+        """Return the number of transitions of the same episode before each drawn row [B]."""
         return self._backend.preceding(self.slots)
 
     def ahead(self) -> torch.Tensor:
-        """Number of transitions of the same episode after each drawn row [B]."""
+        """Return the number of transitions of the same episode after each drawn row [B]."""
         return self._backend.ahead(self.slots)
 
     def later(self, steps: torch.Tensor) -> torch.Tensor:
-        """Slots of the rows `steps` [B] after the drawn rows."""
+        """Return the slots of the rows `steps` [B] after the drawn rows."""
         return self._backend.ring.after(self.slots, steps)
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def _offsets_text(offsets: Offsets[int]) -> str:
 
 
 def batch_plan(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
-    """The plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
+    """Return the plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
     if finish is None:
         return plan
     return (plan.reduced or plan) if hasattr(finish, "__self__") else None

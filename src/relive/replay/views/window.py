@@ -115,9 +115,6 @@ class Window:
         return row_plan(schema, n, gamma, windows, Layout.ZEROS if self.pad == "zero" else Layout.NEAREST)
 
 
-# Parsing of arguments
-
-
 def _flatten_offsets(
     tree: Mapping[str, Any], read: Callable[[str, Any], Any], path: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
@@ -180,9 +177,6 @@ def _convert_to_frame(where: str, seconds: Any, fps: float) -> int:
         remedy = f"Pass whole frames, for example {math.floor(frames) / fps:.6g} or {math.ceil(frames) / fps:.6g}."
         raise SchemaError(explain(where, f"times that are multiples of 1/{fps:g} s", repr(seconds), remedy))
     return round(frames)
-
-
-# Lookup in the schema
 
 
 def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
