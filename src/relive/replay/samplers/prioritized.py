@@ -276,7 +276,7 @@ class Prioritized(Sampler):
         for name, count in (("draws", draws), ("calls", self._num_calls)):
             require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
-    # The next four methods serve shards of a distributed buffer.
+    # For shards of a distributed buffer
 
     def total(self) -> tuple[float, int]:
         """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
@@ -291,7 +291,7 @@ class Prioritized(Sampler):
         return float(self.tree.smallest())
 
     def masses(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the masses at slots, float64 [K]."""
+        """Masses at slots, float64 [K]."""
         return self.tree.get(slots)
 
     def largest(self, elsewhere: float = 0.0) -> float:
