@@ -15,7 +15,7 @@ from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_ids, write_back
-from relive.replay.read_plan import Leaves
+from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
 from relive.replay.views.view import batch_plan
@@ -122,17 +122,17 @@ class Mixture:
                 continue
             with buffer._lock:
                 part = buffer._sample_leaves(count, view)
-            index = part["index",]
-            part["index",] = index * len(self.buffers) + source
-            steps = part.get(("step_index",))
+            index = part[INDEX]
+            part[INDEX] = index * len(self.buffers) + source
+            steps = part.get(STEP_INDEX)
             if steps is not None:
-                part["step_index",] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
+                part[STEP_INDEX] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
             part["source",] = torch.full_like(index, source)
             parts.append(part)
         leaves = _concatenate(parts)
-        rows = len(leaves["index",])
+        rows = len(leaves[INDEX])
         if out is None:
-            return assemble(leaves, leaves["index",].shape)
+            return assemble(leaves, leaves[INDEX].shape)
         return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end early
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
@@ -146,7 +146,7 @@ class Mixture:
             return
         forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
-            forms["weight",] = (count,), torch.float32
+            forms[WEIGHT] = (count,), torch.float32
         checked_targets(out, forms, buffers[0].device, own)
 
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -255,7 +255,7 @@ def _write_part(
 
 
 def _concatenate(parts: list[Leaves]) -> Leaves:
-    if any(("weight",) in part for part in parts):
+    if any(WEIGHT in part for part in parts):
         for part in parts:
-            part.setdefault(("weight",), torch.ones(len(part["index",]), device=part["index",].device))
+            part.setdefault(WEIGHT, torch.ones(len(part[INDEX]), device=part[INDEX].device))
     return {path: torch.cat([part[path] for part in parts]) for path in parts[0]}

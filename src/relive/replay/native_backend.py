@@ -86,10 +86,6 @@ class NativeBackend(Backend):
     def changed_slots(self) -> ChangedSlots:
         return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
 
-    def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
-        self._few_slots = None
-        super().cut(envs, then)
-
     def clear(self) -> None:
         self._few_slots = None
         super().clear()

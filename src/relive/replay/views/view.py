@@ -176,15 +176,13 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
     """Raise if a group has no offsets, or if the offsets of packed sequences are not one range around 0."""
     windows = [group.offsets for group in plan.groups if group.offsets is not None]
     where, remedy = f"{type(view).__name__}.plan", "Start from the plan of rl.Sequence, or use another layout."
-    for offsets in windows:
-        if not len(offsets):
-            raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
-        if plan.layout is Layout.PACKED and not _is_range_around_0(offsets):
-            raise SchemaError(explain(where, "consecutive offsets around 0", _offsets_text(offsets), remedy))
-        if plan.layout is Layout.PACKED and (offsets[0], offsets[-1]) != (windows[0][0], windows[0][-1]):
-            got = f"{_offsets_text(windows[0])} and {_offsets_text(offsets)}"
-            expected = "consecutive offsets around 0, the same for all leaves"
-            raise SchemaError(explain(where, expected, got, remedy))
+    if not all(map(len, windows)):
+        raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
+    ends = {(offsets[0], offsets[-1]) for offsets in windows}
+    if plan.layout is Layout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
+        got = " and ".join(dict.fromkeys(map(_offsets_text, windows)))
+        expected = "consecutive offsets around 0, the same for all leaves"
+        raise SchemaError(explain(where, expected, got, remedy))
 
 
 def _is_range_around_0(offsets: Offsets[int]) -> bool:
