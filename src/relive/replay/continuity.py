@@ -125,17 +125,17 @@ def step_continuity(
     ring = rows.ring
     if rows.stores_next_obs:
         return ContinuityStats()
-    envs, heads, opened = env.numpy(), head.numpy(), is_open.numpy()
+    envs, heads, is_pending = env.numpy(), head.numpy(), is_open.numpy()
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
-    continues_last = _equal_obs(rows, np.where(opened, pending, final), obs)
-    follows = opened & ~(resetting.numpy() & rows.next_step)
-    is_watched = opened if rows.has_stats else opened & ~follows
+    continues_last = _equal_obs(rows, np.where(is_pending, pending, final), obs)
+    follows = is_pending & ~(resetting.numpy() & rows.next_step)
+    is_watched = is_pending if rows.has_stats else is_pending & ~follows
     restarted = int((is_watched & ~continues_last).sum())
     stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats
     is_end, is_over, leads_away = _compare_ends(rows, final)
-    return stats + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
+    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & leads_away)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:

@@ -57,7 +57,7 @@ class Mixture:
         self.buffers = dict(buffers)
         self._parts = _integer_ratios(list(self.buffers), ratios)
         """The ratios as ints: remainders are exact and do not drift."""
-        _require_alike(self.buffers)
+        _require_same_fields(self.buffers)
         self._owed = [0] * len(self.buffers)
         """Rows owed to each buffer, times the sum of the ratios; negative after too many rows. Adds up to 0."""
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[flo
     return [int(ratio * math.lcm(*(ratio.denominator for ratio in exact))) for ratio in exact]
 
 
-def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
+def _require_same_fields(buffers: Mapping[str, ReplayBuffer]) -> None:
     """Raise if the buffers are not distinct ReplayBuffers with the same fields on one device."""
     first: tuple[str, Any] | None = None
     for name, buffer in buffers.items():

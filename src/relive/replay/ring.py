@@ -136,8 +136,8 @@ class Ring:
 
     def ids_at(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the ids of the newest rows at flat slots."""
-        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
-        top = beyond[slots % self.num_envs] - self.num_envs
+        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
+        top = next_ids[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
     def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
@@ -228,9 +228,9 @@ class Ring:
         own = number[:, back : back + 1]
         place = number - (own - before).clamp(min=1)
         is_step &= (place >= 0) & (number < own + after)
-        unused = before + after
-        windows = torch.full((len(ids), unused + 1), -1, device=ids.device)
-        return windows.scatter_(1, torch.where(is_step, place, unused), at)[:, :-1]
+        padding_place = before + after
+        windows = torch.full((len(ids), padding_place + 1), -1, device=ids.device)
+        return windows.scatter_(1, torch.where(is_step, place, padding_place), at)[:, :-1]
 
     def recover(self) -> None:
         """Restore a valid ring after a process died while it held the lock.
@@ -264,8 +264,8 @@ class Ring:
         first_rows = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
         self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
-        unsafe = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
-        kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(unsafe, HISTORY, kind)).to(torch.uint8))
+        lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
+        kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(lacks_frames, HISTORY, kind)).to(torch.uint8))
         self.open &= self.head > self.floor
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))

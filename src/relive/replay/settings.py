@@ -120,7 +120,7 @@ def saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]
     observers = saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)
     device = changes.get("device")
     if isinstance(device, Memory) and device.is_shared:
-        for name in (name for name, one in observers.items() if one):
+        for name in (name for name, observer in observers.items() if observer):
             raise IncompatibleCheckpoint(explain(name, *_SHARED_MEMORY_REFUSAL))
     return {
         "capacity": config.entry("capacity").integer(1, 1 << 50),

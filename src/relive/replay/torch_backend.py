@@ -492,15 +492,15 @@ class TorchWriter:
             field = rows.schema.fields[i]
             if not isinstance(field, Stacked):
                 continue
-            stack, follower = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
+            stack, next_stack = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
             padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
-            bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
-            bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
+            is_bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
+            is_bad_next = ~(reset | _equal_bits(next_stack[:, :-1], stack[:, 1:]))
             if rows.device.type != "cpu":
-                num_invalid = num_invalid + (bad | bad_next).sum()
-            elif bad.any():
+                num_invalid = num_invalid + (is_bad | is_bad_next).sum()
+            elif is_bad.any():
                 raise rows.make_stack_error(i)
-            elif bad_next.any():
+            elif is_bad_next.any():
                 raise rows.make_stack_error(len(rows.leaves) + place)
         if num_invalid is not rows.num_invalid_stacks:
             self._defer(rows.num_invalid_stacks.copy_, num_invalid)

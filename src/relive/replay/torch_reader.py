@@ -46,7 +46,7 @@ def mark_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return is_over, is_over.sum(0)
 
 
-_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
+_ANCHOR_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
 """Index of each anchor in `ends_of_run`."""
 
 
@@ -73,12 +73,12 @@ class TorchReader(PlanReader):
         """Read rows, with every offset at its own position."""
         backend, plan = self._backend, self.plan
         batch: Leaves = {}
-        missing, places = None, _PLACES
+        missing, places = None, _ANCHOR_PLACES
         if plan.n:
             at, missing = self._sum(slots, batch)
         else:
             at, batch[INDEX] = backend.next_and_ids(slots)
-            places = _PLACES | {Anchor.LAST: 0}
+            places = _ANCHOR_PLACES | {Anchor.LAST: 0}
         if self._shared_leaves:
             read = backend.take(at[:2].view(-1), tuple(self._shared_leaves))
             for (path, next_obs_path), leaf in zip(self._shared_leaves.values(), read, strict=True):
@@ -96,7 +96,7 @@ class TorchReader(PlanReader):
         return batch
 
     def _sum(self, slots: torch.Tensor, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ids, sums and discounts to `leaves`; returns the slots of `_PLACES` [3, B], and the missing steps [B]."""
+        """Add ids, sums and discounts to `leaves`; returns slots [3, B] by `_ANCHOR_PLACES`, and missing steps [B]."""
         backend, n = self._backend, self.plan.n
         leaves[INDEX] = ids = backend.ids(slots)
         run, is_no_step = backend.ring.following_slots(ids, n)

@@ -99,8 +99,8 @@ class Prioritized(Sampler):
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
         """Return a bound copy; a subclass if the tree itself validates priorities on the device."""
-        if storage.tree().keeps_largest and not isinstance(self, _OnDevice):
-            return _OnDevice(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
+        if storage.tree().keeps_largest and not isinstance(self, _DevicePrioritized):
+            return _DevicePrioritized(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
 
     def on_bind(self) -> None:
@@ -256,13 +256,13 @@ class Prioritized(Sampler):
         """Verify that exactly the transitions have a priority, and that the tree's sums are right."""
         ring, leaves = self._ring, self.tree.leaves_view()
         require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
-        slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
+        slots, unused_mass = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
         drawable = ring.kind == TRANSITION
         require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
         require_all(drawable | (slots == 0), "priority", "0 where there is no transition", slots)
         may_be_zero = ~drawable | (self.eps == 0)
         require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
-        require(nowhere == 0, "priority of no row", 0, float(nowhere))
+        require(unused_mass == 0, "priority of no row", 0, float(unused_mass))
         self._check_numbers()
         error = self.tree.check()
         require(
@@ -333,7 +333,7 @@ class Prioritized(Sampler):
         return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))
 
 
-class _OnDevice(Prioritized):
+class _DevicePrioritized(Prioritized):
     """Prioritized sampling whose updates, draws and marks are one or two kernel launches of the tree.
 
     Errors that only the device can see are skipped, counted there and reported by `check()`: invalid priorities, ids
