@@ -285,7 +285,7 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         rl.Prioritized(), attribute("sampler._largest", float("inf")), "^largest priority: expected a finite number of"
     ),
     "fewer draws than none": (
-        rl.Prioritized(), attribute("sampler._num_drawn", -1), "^draws: expected a number of at least 0"
+        rl.Prioritized(), attribute("sampler.num_drawn", -1), "^draws: expected a number of at least 0"
     ),
     "a tree of another size": (
         rl.Prioritized(), attribute("sampler._slots", 13), "^priorities: expected 14, got 15"

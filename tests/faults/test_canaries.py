@@ -80,9 +80,9 @@ def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
 
 @pytest.mark.parametrize("broken", ["ids of 32 bits", "heads in float64"])
 def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    of = Ring.id_of
+    of = Ring.ids_at
     narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
-    monkeypatch.setattr("relive.replay.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
+    monkeypatch.setattr("relive.replay.ring.Ring.ids_at", lambda ring, slots: narrow[broken](of(ring, slots)))
     border = 2**31 if "32" in broken else 2**53
     with rl.kernels.force_torch(), pytest.raises((AssertionError, IndexError)):
         numbers.test_a_replay_buffer_passes_a_border_as_if_it_were_none("torch", border, 1)

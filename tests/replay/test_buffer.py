@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -440,6 +441,25 @@ class TestReading:
         replay.clear()
         replay.add([0.0], 0.0, 0.0, False, False, [1.0])
         assert replay.sample(3)["index"].tolist() == [20] * 3
+
+    @pytest.mark.parametrize("ended", [None, False, True])
+    def test_a_cleared_buffer_and_its_checkpoint_have_equal_states(
+        self, backend: str, tmp_path: Path, ended: bool | None
+    ) -> None:
+        replay = fill(20, capacity=8)
+        replay.clear()
+        replay.save(tmp_path)
+        loaded: Any = rl.load(tmp_path)
+        if ended is not None:  # an ended episode leaves the next slot empty
+            for each in (replay, loaded):
+                each.add([0.0], 0.0, 0.0, ended, False, [1.0])
+        (values, arrays), (loaded_values, loaded_arrays) = (
+            (state.values, state.arrays) for state in (replay.state(), loaded.state())
+        )
+        assert values == loaded_values
+        assert arrays.keys() == loaded_arrays.keys()
+        for name, array in arrays.items():
+            assert torch.equal(array, loaded_arrays[name]), name
 
     def test_few_rows_among_many_slots_are_found(self, backend: str) -> None:
         replay = rl.ReplayBuffer(64 * 100, obs=1, action=(), num_envs=64, seed=0)

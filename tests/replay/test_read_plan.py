@@ -64,7 +64,7 @@ class Mixed:
     def plan(self, schema: Any) -> ReadPlan:
         obs, action, reward, terminated = (schema.leaf_indices[n][0] for n in ("obs", "action", "reward", "terminated"))
         around = Group(Anchor.ROW, (2, -1, 0), ("reward_mask",))
-        after = Group(Anchor.NEXT, (-2, 1), of_observations=True)
+        after = Group(Anchor.NEXT, (-2, 1), counts_observations=True)
         reads = (
             LeafRead(("last_obs",), obs, LAST), LeafRead(("after",), obs, NEXT), LeafRead(("obs",), obs, ROW),
             LeafRead(("rewards",), reward, around), LeafRead(("ends",), terminated, around),

@@ -41,7 +41,7 @@ def every_row_once(replay: rl.ReplayBuffer) -> None:
     store: Any = replay.storage
     for start in (0, 3 * len(stored)):  # numbers beyond the count begin again
         drawn = store.draw(len(stored) + start, Counting())[start:]
-        assert sorted(store.rows.ring.id_of(drawn).tolist()) == stored
+        assert sorted(store.rows.ring.ids_at(drawn).tolist()) == stored
 
 
 def many_final_rows() -> rl.ReplayBuffer:

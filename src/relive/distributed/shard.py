@@ -66,7 +66,7 @@ class ShardReader:
         rows = len(buffer)
         if priorities is None:
             return ShardTotals(rows, (float(rows), 0), 1.0, 0)
-        return ShardTotals(rows, priorities.total(), priorities.smallest(), priorities.drawn)
+        return ShardTotals(rows, priorities.total(), priorities.smallest(), priorities.num_drawn)
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
         """Draw the shard's rows of several batches, without weights, which depend on all shards."""

@@ -136,7 +136,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         is_open = ring.kind_at(ring.after(slots[last])) != FINAL
         return _episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
 
-    ages = ring.newest()[ids % envs] - ids // envs
+    ages = ring.newest_rows()[ids % envs] - ids // envs
     num_written = int((ring.head - ring.floor).sum())
     about = _facts(
         replay,

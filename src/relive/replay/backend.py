@@ -15,7 +15,7 @@ import torch
 from relive.errors import explain
 from relive.kernels.priority import PriorityTree
 from relive.kernels.reader import Reader, reader
-from relive.replay.invariants import check_kernels
+from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
 from relive.replay.row_storage import RowStorage
 from relive.replay.torch_reader import TorchReader
@@ -46,8 +46,6 @@ class Backend:
         self._is_valid: Callable[[], bool] | None = None
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
 
-    # Writing
-
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         then: Callable[[], None] | None = None,
@@ -70,7 +68,7 @@ class Backend:
         """Make later writes record their slots for `changed_slots`."""
 
     def changed_slots(self) -> ChangedSlots:
-        """Slots where the last write added or removed a transition, in order."""
+        """Return the slots where the last write added or removed a transition, in order."""
         raise NotImplementedError
 
     def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
@@ -92,10 +90,8 @@ class Backend:
         """Yield warnings about stored rows that could not be detected while writing."""
         return iter(())
 
-    # Drawing
-
     def __len__(self) -> int:
-        """Number of rows that can be drawn. Synchronises."""
+        """Return the number of rows that can be drawn. Synchronises."""
         raise NotImplementedError
 
     @property
@@ -112,14 +108,12 @@ class Backend:
         raise NotImplementedError
 
     def tree(self) -> PriorityTree:
-        """The sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
+        """Return the sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
         raise NotImplementedError
 
     def mark(self, mass: float | torch.Tensor) -> None:
         """Set the tree's mass at the slots that the last write changed; 0 if a slot holds no transition."""
         raise NotImplementedError
-
-    # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         """Make a reader of batches of this plan. Making one takes longer than reading a batch: cache it."""
@@ -161,26 +155,24 @@ class Backend:
         return self.rows.rebuild_stacks(leaf, slots)
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        """Number of transitions of the same episode before each row."""
+        """Return the number of transitions of the same episode before each row."""
         return self.ring.preceding(slots)
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        """Number of transitions of the same episode after each row."""
+        """Return the number of transitions of the same episode after each row."""
         return self.ring.ahead(slots)
 
-    # Ids of rows
-
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        """Ids of the rows at slots."""
-        return self.ring.id_of(slots)
+        """Return the ids of the rows at slots."""
+        return self.ring.ids_at(slots)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Slots of row ids; -1 for rows that can no longer be drawn. Raises an IndexError for ids never issued."""
+        """Return the slots of row ids, -1 for overwritten rows; raises an IndexError for ids never issued."""
         raise NotImplementedError
 
     def stored(self) -> torch.Tensor:
-        """Slots of all rows that can be drawn. Synchronises."""
-        return self.ring.transitions()
+        """Return the slots of all rows that can be drawn. Synchronises."""
+        return self.ring.transition_slots()
 
     @property
     def num_slots(self) -> int:
@@ -196,11 +188,9 @@ class Backend:
         """Allocate zeros [num_slots] in the memory of the rows, shared and saved like them."""
         return self.allocator.allocate(f"sampler.{name}", (self.num_slots,), dtype)
 
-    # Verifying
-
     def check(self) -> None:
         """Verify every invariant of the rows and of this backend's caches; changes nothing."""
-        self.rows.check(self._is_valid)
+        check_rows(self.rows, self._is_valid)
         if self.rows.has_values:
             check_kernels(self)
 
@@ -208,8 +198,8 @@ class Backend:
         """Verify the checksums of all rows, if there are any."""
 
 
-def never_issued(ids: torch.Tensor, place: int) -> IndexError:
-    """The IndexError for an id that was never issued."""
+def never_issued_error(ids: torch.Tensor, place: int) -> IndexError:
+    """Make the IndexError for an id that was never issued."""
     remedy = "Pass ids from batch['index']."
     if int(ids[place]) == -1:
         remedy = "-1 pads batch['step_index']: pass it in its shape [B, L], or select by batch['mask']."

@@ -28,7 +28,7 @@ from relive.replay.samplers.registry import resume
 from relive.replay.settings import ReplaySettings, require_backing, require_empty, saved_arguments
 from relive.replay.step_input import StepInput, plan_counts
 from relive.replay.views import View
-from relive.replay.views.view import Finish, ReadContext, bind_view, plan_of_batch
+from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
 from relive.schema.assembly import (
     MemoryRange,
     assemble,
@@ -52,8 +52,8 @@ from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
 from relive.storage.disk import disk_memory
 
-_NOTHING: Mapping[str, Any] = {}
-_MANY_BYTES = 1 << 28
+_NO_MEASUREMENTS: Mapping[str, Any] = {}
+_MAX_UNCHECKED_BYTES = 1 << 28
 """Batches up to this size are read without checking the free memory."""
 _MAX_VIEWS = 64
 """Maximum number of cached readers of views."""
@@ -120,7 +120,7 @@ class ReplayBuffer(StateDictMixin):
         self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
         self._is_plain = settings.is_plain
         allocator = settings.memory.open(self)
-        self.storage: Backend = settings.backend_in(allocator)
+        self.storage: Backend = settings.make_backend(allocator)
         """The rows, and the kernels that write, draw and read them."""
         self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
         """Whether the native core updates the statistics in the call that writes."""
@@ -141,7 +141,7 @@ class ReplayBuffer(StateDictMixin):
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """Number of steps and of samples that a RateLimit has admitted."""
         self._inserted: int | None = None
-        """Number of steps admitted by a RateLimit, including the current write; None without one."""
+        """Number of steps admitted by a RateLimit, including the current write; None without a RateLimit."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
         self._lock = make_lock(self, allocator.lock(recovery_callback(self)))
@@ -178,7 +178,7 @@ class ReplayBuffer(StateDictMixin):
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
-        """Number of bytes that a buffer with these arguments would allocate."""
+        """Return the number of bytes that a buffer with these arguments would allocate."""
         return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
@@ -188,7 +188,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def stats(self) -> EpisodeStats | None:
-        """Episode statistics; None without."""
+        """Episode statistics; None if the buffer has none."""
         return self._observers.stats
 
     @property
@@ -201,7 +201,7 @@ class ReplayBuffer(StateDictMixin):
         self.storage.recover()
         self.sampler.on_recover()
 
-    # Writing
+    # Methods that write rows
 
     def add(
         self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
@@ -227,7 +227,7 @@ class ReplayBuffer(StateDictMixin):
         """Store one step of Gymnasium: `step = env.step(action)`, taken in the state `obs`.
 
         The true next observation at the end of an episode is looked up according to the autoreset mode. With `env_ids`,
-        the step's arrays and info masks have one row per given environment.
+        the step's arrays and info masks have one row per environment in `env_ids`.
         """
         if self.storage.warning is not None:
             self._issue_warning()
@@ -235,8 +235,8 @@ class ReplayBuffer(StateDictMixin):
             envs, mode = self._input.envs(env_ids), self.autoreset
             leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
-                self._declared.check_info(info)
-            measured = self._observers.measured(info, self.storage.rows.leading_shape_of(envs), mode)
+                self._declared.look_at(info)
+            measured = self._observers.measured(info, self.storage.rows.step_shape(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
@@ -326,9 +326,9 @@ class ReplayBuffer(StateDictMixin):
 
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        measured: Mapping[str, Any] = _NOTHING, count: Callable[[], None] | None = None,
+        measured: Mapping[str, Any] = _NO_MEASUREMENTS, count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step or a block; `count` applies the change of statistics if torch ops compute it."""
+        """Write a step or a block, then call `count`, which updates statistics that torch ops compute."""
         if self._plans_counts and count is None:
             with counting.lock:
                 count = plan_counts(self.storage.rows, self._observers, leaves, envs, steps, measured)
@@ -361,7 +361,7 @@ class ReplayBuffer(StateDictMixin):
         if message is not None:
             warn_user(message)
 
-    # Reading
+    # Methods that read rows
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
@@ -376,7 +376,7 @@ class ReplayBuffer(StateDictMixin):
         target = check_destination(device, out)
         if self.storage.warning is not None:
             self._issue_warning()
-        reader, finish = self._bound(view)
+        reader, finish = self._get_reader(view)
         if reader.copies_unlocked and finish is None and out is None and self.sampler.independent:
             # Other processes would wait for the lock: rows are copied without it and verified afterwards.
             batch = reader.sample_unlocked(batch_size, self.sampler, self._lock)
@@ -395,35 +395,42 @@ class ReplayBuffer(StateDictMixin):
     ) -> lazy.TensorDict:
         """Reserve memory, draw rows, and read them. Only the `finish` of a view may fail after the draw."""
         self._require_rows(count, reader)
-        sampler, weight = self.sampler, None
-        own = () if out is None else self._memory()
+        if out is not None:
+            return self._sample_into(out, count, reader, finish)
         if finish is not None:
-            plan = plan_of_batch(reader.plan, finish)
-            if out is not None and plan is not None:
-                reader.targets(plan, count, out, sampler.returns_weights, own)
-            elif out is not None:
-                refuse_shared_memory(out, own)
-            leaves = self._read(*sampler.choose(count), reader, finish)
-            if out is None:
-                return assemble(leaves, leaves[INDEX].shape)
-            return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
-        reserved = reader.reserve(count, out, sampler.returns_weights, own)
-        if out is not None and sampler.returns_weights:
-            slots = sampler.sample_into(count, reserved[WEIGHT])
-        else:
-            slots, weight = sampler.choose(count)
-        if len(slots) != count:  # the last rows of an epoch are fewer
-            out = None if out is None else out[: len(slots)]
-            reserved = reader.reserve(len(slots), out, out is not None and sampler.returns_weights)
-        return reader.fill(reserved, slots, weight, out)
+            leaves = self._read(*self.sampler.choose(count), reader, finish)
+            return assemble(leaves, leaves[INDEX].shape)
+        reserved = reader.reserve(count)
+        slots, weight = self.sampler.choose(count)
+        if len(slots) != count:  # an epoch may end with fewer rows
+            reserved = reader.reserve(len(slots))
+        return reader.fill(reserved, slots, weight)
 
-    def _memory(self) -> list[MemoryRange]:
-        """The memory of rows and of the sampler, which `out` must not overlap."""
+    def _sample_into(
+        self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
+    ) -> lazy.TensorDict:
+        """Verify `out`, draw rows, and read them into `out`, or into its first rows if an epoch ends with fewer."""
+        sampler, plan, targets = self.sampler, batch_plan(reader.plan, finish), {}
+        if plan is None:
+            refuse_shared_memory(out, self._memory_ranges())
+        else:
+            targets = reader.targets(plan, count, out, sampler.returns_weights, self._memory_ranges())
+        if finish is not None:
+            leaves = self._read(*sampler.choose(count), reader, finish)
+            return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
+        slots = sampler.sample_into(count, targets[WEIGHT]) if sampler.returns_weights else sampler.choose(count)[0]
+        if len(slots) != count:
+            out, targets = out[: len(slots)], {path: target[: len(slots)] for path, target in targets.items()}
+        reader.read_into(targets, slots)
+        return out
+
+    def _memory_ranges(self) -> list[MemoryRange]:
+        """Return the memory of rows and of the sampler, which `out` must not overlap."""
         return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
         """Draw and read the leaves of a batch, for a Mixture. The caller holds the lock."""
-        reader, finish = self._bound(view)
+        reader, finish = self._get_reader(view)
         self._require_rows(count, reader)
         return self._read(*self.sampler.choose(count), reader, finish)
 
@@ -432,7 +439,7 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.maybe_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
         nbytes = count * reader.plan.max_items * self._max_row_bytes
-        if nbytes > _MANY_BYTES and self.device.type == "cpu":
+        if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
     def _read(
@@ -448,7 +455,7 @@ class ReplayBuffer(StateDictMixin):
             leaves[WEIGHT] = weight
         return leaves
 
-    def _bound(self, view: View | None) -> tuple[PlanReader, Finish | None]:
+    def _get_reader(self, view: View | None) -> tuple[PlanReader, Finish | None]:
         """Return the reader of a view's plan and the view's `finish`; cached for equal views."""
         try:
             return self._views[view]
@@ -510,8 +517,8 @@ class ReplayBuffer(StateDictMixin):
         """Read the rows `index` [B] by `view`, as `sample` does with the rows that the sampler chose."""
         import_tensordict()
         with self._lock:
-            reader, finish = self._bound(view)
-            ids = convert_row_ids(index, self.device)
+            reader, finish = self._get_reader(view)
+            ids = row_ids(index, self.device)
             slots = self.storage.locate(ids)
             if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
                 stale_id = int(ids[slots < 0][0])
@@ -536,7 +543,7 @@ class ReplayBuffer(StateDictMixin):
         def read(ids: torch.Tensor) -> lazy.TensorDict:
             with self._lock:
                 slots = self.storage.locate(ids)
-                leaves = self._read(slots[slots >= 0], None, *self._bound(None))
+                leaves = self._read(slots[slots >= 0], None, *self._get_reader(None))
                 return assemble(leaves, leaves[INDEX].shape)
 
         return filter(len, map(read, episodes))
@@ -552,7 +559,7 @@ class ReplayBuffer(StateDictMixin):
         with self._lock:
             return assemble(self.storage.rows.shared_leaves(), self.storage.ring.kind.shape)
 
-    # Saving
+    # Methods that save and verify the buffer
 
     @classmethod
     @torch.inference_mode(False)
@@ -579,11 +586,11 @@ class ReplayBuffer(StateDictMixin):
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON. Needs no arrays."""
+        """Return the constructor's arguments as JSON. Needs no arrays."""
         return self.settings.config()
 
     def state(self) -> State:
-        """The state to save, without the rows; its tensors share memory with the buffer."""
+        """Return the state to save, without the rows; its tensors share memory with the buffer."""
         parts = {name: part.state() for name, part in self.parts.items()}
         memory = {"name": self._allocator.name}, {}
         rest = State.of_parts({"sampler": ({}, self.sampler.state()), **parts, "memory": memory})
@@ -596,7 +603,7 @@ class ReplayBuffer(StateDictMixin):
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
-        """The rows to save: complete transitions, which are never modified."""
+        """Return the rows to save: complete transitions, which are never modified."""
         return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:
@@ -609,11 +616,11 @@ class ReplayBuffer(StateDictMixin):
         self._input.load_state(saved.part("staged"))
 
     def _refilled(self) -> AbstractContextManager[None]:
-        """Context manager held while the contents are replaced."""
+        """Return a context manager to hold while the contents are replaced."""
         return self._allocator.replacing()
 
     def _in_order(self) -> AbstractContextManager[None]:
-        """Context manager held while rows are read from the first to the last."""
+        """Return a context manager to hold while rows are read from the first to the last."""
         return self._allocator.reading_in_order()
 
     def check(self) -> None:
@@ -640,7 +647,7 @@ class ReplayBuffer(StateDictMixin):
             self.sampler.check()
 
     def __len__(self) -> int:
-        """Number of stored transitions."""
+        """Return the number of stored transitions."""
         with self._lock:
             return len(self.storage)
 
@@ -650,7 +657,7 @@ class ReplayBuffer(StateDictMixin):
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    plain = type(value) is torch.Tensor and value.dtype in DTYPES and value.layout == torch.strided
-    if plain and value.device == device and not value.requires_grad:
+    is_plain = type(value) is torch.Tensor and value.dtype in DTYPES and value.layout == torch.strided
+    if is_plain and value.device == device and not value.requires_grad:
         return value
     return as_tensor(where, value, device).to(device)

@@ -62,7 +62,7 @@ class ContinuityStats:
             yield "infinite", self.reward_warning()
 
     def cut_warning(self) -> str:
-        """The message for episodes that are cut at most steps."""
+        """Return the message for data in which most steps cut their episode."""
         remedy = (
             "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
             "and n-step returns and sequences stop there. Add "
@@ -73,7 +73,7 @@ class ContinuityStats:
         return explain("obs", "steps that start where the step before led", got, remedy)
 
     def reset_warning(self) -> str:
-        """The message for ends whose `next_obs` is a reset observation."""
+        """Return the message for ends whose `next_obs` is a reset observation."""
         expected = "the observation that an episode ended with"
         got = f"the first one of the next episode at all {self.ended:,} ends"
         remedy = (
@@ -83,7 +83,7 @@ class ContinuityStats:
         return explain("next_obs", expected, got, remedy)
 
     def restart_warning(self) -> str:
-        """The message for resets without `cut()`."""
+        """Return the message for resets without `cut()`."""
         remedy = (
             "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
             "under NEXT_STEP the first step of an environment that was about to reset is dropped."
@@ -92,13 +92,13 @@ class ContinuityStats:
         return explain("obs", "steps that start where the step before led", got, remedy)
 
     def reward_warning(self) -> str:
-        """The message for infinite or NaN rewards."""
-        return infinite_rewards_message(self.infinite)
+        """Return the message for infinite or NaN rewards."""
+        return infinite_rewards(self.infinite)
 
 
 @dataclass
 class ContinuityCounter:
-    """The counts of one buffer object, and the names of warnings it has issued: each once."""
+    """The counts of one buffer object, and the names of the warnings that it has already issued."""
 
     is_on: bool
     """Whether writes update the counts. On other devices `check()` counts the stored rows instead, to save launches."""
@@ -106,7 +106,7 @@ class ContinuityCounter:
     issued: set[str] = field(default_factory=set)
 
     def next_warning(self, stats: ContinuityStats) -> str | None:
-        """Return the first message that was not issued yet; None without one."""
+        """Return the first new message; None if there is none."""
         for name, message in stats.warnings():
             if name not in self.issued:
                 self.issued.add(name)
@@ -125,17 +125,17 @@ def step_continuity(
     ring = rows.ring
     if rows.stores_next_obs:
         return ContinuityStats()
-    envs, heads, opened = env.numpy(), head.numpy(), is_open.numpy()
+    envs, heads, is_pending = env.numpy(), head.numpy(), is_open.numpy()
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
-    continues_last = _equal_obs(rows, np.where(opened, pending, final), obs)
-    follows = opened & ~(resetting.numpy() & rows.next_step)
-    is_watched = opened if rows.has_stats else opened & ~follows
+    continues_last = _equal_obs(rows, np.where(is_pending, pending, final), obs)
+    follows = is_pending & ~(resetting.numpy() & rows.next_step)
+    is_watched = is_pending if rows.has_stats else is_pending & ~follows
     restarted = int((is_watched & ~continues_last).sum())
     stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats
-    is_end, is_over, leads_away = _ends(rows, final)
-    return stats + _count_ends(is_end & ~opened, is_over | rows.same_step, continues_last & leads_away)
+    is_end, is_over, leads_away = _compare_ends(rows, final)
+    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & leads_away)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
@@ -144,7 +144,7 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     if rows.stores_next_obs:
         return ContinuityStats()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
-    oldest = ring.rows() <= torch.maximum(ring.floor, ring.newest() - ring.slots + 1)
+    oldest = ring.row_numbers() <= torch.maximum(ring.floor, ring.newest_rows() - ring.slots + 1)
     continues = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.before(final)]]
@@ -154,7 +154,7 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     stats = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return stats
-    is_end, is_over, leads_away = _ends(rows, final.cpu().numpy())
+    is_end, is_over, leads_away = _compare_ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
     return stats + _count_ends(
         is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
@@ -166,8 +166,8 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
     return ContinuityStats(ended=int(counts.sum()), reset=int((counts & leads_to_start).sum()))
 
 
-def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three masks of the slots `final`, for the step before each slot.
+def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return three masks for the steps before the slots `final`.
 
     The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.
     """
@@ -184,7 +184,7 @@ def _ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
-    """Mask of flat slots whose observations equal `obs` bit by bit."""
+    """Return a mask of flat slots whose observations equal `obs` bit by bit."""
     same = np.ones(len(slots), bool)
     for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
         same &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
@@ -192,14 +192,14 @@ def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> 
 
 
 def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
-    """Bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
+    """Return the bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
     if leaf in rows.stacked:
         return _as_bytes(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
     return _as_bytes(rows.leaves[leaf], rows.ring.kind.numel())[slots]
 
 
 def _as_bytes(tensor: torch.Tensor, items: int) -> np.ndarray:
-    """Bytes of a tensor as an array [items, bytes] on the host."""
+    """Return the bytes of a tensor as an array [items, bytes] on the host."""
     tensor = tensor.cpu().contiguous()
     # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()

@@ -23,13 +23,11 @@ class ResolvedRows(NamedTuple):
 
     slots: torch.Tensor
     """Flat slots [K]; -1 for overwritten rows and for padding."""
-    leading_shape: tuple[int, ...]
-    """Shape of the ids: (B,) or (B, L)."""
     is_padding: torch.Tensor | None = None
     """Mask of padding [K]; None without padding."""
 
     def without_padding(self, num_skipped: Any) -> Any:
-        """Subtract the padding from a number of skipped slots; a tensor on devices other than the CPU."""
+        """Return `num_skipped` without the padding; a tensor on devices other than the CPU."""
         return num_skipped if self.is_padding is None else num_skipped - _count(self.is_padding)
 
     @property
@@ -43,30 +41,17 @@ def _count(which: torch.Tensor) -> Any:
     return total if isinstance(total, torch.Tensor) else int(total)
 
 
-def resolve_ids(backend: Backend, index: Any) -> ResolvedRows:
-    """Resolve ids [B], or ids [B, L] with -1 as padding; raises an IndexError for ids never issued."""
-    return _resolve(backend, *flat_ids(index, backend.device))
-
-
-def _resolve(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> ResolvedRows:
-    return ResolvedRows(backend.locate(flat), lead) if len(lead) == 1 else resolve_padded_ids(backend, flat, lead)
-
-
-def resolve_padded_ids(backend: Backend, flat: torch.Tensor, lead: tuple[int, ...]) -> ResolvedRows:
-    """Resolve a vector of ids with -1 as padding; `lead` is the original shape of the ids."""
+def resolve_ids(backend: Backend, flat: torch.Tensor, *, padded: bool) -> ResolvedRows:
+    """Resolve ids [K], with `padded` also -1 as padding; raises an IndexError for ids never issued."""
+    if not padded:
+        return ResolvedRows(backend.locate(flat))
     is_padding = flat == NO_ROW
     if backend.device.type == "cpu":
         slots = torch.full_like(flat, -1)
         slots[~is_padding] = backend.locate(flat[~is_padding])
     else:  # no masked selection: its size would synchronise
         slots = backend.locate(flat).masked_fill(is_padding, -1)
-    return ResolvedRows(slots, lead, is_padding)
-
-
-def _unresolved_rows(backend: Backend, index: Any) -> ResolvedRows:
-    """Return the ids unresolved, as `slots`, for a sampler that resolves ids itself."""
-    flat, lead = flat_ids(index, backend.device)
-    return ResolvedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
+    return ResolvedRows(slots, is_padding)
 
 
 def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -92,11 +77,11 @@ def write_back(
 ) -> Any:
     """Overwrite mutable leaves of the rows with ids [K]; returns how many rows were stale and skipped.
 
-    `lead` is the original shape of the ids. -1 is padding if that is (B, L), or if `padded`.
+    `lead` is the original shape of the ids. -1 is padding if `lead` is (B, L) or `padded` is true.
     """
     values = convert_rows(backend, lead, leaves)
-    # After the conversion, which may run a caller's code that adds rows.
-    rows = resolve_padded_ids(backend, flat, lead) if padded else _resolve(backend, flat, lead)
+    # Resolved after the conversion, which may run a caller's code that adds rows.
+    rows = resolve_ids(backend, flat, padded=padded or len(lead) == 2)
     if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
         backend.rewrite(rows.slots, values)
     return rows.stale
@@ -122,12 +107,17 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
 
 def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of rows; returns how many rows were stale and skipped."""
-    rows = _unresolved_rows(backend, index) if sampler.updates_by_id else resolve_ids(backend, index)
+    flat, lead = flat_ids(index, backend.device)
+    padded = len(lead) == 2
+    if sampler.updates_by_id:
+        rows = ResolvedRows(flat, flat == NO_ROW if padded else None)
+    else:
+        rows = resolve_ids(backend, flat, padded=padded)
     if rows.is_padding is None:
         return sampler.update(rows.slots, priority)
-    if tuple(priority.shape) != rows.leading_shape:
+    if tuple(priority.shape) != lead:
         remedy = "Pass a priority for each step."
-        raise SchemaError(explain("priority", f"shape {rows.leading_shape}", tuple(priority.shape), remedy))
+        raise SchemaError(explain("priority", f"shape {lead}", tuple(priority.shape), remedy))
     # A network's output for padding may be NaN.
     return rows.without_padding(sampler.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))
 

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from relive.replay.backend import Backend
     from relive.replay.row_storage import RowStorage
 
-_MAX_COMPARED = 4096
+_MAX_COMPARED_ROWS = 4096
 """Maximum number of rows per environment whose ids are compared."""
-_KINDS = ("empty", "transition", "final", "pending", "history")
+_KIND_NAMES = ("empty", "transition", "final", "pending", "history")
 
 
 def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> None:
     """Verify the shapes of leaves and the invariants of the ring: complete transitions of separate episodes.
 
-    `is_valid` is the native equivalent of the checks of the ring; these then only explain a violation.
+    If the native check `is_valid` passes, the ring is not checked again; otherwise the checks here name the violation.
     """
     _check_form(rows)
     if not rows.has_values:
@@ -41,16 +41,13 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
         raise InvariantError(fault)
     if is_valid is not None and is_valid():
         return
-    host = _Host(rows)
-    _check_heads(rows, host)
-    ages = _Ages(rows.ring, host)
-    for check in (_check_kinds, _check_episodes, _check_ends):
-        check(rows, host, ages)
-    _check_counts(host)
+    host = _HostRows(rows)
+    for check in (_check_heads, _check_kinds, _check_episodes, _check_ends, _check_counts):
+        check(rows, host)
 
 
 def device_faults(rows: RowStorage) -> Iterator[str]:
-    """Yield messages about inputs that a device counted instead of raising, which would synchronise."""
+    """Yield messages about invalid inputs that a device has counted: raising an error would synchronise."""
     num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
     if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
@@ -79,7 +76,7 @@ def _check_form(rows: RowStorage) -> None:
     require_addresses(paths, rows.tensors, rows.addresses)
 
 
-def _check_heads(rows: RowStorage, host: _Host) -> None:
+def _check_heads(rows: RowStorage, host: _HostRows) -> None:
     terminated, truncated = rows.flags()
     ring = rows.ring
     for name, tensor in (
@@ -98,8 +95,11 @@ def _check_heads(rows: RowStorage, host: _Host) -> None:
     require_all(may_reset | ~host.resetting, "resetting", expected, host.resetting)
 
 
-class _Host:
-    """The ring state and the flags of rows as numpy arrays; see `Ring` for the names."""
+class _HostRows:
+    """The ring state and the flags of rows as numpy arrays (see `Ring` for the names), and the age of every row [S, N].
+
+    The newest row of an environment has age 0. Ages fit in int32, which compares faster than row numbers.
+    """
 
     kind: np.ndarray
     first: np.ndarray
@@ -110,25 +110,17 @@ class _Host:
     floor: np.ndarray
 
     def __init__(self, rows: RowStorage) -> None:
-        vars(self).update((name, on_host(tensor)) for name, tensor in rows.ring.state.items())
+        ring, slots = rows.ring, rows.ring.slots
+        vars(self).update((name, on_host(tensor)) for name, tensor in ring.state.items())
         self.terminated, self.truncated = map(on_host, rows.flags())
-
-
-class _Ages:
-    """Ages of the rows at all slots [S, N], and masks computed from the ages.
-
-    The newest row of an environment has age 0. Ages fit in int32, which compares faster than row numbers.
-    """
-
-    def __init__(self, ring: Ring, host: _Host) -> None:
-        self._newest, self.kind, slots = host.head - ~host.open, host.kind, ring.slots
+        self._newest = self.head - ~self.open
         age_dtype = np.int32 if slots < 1 << 30 else np.int64
-        since = np.minimum(self._newest - host.floor, slots).astype(age_dtype)
+        since = np.minimum(self._newest - self.floor, slots).astype(age_dtype)
         """Age [N] of the first row since the last clear."""
         self.age = (self._newest % slots).astype(age_dtype) - np.arange(slots, dtype=age_dtype)[:, None]
         self.age[self.age < 0] += slots
         self.is_stored = self.age <= since
-        self.is_first = self.age == since
+        self.is_oldest = self.age == since
         self.is_newest = self.is_stored & (self.age == 0)
         self.is_sampleable = self.age < ring.num_sampleable
         self.is_early = self.age > since - (slots - ring.num_sampleable)
@@ -138,7 +130,7 @@ class _Ages:
         """Mask of rows whose preceding row is stored."""
 
     def after(self, what: np.ndarray) -> np.ndarray:
-        """Mask of rows whose predecessor is in the mask `what`."""
+        """Return a mask of rows whose predecessor is in the mask `what`."""
         return np.roll(what, 1, 0) & self.follows
 
     def require(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
@@ -146,64 +138,64 @@ class _Ages:
             return
         slot, env = np.argwhere(~holds)[0].tolist()
         where = f"{what} of row {int(self._newest[env] - self.age[slot, env])}, environment {env}"
-        got_value = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
+        got_value = _KIND_NAMES[int(got[slot, env])] if what == "kind" else got[slot, env].item()
         remedy = "Call clear(), or load a checkpoint: the memory was changed from outside the buffer."
         raise InvariantError(explain(where, expected, got_value, remedy))
 
 
-def _check_kinds(rows: RowStorage, host: _Host, ages: _Ages) -> None:
+def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     """Verify the kind of every slot by its distance to the head."""
-    ring, kind = rows.ring, ages.kind
-    require_all(kind < len(_KINDS), "kind", f"one of 0 to {len(_KINDS) - 1}", kind)
-    ages.require((kind != EMPTY) | ~ages.is_stored, "kind", "a row that was written", kind)
-    require_all((kind == EMPTY) | ages.is_stored, "kind", "0 (empty) where no row was written", kind)
-    is_open = ages.is_newest & host.open
-    ages.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
-    ages.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
-    ages.require(
-        ages.is_sampleable | (kind != TRANSITION),
+    ring, kind = rows.ring, host.kind
+    require_all(kind < len(_KIND_NAMES), "kind", f"one of 0 to {len(_KIND_NAMES) - 1}", kind)
+    host.require((kind != EMPTY) | ~host.is_stored, "kind", "a row that was written", kind)
+    require_all((kind == EMPTY) | host.is_stored, "kind", "0 (empty) where no row was written", kind)
+    is_open = host.is_newest & host.open
+    host.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
+    host.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
+    host.require(
+        host.is_sampleable | (kind != TRANSITION),
         "kind",
         f"no transition {ring.num_sampleable} rows before the head",
         kind,
     )
     # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
-    may_be_history = ~ages.is_sampleable | ages.is_early
+    may_be_history = ~host.is_sampleable | host.is_early
     may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes its row history
-    ages.require(
+    host.require(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )
     if not rows.stores_next_obs:
-        ages.require(~(ages.is_step & ages.is_newest), "kind", "no transition as the newest row", kind)
+        host.require(~(host.is_step & host.is_newest), "kind", "no transition as the newest row", kind)
 
 
-def _check_episodes(rows: RowStorage, host: _Host, ages: _Ages) -> None:
-    """Verify the rows between episodes, and the rows that start one."""
-    kind, first, final = ages.kind, host.first, ages.kind == FINAL
-    after_final = ages.after(final)
+def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
+    """Verify the rows between episodes, and the first rows of episodes."""
+    kind, first, final = host.kind, host.first, host.kind == FINAL
+    after_final = host.after(final)
     if not rows.next_step:
-        ages.require(~(final & (after_final | ages.is_first)), "kind", "a transition before a final row", kind)
+        host.require(~(final & (after_final | host.is_oldest)), "kind", "a transition before a final row", kind)
     else:
         # Two final rows: a reset, then an observation from which no step was taken.
         is_second_final = final & after_final
-        ages.require(~(final & ages.after(is_second_final)), "kind", "at most two final rows in a row", kind)
+        host.require(~(final & host.after(is_second_final)), "kind", "at most two final rows in a row", kind)
     if rows.stores_next_obs:
-        ages.require(first | ~ages.is_stored, "first", "a start in every unordered row", first)
+        host.require(first | ~host.is_stored, "first", "a start in every unordered row", first)
     else:
-        ages.require(first | ~after_final, "first", "a start after a final row", first)
-        ages.require(~first | ~(ages.follows & ~after_final), "first", "a start only after a final row", first)
+        host.require(first | ~after_final, "first", "a start after a final row", first)
+        host.require(~first | ~(host.follows & ~after_final), "first", "a start only after a final row", first)
 
 
-def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
+def _check_ends(rows: RowStorage, host: _HostRows) -> None:
     """Verify that episodes end at their flags, and that environments reset after them."""
-    ring, kind = rows.ring, ages.kind
-    ended = ages.is_step & (host.terminated | host.truncated)
-    after_end = ages.after(ended)
+    ring, kind = rows.ring, host.kind
+    ended = host.is_step & (host.terminated | host.truncated)
+    after_end = host.after(ended)
     if rows.stores_next_obs:
-        is_reset = ages.follows & (kind == FINAL)
-        ages.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
+        is_reset = host.follows & (kind == FINAL)
+        host.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
         is_closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
-        ages.require(is_closed | ~after_end, "kind", "final after an end", kind)
+        host.require(is_closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
     # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
@@ -214,7 +206,7 @@ def _check_ends(rows: RowStorage, host: _Host, ages: _Ages) -> None:
     require_all(host.resetting | ~(led_by_end & host.open), "resetting", "True after an end", host.resetting)
 
 
-def _check_counts(host: _Host) -> None:
+def _check_counts(rows: RowStorage, host: _HostRows) -> None:
     """Verify that the counts of transitions agree with the kinds."""
     num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
     require_all(host.count == num_transitions, "count", "the number of transitions", host.count)
@@ -226,7 +218,7 @@ def check_kernels(backend: Backend) -> None:
     count = int(ring.count.sum())
     require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
     # A sample of slots of every environment suffices: ids are computed from the head.
-    stride = ring.kind.numel() // _MAX_COMPARED + 1
+    stride = ring.kind.numel() // _MAX_COMPARED_ROWS + 1
     slot, env = (ring.kind[::stride] == TRANSITION).nonzero(as_tuple=True)
     slots = slot * stride * ring.num_envs + env
     ids = backend.ids(slots)

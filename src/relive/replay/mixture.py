@@ -14,11 +14,11 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_padded_ids, write_back
-from relive.replay.read_plan import Leaves
+from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_ids, write_back
+from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
-from relive.replay.views.view import plan_of_batch
+from relive.replay.views.view import batch_plan
 from relive.schema.assembly import (
     assemble,
     check_batch_size,
@@ -57,9 +57,9 @@ class Mixture:
         self.buffers = dict(buffers)
         self._parts = _integer_ratios(list(self.buffers), ratios)
         """The ratios as ints: remainders are exact and do not drift."""
-        _require_alike(self.buffers)
+        _require_same_fields(self.buffers)
         self._owed = [0] * len(self.buffers)
-        """Rows that each buffer is owed (negative: received too many), times the sum of the ratios; adds up to 0."""
+        """Rows owed to each buffer, times the sum of the ratios; negative after too many rows. Adds up to 0."""
         self._lock = threading.Lock()
 
     @property
@@ -68,7 +68,7 @@ class Mixture:
         return tuple(self.buffers)
 
     def __len__(self) -> int:
-        """Number of transitions in all buffers."""
+        """Return the number of transitions in all buffers."""
         return sum(map(len, self.buffers.values()))
 
     def sample(
@@ -81,7 +81,7 @@ class Mixture:
     ) -> lazy.TensorDict:
         """Return a batch of `batch_size` rows; each buffer's sampler draws its share, and `view` reads it.
 
-        It is shorter if a sampler without replacement returns the last rows of an epoch.
+        The batch is shorter if a sampler without replacement returns the last rows of an epoch.
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
@@ -122,32 +122,32 @@ class Mixture:
                 continue
             with buffer._lock:
                 part = buffer._sample_leaves(count, view)
-            index = part["index",]
-            part["index",] = index * len(self.buffers) + source
-            steps = part.get(("step_index",))
+            index = part[INDEX]
+            part[INDEX] = index * len(self.buffers) + source
+            steps = part.get(STEP_INDEX)
             if steps is not None:
-                part["step_index",] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
+                part[STEP_INDEX] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
             part["source",] = torch.full_like(index, source)
             parts.append(part)
         leaves = _concatenate(parts)
-        rows = len(leaves["index",])
+        rows = len(leaves[INDEX])
         if out is None:
-            return assemble(leaves, leaves["index",].shape)
+            return assemble(leaves, leaves[INDEX].shape)
         return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end early
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""
         buffers = list(self.buffers.values())
-        reader, finish = buffers[0]._bound(view)
-        plan = plan_of_batch(reader.plan, finish)
-        own = [memory for buffer in buffers for memory in buffer._memory()]
+        reader, finish = buffers[0]._get_reader(view)
+        plan = batch_plan(reader.plan, finish)
+        own = [memory for buffer in buffers for memory in buffer._memory_ranges()]
         if plan is None:
             refuse_shared_memory(out, own)
             return
         forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
-            forms["weight",] = (count,), torch.float32
-        check_targets(out, forms, buffers[0].device, own)
+            forms[WEIGHT] = (count,), torch.float32
+        checked_targets(out, forms, buffers[0].device, own)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
@@ -170,9 +170,9 @@ class Mixture:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
-        for buffer, mine in parts:
-            buffer.storage.locate(rows[mine])  # raises for ids that were never issued
-        return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
+        for buffer, is_own in parts:
+            buffer.storage.locate(rows[is_own])  # raises for ids that were never issued
+        return sum(buffer.update_priority(rows[is_own], values[is_own]) for buffer, is_own in parts)
 
     def write(self, index: Any, **fields: Any) -> int:
         """Write new values of `Mutable` fields into the rows `index` (of a batch), each in its own buffer.
@@ -203,17 +203,17 @@ class Mixture:
 def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     shares = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     has_all_names = not isinstance(ratios, Mapping) or set(ratios) == set(names)
-    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]
-    if not names or len(shares) != len(names) or not has_all_names or not all(right) or not any(shares):
+    is_valid = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]
+    if not names or len(shares) != len(names) or not has_all_names or not all(is_valid) or not any(shares):
         remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
     exact = [Fraction(ratio) for ratio in shares]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return [int(ratio * math.lcm(*(one.denominator for one in exact))) for ratio in exact]
+    return [int(ratio * math.lcm(*(ratio.denominator for ratio in exact))) for ratio in exact]
 
 
-def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
+def _require_same_fields(buffers: Mapping[str, ReplayBuffer]) -> None:
     """Raise if the buffers are not distinct ReplayBuffers with the same fields on one device."""
     first: tuple[str, Any] | None = None
     for name, buffer in buffers.items():
@@ -227,8 +227,10 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         signature = (str(buffer.device), fields)
         first = first or (name, signature)
         if signature != first[1]:
-            odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
-            got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
+            different_paths = [
+                ".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)
+            ]
+            got = f"other fields ({', '.join(different_paths)})" if different_paths else f"device {buffer.device}"
             expected = f"the fields and the device of {first[0]}"
             raise SchemaError(explain(f"Mixture: {name}", expected, got, "Declare both buffers alike."))
     if len({id(buffer) for buffer in buffers.values()}) < len(buffers):
@@ -247,13 +249,13 @@ def _write_part(
         leaves = mutable_leaves(store.schema, fields)
         if changes:
             return write_back(store, ids, lead, leaves, padded=True)
-        resolve_padded_ids(store, ids, lead)
+        resolve_ids(store, ids, padded=True)
         convert_rows(store, lead, leaves)
         return 0
 
 
 def _concatenate(parts: list[Leaves]) -> Leaves:
-    if any(("weight",) in part for part in parts):
+    if any(WEIGHT in part for part in parts):
         for part in parts:
-            part.setdefault(("weight",), torch.ones(len(part["index",]), device=part["index",].device))
+            part.setdefault(WEIGHT, torch.ones(len(part[INDEX]), device=part[INDEX].device))
     return {path: torch.cat([part[path] for part in parts]) for path in parts[0]}

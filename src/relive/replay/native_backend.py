@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ import torch
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain
 from relive.kernels.priority import NativeTree
-from relive.replay.backend import Backend, ChangedSlots, never_issued
+from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
-from relive.schema.assembly import MemoryRange, assemble, assembler
+from relive.schema.assembly import assemble, assembler
 from relive.schema.fields import Stacked, caller_shape
 from relive.schema.invariants import require
 
@@ -49,8 +49,6 @@ class NativeBackend(Backend):
         self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
 
-    # Writing
-
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         then: Callable[[], None] | None = None,
@@ -65,11 +63,11 @@ class NativeBackend(Backend):
             leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
             status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
             if status >= 0:
-                raise self.rows.misaligned(status)
+                raise self.rows.make_misaligned_error(status)
         if status < -1:
-            if status not in _WARNINGS:
-                raise self.rows.unstackable(-2 - status)
-            self.warning = _WARNINGS[status](self.continuity())
+            if status not in _WARNING_MESSAGES:
+                raise self.rows.make_stack_error(-2 - status)
+            self.warning = _WARNING_MESSAGES[status](self.continuity())
 
     def observe(self, counters: Any) -> bool:
         self._core.observe(counters)
@@ -79,7 +77,7 @@ class NativeBackend(Backend):
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
-        """Continuity statistics of the steps written by this object."""
+        """Return the continuity statistics of the steps written by this object."""
         return ContinuityStats(*self._core.counted())
 
     def track_changes(self) -> None:
@@ -88,10 +86,6 @@ class NativeBackend(Backend):
     def changed_slots(self) -> ChangedSlots:
         return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
 
-    def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
-        self._few_slots = None
-        super().cut(envs, then)
-
     def clear(self) -> None:
         self._few_slots = None
         super().clear()
@@ -99,8 +93,6 @@ class NativeBackend(Backend):
     def refresh(self) -> None:
         self._few_slots = None
         self._rows_left = self.ring.rows_left()
-
-    # Drawing
 
     def __len__(self) -> int:
         return self._core.stored()
@@ -120,7 +112,7 @@ class NativeBackend(Backend):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def hold(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
+    def has_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
         """Whether every slot still holds the row of its id as a transition."""
         return self._core.holds(slots, ids)
 
@@ -131,8 +123,6 @@ class NativeBackend(Backend):
 
     def mark(self, mass: float | torch.Tensor) -> None:
         self.tree().mark(self._core.touched, mass)
-
-    # Reading
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         # The core sums float32 and float64 only.
@@ -163,18 +153,14 @@ class NativeBackend(Backend):
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.behind(slots, None)
 
-    # Ids of rows
-
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.ids(slots, None)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         slots = self._core.locate(ids, None)
         if isinstance(slots, int):
-            raise never_issued(ids, slots)
+            raise never_issued_error(ids, slots)
         return slots
-
-    # Verifying and recovering
 
     def check(self) -> None:
         super().check()
@@ -189,7 +175,7 @@ class NativeBackend(Backend):
         super().recover()
 
     def torn_rows(self) -> torch.Tensor:
-        """Mask [S, N] of slots whose mutable leaves do not match their checksum."""
+        """Return a mask [S, N] of slots whose mutable leaves do not match their checksum."""
         torn = torch.zeros_like(self.ring.first)
         if self._write_back is not None:
             self._write_back.find_torn(torn)
@@ -205,7 +191,7 @@ class NativeBackend(Backend):
         self._core.seal_all()
 
     def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
-        """Mask [S, N] of slots whose row, from `since` [N] to before `until` [N], does not match its checksum."""
+        """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
         is_damaged = torch.zeros_like(self.ring.first)
         self._core.find_broken(since, until, is_damaged)
         return is_damaged
@@ -218,7 +204,7 @@ class NativeBackend(Backend):
         is_damaged = self.damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
         if is_damaged.any():
             slot, env = is_damaged.nonzero()[0].tolist()
-            where = f"row {int(ring.rows()[slot, env])}, environment {env} (slot {slot})"
+            where = f"row {int(ring.row_numbers()[slot, env])}, environment {env} (slot {slot})"
             remedy = "Call clear(), or load a checkpoint: the disk has changed the row."
             got = f"other bytes (in {int(is_damaged.sum())} rows)"
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
@@ -247,11 +233,11 @@ class NativeReader(PlanReader):
         groups = [
             (
                 int(anchor),
-                of_observations,
+                counts_observations,
                 mask is not None,
                 None if offsets is None else list(() if is_packed else offsets),
             )
-            for anchor, offsets, mask, of_observations in plan.groups
+            for anchor, offsets, mask, counts_observations in plan.groups
         ]
         self._core: Any = backend.native.PlanReader(
             core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
@@ -268,16 +254,10 @@ class NativeReader(PlanReader):
         leaves = self._core.sample(count, random.capsule)
         return None if leaves is None else self._assemble(leaves, torch.Size((count,)))
 
-    def reserve(
-        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
-    ) -> Any:
-        return self._core.reserve(count) if out is None else super().reserve(count, out, has_weights, own)
+    def reserve(self, count: int) -> Any:
+        return self._core.reserve(count)
 
-    def fill(
-        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
-        if out is not None:
-            return super().fill(reserved, slots, weight, out)
+    def fill(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
         leaves = self._core.fill(reserved, slots)
         if weight is None:
             return self._assemble(leaves, slots.shape)
@@ -295,7 +275,7 @@ class NativeReader(PlanReader):
             ids = backend.ids(slots)  # under the lock: a slot may be overwritten during the copy
         leaves = self._read_unlocked(reserved, slots)
         with lock:
-            if not backend.hold(slots, ids):
+            if not backend.has_rows(slots, ids):
                 return None
             # Mutable leaves may be rewritten while they are copied without the lock.
             mutable = backend.rows.mutable
@@ -310,9 +290,9 @@ class NativeReader(PlanReader):
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
 
 
-_WARNINGS: dict[int, Any] = {}
+_WARNING_MESSAGES: dict[int, Any] = {}
 if kernels.native() is not None:
-    _WARNINGS |= {
+    _WARNING_MESSAGES |= {
         kernels.native().LOOKS_CUT: ContinuityStats.cut_warning,
         kernels.native().LOOKS_RESET: ContinuityStats.reset_warning,
         kernels.native().LOOKS_RESTARTED: ContinuityStats.restart_warning,
@@ -321,14 +301,14 @@ if kernels.native() is not None:
 
 
 def _make_write_back(ring: Any, rows: RowStorage) -> Any:
-    """The native writer of mutable leaves; None without mutable leaves."""
+    """Return the native writer of mutable leaves; None without mutable leaves."""
     if not rows.mutable:
         return None
     return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.rewritten, rows.rewriting)
 
 
 def _make_ring(rows: RowStorage) -> Any:
-    """The native ring over the memory of these rows."""
+    """Return the native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
     return kernels.core().RingMemory(

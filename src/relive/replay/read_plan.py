@@ -68,7 +68,7 @@ class Group(NamedTuple):
     """None: one item per row [B, …]. Otherwise [B, len(offsets), …]; a range if the layout is packed."""
     mask: Path | None = None
     """Path in the batch of the mask of real offsets [B, len(offsets)]; None without a mask."""
-    of_observations: bool = False
+    counts_observations: bool = False
     """Whether offsets count observations, of which an episode has one more than steps."""
 
 
@@ -112,15 +112,15 @@ class ReadPlan:
         return tuple(dict.fromkeys(read.group for read in self.reads))
 
     @cached_property
-    def masked(self) -> tuple[Group, ...]:
+    def masked_groups(self) -> tuple[Group, ...]:
         """The groups whose masks are in the batch."""
         return tuple(group for group in self.groups if group.mask is not None)
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The paths of a batch, in the order of every backend."""
+        """The paths of a batch, in the order that every backend uses."""
         discount = (DISCOUNT,) if self.n else ()
-        masks = tuple(group.mask for group in self.masked if group.mask is not None)
+        masks = tuple(group.mask for group in self.masked_groups if group.mask is not None)
         step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
         steps = (STEP_INDEX,) if self.step_index else ()
         return *(read.path for read in self.reads), INDEX, *discount, *masks, *step_masks, *steps
@@ -137,12 +137,12 @@ class ReadPlan:
         before, after = 0, last
         for group in self.groups:
             if group.offsets is not None and self.layout is Layout.PACKED:
-                # The ends of a range, which may be too long to iterate over.
+                # Only the ends of the range are read: it may be too long to iterate over.
                 before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT
                 before = max(before, -min(group.offsets) - is_next)
-                after = max(after, max(group.offsets) + (last if is_next else -group.of_observations))
+                after = max(after, max(group.offsets) + (last if is_next else -group.counts_observations))
         if self.layout is Layout.PACKED:
             return before, after
         return min(before, self.max_steps), min(after, self.max_steps)
@@ -158,7 +158,7 @@ class ReadPlan:
         return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
 
     def forms(self, schema: Schema, count: int) -> Forms:
-        """The shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
+        """Return the shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
         steps = (count, self.length)
         forms: Forms = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
         forms |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
@@ -170,27 +170,27 @@ class ReadPlan:
         return {path: forms[path] for path in self.paths}
 
     def unreduced(self, schema: Schema) -> ReadPlan:
-        """The plan that reads every field of all needed steps, for a view that changes them and then calls `reduce`.
+        """Return the plan that reads every field of all needed steps, for a view that changes steps and calls `reduce`.
 
         The steps are packed; a plan of single steps has no axis of steps.
         """
         if self.is_transition:
             return replace(row_plan(schema), reduced=self)
         before, after = self.reach
-        steps, nexts = _sequence(before, after + 1)
+        steps, nexts = _sequence_groups(before, after + 1)
         reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths)]
         reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
     def within(self, slots: int) -> ReadPlan:
-        """The same plan, limited to the steps that a ring of `slots` slots can hold."""
+        """Return the same plan, limited to the steps that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
         reduced = self.reduced.within(slots)
         if self.is_transition:
             return replace(self, reduced=reduced)
         before, after = reduced.reach
-        steps, nexts = _sequence(before, after + 1)
+        steps, nexts = _sequence_groups(before, after + 1)
         reads = (read._replace(group=nexts if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
         return replace(self, reads=tuple(reads), reduced=reduced)
 
@@ -211,16 +211,18 @@ class PlanReader:
     def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
         """Draw rows uniformly and read them in one call; None if this reader has no such call."""
 
-    def reserve(
-        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
-    ) -> Any:
-        """Reserve memory for a batch before its rows are drawn: the verified tensors of `out`, if it is not None."""
-        if out is None:
-            return None
-        return self.targets(self.plan, count, out, has_weights, own)
+    def reserve(self, count: int) -> Any:
+        """Reserve memory for a batch before its rows are drawn; None if `fill` allocates it."""
+
+    def fill(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        """Read the rows at these slots into reserved memory, and add their weights."""
+        leaves = self.read(slots)
+        if weight is not None:
+            leaves[WEIGHT] = weight
+        return assemble(leaves, slots.shape)
 
     def targets(
-        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange] = ()
+        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange]
     ) -> Leaves:
         """Return the tensors of `out` by path; raises if the plan's batch does not fit, or if they overlap `own`."""
         forms = plan.forms(self._backend.schema, count)
@@ -232,17 +234,9 @@ class PlanReader:
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
         return dict(zip(forms, tensors, strict=True))
 
-    def fill(
-        self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
-        """Read the rows at these slots into reserved memory. Weights are already written to `out`."""
-        leaves = self.read(slots)
-        if out is not None:
-            copy_leaves((reserved[path], leaf) for path, leaf in leaves.items())
-            return out
-        if weight is not None:
-            leaves[WEIGHT] = weight
-        return assemble(leaves, slots.shape)
+    def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
+        """Read the rows at these slots into tensors of a caller; weights are already written there."""
+        copy_leaves((targets[path], leaf) for path, leaf in self.read(slots).items())
 
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
@@ -254,7 +248,7 @@ def row_plan(
     schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, Group] | None = None,
     layout: Layout = Layout.NEAREST,
 ) -> ReadPlan:  # fmt: skip
-    """The plan of every field and the next observation, of one step or n summed steps; `windows` override groups."""
+    """Return the plan of every field and next observation, of one step or n summed steps; `windows` replace groups."""
     groups = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
     leaves = {path: (i, groups.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
     leaves |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
@@ -270,9 +264,9 @@ def row_plan(
 def sequence_plan(
     schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
 ) -> ReadPlan:
-    """The plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
-    steps, nexts = _sequence(burn_in, length)
-    initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field)]
+    """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
+    steps, nexts = _sequence_groups(burn_in, length)
+    initial_states = [i for i, field in enumerate(schema.fields) if is_carried(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
     reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
     reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]
@@ -281,12 +275,12 @@ def sequence_plan(
     )
 
 
-def _sequence(burn_in: int, length: int) -> tuple[Group, Group]:
-    """The groups of a sequence's steps and of their next observations."""
+def _sequence_groups(burn_in: int, length: int) -> tuple[Group, Group]:
+    """Return the groups of a sequence's steps and of their next observations."""
     offsets = range(-burn_in, length)
     return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
 
 
 def next_path(path: Path) -> Path:
-    """The path of a leaf of `obs` in `next_obs`."""
+    """Return the path of a leaf of `obs` in `next_obs`."""
     return ("next_obs", *path[1:])

@@ -43,7 +43,7 @@ class RecoverableBuffer:
 
     @property
     def max_growth(self) -> int:
-        """Maximum growth of a commit over that of an empty buffer, in bytes: staged fields, and the ids of an epoch."""
+        """Maximum bytes of a commit beyond the commit of an empty buffer: for staged fields and the ids of an epoch."""
         buffer = self._live_buffer
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
         sampler_bytes = 8 * self._ring.kind.numel() if has_state else 0
@@ -75,7 +75,7 @@ class RecoverableBuffer:
         return self._ring.head
 
     def config(self) -> dict[str, Any]:
-        """See `ReplayBuffer.config`."""
+        """Return `ReplayBuffer.config`."""
         return self._live_buffer.config()
 
     def state(self) -> State:
@@ -192,7 +192,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), commit.max_rows_since_commit)
         damaged = backend.damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
-            ring.drop_before(torch.where(damaged, ring.rows() + 1, 0).amax(0))
+            ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
     # Rows that were rewritten after the commit may have reached the disk in part.
     backend.forget_write_back()
     ring.exclude(backend.torn_rows())

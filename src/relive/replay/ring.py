@@ -12,9 +12,8 @@ torch ops on the ring's device, without synchronisation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +35,7 @@ MAX_ID = 2**63 - 1
 NO_ID = -(2**63)
 """The id of an empty slot. Not -1, which callers pass as padding."""
 
-_MANY_STEPS = 1024
+_MAX_GATHERED_STEPS = 1024
 
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
 """The kinds of slots. EMPTY: no row. TRANSITION: can be drawn. FINAL: only the last observation of an episode. PENDING:
@@ -44,52 +43,48 @@ only the newest observation, from which the next step starts. HISTORY: too old t
 stacks."""
 
 
-def _per_slot(dtype: torch.dtype) -> dict[str, Any]:
-    return {"dtype": dtype, "of_slots": True}
-
-
-def _per_env(dtype: torch.dtype) -> dict[str, Any]:
-    return {"dtype": dtype, "of_slots": False}
+_SLOT_STATE = {"kind": torch.uint8, "first": torch.bool}
+_ENV_STATE = {
+    "head": torch.int64, "open": torch.bool, "resetting": torch.bool, "count": torch.int64, "floor": torch.int64,
+}  # fmt: skip
 
 
 @dataclass(eq=False)
 class Ring:
     """`num_envs` columns of slots; the newest `num_sampleable` rows of each can be drawn.
 
-    The tensors below are the ring's state. Their names and order also define files, checkpoints and the native ring.
+    The tensors of `_SLOT_STATE` and `_ENV_STATE` are the ring's state. Their names and order also define files,
+    checkpoints and the native ring.
     """
 
     num_sampleable: int
     slots: int
     num_envs: int
-    kind: torch.Tensor = field(metadata=_per_slot(torch.uint8))
+    kind: torch.Tensor
     """The kind of every slot [S, N]."""
-    first: torch.Tensor = field(metadata=_per_slot(torch.bool))
+    first: torch.Tensor
     """Whether the observation of a slot starts an episode [S, N]."""
-    head: torch.Tensor = field(metadata=_per_env(torch.int64))
+    head: torch.Tensor
     """Number of the next row [N]."""
-    open: torch.Tensor = field(metadata=_per_env(torch.bool))
+    open: torch.Tensor
     """Whether the head row already holds an observation, the `next_obs` of the last step [N]."""
-    resetting: torch.Tensor = field(metadata=_per_env(torch.bool))
+    resetting: torch.Tensor
     """Whether the next step only resets (NEXT_STEP) [N]."""
-    count: torch.Tensor = field(metadata=_per_env(torch.int64))
+    count: torch.Tensor
     """Number of transitions [N]."""
-    floor: torch.Tensor = field(metadata=_per_env(torch.int64))
+    floor: torch.Tensor
     """First valid row [N]: rows before it were cleared or dropped."""
     journal: torch.Tensor | None = None
     """1 + 2 · head + open at the start of an unfinished write, else 0 [N]; see `recover`. Not saved."""
 
     @staticmethod
     def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each state tensor, by name."""
-        return {
-            each.name: ((slots, num_envs) if each.metadata["of_slots"] else (num_envs,), each.metadata["dtype"])
-            for each in fields(Ring)
-            if each.metadata
-        }
+        """Return the shape and dtype of each state tensor, by name."""
+        forms = {name: ((slots, num_envs), dtype) for name, dtype in _SLOT_STATE.items()}
+        return forms | {name: ((num_envs,), dtype) for name, dtype in _ENV_STATE.items()}
 
     @staticmethod
-    def allocated(num_sampleable: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
+    def allocate(num_sampleable: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
         """Make an empty ring, or reopen the one in the allocator's memory."""
         slots = num_sampleable + history
         forms = Ring.forms(slots, num_envs).items()
@@ -100,7 +95,7 @@ class Ring:
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The state tensors by name, in the order of the native ring."""
-        return {name: getattr(self, name) for name in _STATE}
+        return {name: getattr(self, name) for name in (*_SLOT_STATE, *_ENV_STATE)}
 
     @property
     def size(self) -> int:
@@ -112,53 +107,53 @@ class Ring:
         """Ids of the rows 0 and 1 of every environment [2, N]; those of row 0 are the environment numbers."""
         return torch.arange(2 * self.num_envs, device=self.kind.device).view(2, -1)
 
-    def pending(self) -> torch.Tensor:
-        """Flat slots [N] of the head rows; they hold the newest observations of open episodes."""
-        return self.at(self.head, self.first_ids[0])
+    def pending_slots(self) -> torch.Tensor:
+        """Return the flat slots [N] of the head rows; they hold the newest observations of open episodes."""
+        return self.flat_slots(self.head, self.first_ids[0])
 
-    def transitions(self) -> torch.Tensor:
-        """Flat slots of all transitions."""
+    def transition_slots(self) -> torch.Tensor:
+        """Return the flat slots of all transitions."""
         return (self.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
 
-    def at(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
-        """Flat slots of rows."""
+    def flat_slots(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
+        """Return the flat slots of rows."""
         return row % self.slots * self.num_envs + env
 
-    def newest(self) -> torch.Tensor:
-        """Newest written row of each environment [N]."""
+    def newest_rows(self) -> torch.Tensor:
+        """Return the newest written row of each environment [N]."""
         return self.head - (~self.open).long()
 
-    def rows(self) -> torch.Tensor:
-        """Row number of every slot [S, N]."""
-        top = self.newest()
+    def row_numbers(self) -> torch.Tensor:
+        """Return the row number of every slot [S, N]."""
+        top = self.newest_rows()
         slot, place = torch.arange(self.slots, device=top.device).unsqueeze(1), top % self.slots
         return slot + torch.where(slot > place, top - place - self.slots, top - place)
 
     def ids(self) -> torch.Tensor:
-        """Ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
-        ids = torch.add(self.first_ids[0], self.rows(), alpha=self.num_envs)
+        """Return the ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
+        ids = torch.add(self.first_ids[0], self.row_numbers(), alpha=self.num_envs)
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
-    def id_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """Ids of the newest rows at flat slots."""
-        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
-        top = beyond[slots % self.num_envs] - self.num_envs
+    def ids_at(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the ids of the newest rows at flat slots."""
+        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
+        top = next_ids[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
     def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
-        """Flat slots of the rows `steps` later."""
+        """Return the flat slots of the rows `steps` later."""
         return (slots + steps * self.num_envs) % self.size
 
     def before(self, slots: torch.Tensor) -> torch.Tensor:
-        """Flat slots of the preceding rows."""
+        """Return the flat slots of the preceding rows."""
         return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
+        """Return the kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
-        """Mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
+        """Return a mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
         inside = slots.clamp(0, self.kind.numel() - 1)
         return (slots == inside) & (self.kind_at(inside) == TRANSITION)
 
@@ -166,27 +161,27 @@ class Ring:
         """Return the flat slots of row ids (-1 for rows that cannot be drawn), and a mask of ids never issued."""
         env = ids % self.num_envs
         row = ids.div(self.num_envs, rounding_mode="floor")
-        slots = self.at(row.clamp(min=0), env)
-        inside = row > self.newest()[env] - self.num_sampleable
+        slots = self.flat_slots(row.clamp(min=0), env)
+        inside = row > self.newest_rows()[env] - self.num_sampleable
         kind = self.kind_at(slots)
-        never = (ids < 0) | (row >= self.head[env]) | (inside & (kind == FINAL))
-        return torch.where(inside & (kind == TRANSITION) & ~never, slots, -1), never
+        is_unissued = (ids < 0) | (row >= self.head[env]) | (inside & (kind == FINAL))
+        return torch.where(inside & (kind == TRANSITION) & ~is_unissued, slots, -1), is_unissued
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        """Number of transitions of the same episode after each slot."""
+        """Return the number of transitions of the same episode after each slot."""
         # Repeated twice: episodes continue across the end of the ring.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        """Number of transitions of the same episode before each slot."""
+        """Return the number of transitions of the same episode before each slot."""
         # A run starts with its episode, or after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `preceding` up to `before` and `ahead` up to `after`; both limits are below the number of slots."""
-        if before + after > _MANY_STEPS:  # for many steps a pass over all slots is faster
+        if before + after > _MAX_GATHERED_STEPS:  # for many steps a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
         at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
@@ -194,34 +189,38 @@ class Ring:
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Distance from each place back to the nearest earlier stop in its column."""
+        """Return the distance from each place back to the nearest earlier stop in its column."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
 
-    def run(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return flat slots of rows and of the `count` rows after each [count + 1, B], and a mask [count, B] of rows
-        before the last that are not transitions."""
+    def following_slots(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the flat slots of rows and of the `count` rows after each [count + 1, B].
+
+        Also return a mask [count, B] of the rows, without the last, that are not transitions.
+        """
         offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         run = (ids + offsets) % self.size
         return run, self.kind_at(run[:-1]) != TRANSITION
 
-    def windows(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Flat slots [B, before + after] of packed sequences: up to `before` steps before each row, the row and up to
-        `after` - 1 steps after it, then -1."""
+    def sequence_slots(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
+        """Return the flat slots [B, before + after] of packed sequences.
+
+        A sequence has up to `before` steps before its row, the row, up to `after` - 1 steps after it, and then -1.
+        """
         if not before and not cross:
-            run, is_no_step = self.run(ids, min(after, self.slots))
+            run, is_no_step = self.following_slots(ids, min(after, self.slots))
             steps = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
         row_spacing = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
         back, ahead = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
-        near = ids.unsqueeze(1) + offsets
-        at = near % self.size
+        nearby_ids = ids.unsqueeze(1) + offsets
+        at = nearby_ids % self.size
         is_step = self.kind_at(at) == TRANSITION
         if cross:
             next_id = torch.add(self.first_ids[0], self.head, alpha=self.num_envs)[ids % self.num_envs].unsqueeze(1)
-            is_step &= (near < next_id) & (near >= next_id - self.size)
+            is_step &= (nearby_ids < next_id) & (nearby_ids >= next_id - self.size)
         else:
             episode = (self.first.view(-1)[at] >= is_step).cumsum(1)
             is_step &= episode == episode[:, back : back + 1]
@@ -229,9 +228,9 @@ class Ring:
         own = number[:, back : back + 1]
         place = number - (own - before).clamp(min=1)
         is_step &= (place >= 0) & (number < own + after)
-        unused = before + after
-        windows = torch.full((len(ids), unused + 1), -1, device=ids.device)
-        return windows.scatter_(1, torch.where(is_step, place, unused), at)[:, :-1]
+        padding_place = before + after
+        windows = torch.full((len(ids), padding_place + 1), -1, device=ids.device)
+        return windows.scatter_(1, torch.where(is_step, place, padding_place), at)[:, :-1]
 
     def recover(self) -> None:
         """Restore a valid ring after a process died while it held the lock.
@@ -248,7 +247,7 @@ class Ring:
     def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
         """Roll the environments `where` back to earlier heads [N]; up to `reach` rows may have been written since."""
         kind = self.kind.view(-1)
-        pending = self.at(head, self.first_ids[0])
+        pending = self.flat_slots(head, self.first_ids[0])
         kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
         self.head.copy_(torch.where(where, head + was_open.long(), self.head))
         self.open &= ~where
@@ -257,16 +256,16 @@ class Ring:
 
     def drop_before(self, below: torch.Tensor) -> None:
         """Drop all rows before `below` [N], before a missing row, and final rows without a transition before them."""
-        row, kind = self.rows(), self.kind
+        row, kind = self.row_numbers(), self.kind
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
-        lost = below > self.floor
-        past_newest = self.newest() + 1
-        begins = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
-        self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
+        loses_rows = below > self.floor
+        past_newest = self.newest_rows() + 1
+        first_rows = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
+        self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
-        unsafe = lost & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
-        kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(unsafe, HISTORY, kind)).to(torch.uint8))
+        lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
+        kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(lacks_frames, HISTORY, kind)).to(torch.uint8))
         self.open &= self.head > self.floor
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))
@@ -283,7 +282,7 @@ class Ring:
         """
         env = self.first_ids[0] if envs is None else envs
         kind, head, is_open = self.kind.view(-1), self.head[env], self.open[env]
-        pending, after = self.at(head, env), head + is_open.long()
+        pending, after = self.flat_slots(head, env), head + is_open.long()
         ended = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
 
         def change() -> None:
@@ -301,7 +300,7 @@ class Ring:
         complete(change)
 
     def rows_left(self) -> int:
-        """Minimum number of rows per environment until ids exceed int64. Synchronises."""
+        """Return the minimum number of rows per environment until ids exceed int64. Synchronises."""
         return MAX_ID // self.num_envs - int(self.head.max())
 
     def require_rows_left(self, steps: int) -> int:
@@ -320,9 +319,6 @@ class Ring:
         self.open.zero_()
 
 
-_STATE = tuple(Ring.forms(0, 0))
-
-
 class HostRing:
     """One column with its head on the host: the newest `capacity` rows, row r at slot r mod `capacity`."""
 
@@ -339,21 +335,24 @@ class HostRing:
         return max(self.floor, self.head - self.capacity)
 
     def __len__(self) -> int:
-        """Number of stored rows."""
+        """Return the number of stored rows."""
         return self.head - self.oldest
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """Slots of rows."""
+        """Return the slots of rows."""
         return rows % self.capacity
 
     def next_slots(self, count: int) -> list[tuple[slice, slice]]:
         """Split the next `count` rows into consecutive slots: pairs (rows, slots), of the last `capacity` rows."""
-        if self.head + count > 2**63 - 1:
+        if self.head + count > MAX_ID:
             raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
         start = max(count - self.capacity, 0)
         slot = (self.head + start) % self.capacity
-        seam = min(start + self.capacity - slot, count)
-        pieces = [(slice(start, seam), slice(slot, slot + seam - start)), (slice(seam, count), slice(0, count - seam))]
+        ring_end = min(start + self.capacity - slot, count)
+        pieces = [
+            (slice(start, ring_end), slice(slot, slot + ring_end - start)),
+            (slice(ring_end, count), slice(0, count - ring_end)),
+        ]
         return [(rows, slots) for rows, slots in pieces if rows.stop > rows.start]
 
     def clear(self) -> None:
@@ -372,10 +371,10 @@ def load_ring(ring: Ring, saved: SnapshotReader) -> None:
 def check_ring(*state: torch.Tensor) -> None:
     """Verify kind, head, count and floor of untrusted state: a wrong one could address memory outside the ring."""
     kind, head, count, floor = map(on_host, state)
-    most = (1 << 62) // (2 * len(head))
+    max_row = (1 << 62) // (2 * len(head))
     for name, right, got, expected in (
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
-        ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
+        ("head", (head >= 0) & (head < max_row), head, f"a row of 0 to {max_row}"),
         ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
         ("count", count == np.count_nonzero(kind == TRANSITION, axis=0), count, "the number of transitions"),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from relive.checkpoint.snapshot import Rows, SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
-from relive.replay.invariants import check_rows
-from relive.replay.ring import Ring, load_ring
+from relive.replay.ring import EMPTY, Ring, load_ring
 from relive.schema.conversion import (
     alias_memory,
     as_indexable,
@@ -55,7 +53,7 @@ class RowStorage:
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.obs_leaves)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
         history = schema.deepest_stack - 1
-        self.ring = Ring.allocated(
+        self.ring = Ring.allocate(
             rows_per_env if stores_next_obs else rows_per_env + 1, num_envs or 1, history, allocator
         )
         shape = (self.ring.slots, self.ring.num_envs)
@@ -111,19 +109,19 @@ class RowStorage:
         return sum(t.nbytes for t in self.tensors)
 
     def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The leaves `terminated` and `truncated`."""
+        """Return the leaves `terminated` and `truncated`."""
         terminated, truncated = (self.leaves[self.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         return terminated, truncated
 
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
-        """The leaves by path, for callers."""
+        """Return the leaves by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
         # `next_leaves` is empty if next observations are shared.
         leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))
         return {path: alias_memory(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
-        """Bits of a leaf at flat slots, with frame stacks rebuilt."""
+        """Return the bits of a leaf at flat slots, with frame stacks rebuilt."""
         if leaf in self.stacked:
             return as_indexable(self.rebuild_stacks(leaf, slots))
         return as_indexable(self.leaves[leaf].flatten(0, 1))[slots]
@@ -150,18 +148,18 @@ class RowStorage:
         where = prefix + path_name(self.schema.paths[leaf])
         return convert(where, self._caller_fields[leaf], value, lead, self.device, overflowed=self.overflowed)
 
-    def leading_shape_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
-        """Leading shape of a step, or of a block of steps, for all environments or for `envs`."""
+    def step_shape(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
+        """Return the leading shape of a step, or of a block of steps, for all environments or for `envs`."""
         lead = self.leading_shape if envs is None else (len(envs),)
         return lead if steps is None else (steps, *lead)
 
-    def fits(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
+    def can_store_directly(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
         """Whether a step of all environments can be stored without conversion."""
         fields, shapes, device = self._caller_fields, self._caller_shapes, repeat(self.device)
         if not all(map(is_converted, fields, leaves, shapes, device)):
             return False
-        for i, following in zip(self.obs_leaves, nexts, strict=True):
-            if not is_converted(fields[i], following, shapes[i], self.device) or ranges_overlap(leaves[i], following):
+        for i, next_leaf in zip(self.obs_leaves, nexts, strict=True):
+            if not fits(fields[i], next_leaf, shapes[i], self.device) or extents_meet(leaves[i], next_leaf):
                 return False
         return True
 
@@ -169,22 +167,22 @@ class RowStorage:
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Convert all leaves of a step or a block, and the leaves of its next observations."""
-        lead = self.leading_shape_of(envs, steps)
-        observed = [leaves[i] for i in self.obs_leaves], nexts
+        lead = self.step_shape(envs, steps)
+        obs_and_next = [leaves[i] for i in self.obs_leaves], nexts
         if steps is None:
-            refuse_reused_leaves(self.schema, *observed)
+            refuse_reused_leaves(self.schema, *obs_and_next)
         else:  # a block cut from one array shares obs with the next_obs of other steps: compare the first row only
-            refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in observed))
+            refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in obs_and_next))
         converted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
-        fitted_nexts = tuple(
+        converted_nexts = tuple(
             self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
         )
         if steps is None:  # checked again: the memory of some objects is known only after conversion
-            refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], fitted_nexts)
-        return converted, fitted_nexts
+            refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], converted_nexts)
+        return converted, converted_nexts
 
-    def unstackable(self, leaf: int) -> SchemaError:
-        """The error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
+    def make_stack_error(self, leaf: int) -> SchemaError:
+        """Make the error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.obs_leaves[leaf - count] if is_next else leaf
@@ -195,17 +193,21 @@ class RowStorage:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
 
-    def misaligned(self, leaf: int) -> SchemaError:
-        """The error for a value at an unaligned address."""
+    def make_misaligned_error(self, leaf: int) -> SchemaError:
+        """Make the error for a value at an unaligned address."""
         return misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
 
-    # Saving
-
     def state(self) -> State:
-        """The state to save: the ring, the pending observations and mutable leaves."""
-        pending = self.ring.pending()
+        """Return the state to save: the ring, the pending observations and mutable leaves."""
+        pending = self.ring.pending_slots()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
-        pending_obs = {name: as_indexable(column)[pending].view(column.dtype) for name, column in columns.items()}
+        # Zeros in an empty slot: after `clear()` it holds bytes of a deleted row, which a loaded buffer does not have.
+        is_empty = self.ring.kind_at(pending) == EMPTY
+        pending_bits = {name: as_indexable(column)[pending] for name, column in columns.items()}
+        pending_obs = {
+            name: bits.masked_fill_(wide(is_empty, bits), 0).view(columns[name].dtype)
+            for name, bits in pending_bits.items()
+        }
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
         if self.mutable:  # omitted without mutable leaves, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
@@ -216,7 +218,7 @@ class RowStorage:
         ring = self.ring
         load_ring(ring, saved.part("ring"))
         self.num_invalid_stacks.fill_(saved.part("ring").values.entry("broken").integer())
-        pending, pending_obs = ring.pending(), saved.part("pending")
+        pending, pending_obs = ring.pending_slots(), saved.part("pending")
         for i in self.obs_leaves:
             leaf = self.leaves[i].flatten(0, 1)
             as_indexable(leaf)[pending] = as_indexable(pending_obs.read_like(f"obs{i}", leaf[: ring.num_envs])).to(
@@ -226,20 +228,16 @@ class RowStorage:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
-        """The complete rows, without mutable leaves: no later write modifies them."""
+        """Return the complete rows, without mutable leaves: no later write modifies them."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring
         if not self.has_values:
             return Rows(tensors, *(torch.zeros(ring.num_envs, dtype=torch.int64, device="cpu") for _ in range(2)))
-        oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
+        oldest = torch.maximum(ring.newest_rows() - ring.slots + 1, ring.floor).clamp(min=0)
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
-
-    def check(self, is_valid: Callable[[], bool] | None = None) -> None:
-        """Verify the shapes of leaves and the invariants of the ring; `is_valid`: see `check_rows`."""
-        check_rows(self, is_valid)
 
 
 def _first_row(leaf: Any) -> Any:
-    dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
-    return leaf[:1] if dense and leaf.ndim else None
+    is_dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
+    return leaf[:1] if is_dense and leaf.ndim else None

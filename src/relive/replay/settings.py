@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
 
 
-_UNCOUNTED = (
+_SHARED_MEMORY_REFUSAL = (
     "None in shared memory, where other processes add steps that it would not count",
     "one",
     "Count in each process that adds steps: EpisodeStats.update and RunningNorm.update take every step.",
@@ -62,20 +62,20 @@ class ReplaySettings:
         check_replay(self.capacity, self.num_envs, next_obs, self.schema)
         self.memory.require(replay_nbytes(self.schema, self.capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=self.memory.device).device
-        self._refuse_uncounted(stats is not None, bool(norm))
+        self._refuse_statistics(stats is not None, bool(norm))
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
         """Whether no field is nested and there are no extra fields."""
 
-    def _refuse_uncounted(self, *flags: bool) -> None:
+    def _refuse_statistics(self, *flags: bool) -> None:
         """Raise for statistics or norms in shared memory: they would count only this process's steps."""
         for name, is_given in zip(("stats", "norm"), flags, strict=True):
             if is_given and self.memory.is_shared:
-                raise SchemaError(explain(name, *_UNCOUNTED))
+                raise SchemaError(explain(name, *_SHARED_MEMORY_REFUSAL))
 
-    def backend_in(self, allocator: Allocator) -> Any:
+    def make_backend(self, allocator: Allocator) -> Any:
         """Make the backend, with rows from this allocator."""
         rows = RowStorage(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
@@ -97,7 +97,7 @@ class ReplaySettings:
         return TritonBackend(rows)
 
     def row_specs(self) -> dict[str, ArraySpec]:
-        """The dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
+        """Return the dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
         schema = self.schema
         columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
         if self.next_obs == "stored":
@@ -105,7 +105,7 @@ class ReplaySettings:
         return {name: (field.dtype, field.shape) for name, field in columns.items()}
 
     def config(self) -> dict[str, Any]:
-        """The arguments as JSON."""
+        """Return the arguments as JSON."""
         trees = self.schema.config()
         return {
             "capacity": self.capacity,
@@ -127,8 +127,8 @@ def saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]
     observers = saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)
     device = changes.get("device")
     if isinstance(device, Memory) and device.is_shared:
-        for name in (name for name, one in observers.items() if one):
-            raise IncompatibleCheckpoint(explain(name, *_UNCOUNTED))
+        for name in (name for name, observer in observers.items() if observer):
+            raise IncompatibleCheckpoint(explain(name, *_SHARED_MEMORY_REFUSAL))
     return {
         "capacity": config.entry("capacity").integer(1, 1 << 50),
         **{name: parse_declaration(config.entry(name)) for name in ("obs", "action", "reward")},

@@ -19,9 +19,9 @@ from relive.schema.fields import caller_shape
 from relive.schema.invariants import require, require_layout
 from relive.statistics.observers import Observers
 
-Staged = dict[str, tuple[torch.Tensor, ...]]
+StagedLeaves = dict[str, tuple[torch.Tensor, ...]]
 
-_NOTHING: dict[str, Any] = {}
+_NO_FIELDS: dict[str, Any] = {}
 
 
 class StepInput:
@@ -29,7 +29,7 @@ class StepInput:
 
     def __init__(self, rows: RowStorage) -> None:
         self._rows, self._schema = rows, rows.schema
-        self.staged: Staged = {}
+        self.staged: StagedLeaves = {}
         """Leaves of staged fields, by field."""
         names = self._schema.names
         self._flatten = Flattening(self._schema, names[:5], names[5:])
@@ -43,7 +43,7 @@ class StepInput:
 
     def stage(self, values: Mapping[str, Any]) -> None:
         """Copy fields of the next step."""
-        staged: Staged = {}
+        staged: StagedLeaves = {}
         for name, value in values.items():
             self._schema.require(name)
             if name in self.staged:
@@ -64,7 +64,7 @@ class StepInput:
 
     def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
         """Flatten a next observation."""
-        return self._flatten_next((next_obs,), _NOTHING)
+        return self._flatten_next((next_obs,), _NO_FIELDS)
 
     def gymnasium_step(
         self, obs: Any, action: Any, step: Any, extra: dict[str, Any], mode: AutoresetMode | None,
@@ -72,7 +72,7 @@ class StepInput:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
         """Flatten the result of `env.step`: leaves of the step, of its true next observation, and the info."""
         rows = self._rows
-        lead = rows.leading_shape_of(envs)
+        lead = rows.step_shape(envs)
         nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
         return leaves, nexts, step[4]
@@ -100,7 +100,7 @@ class StepInput:
             raise SchemaError(explain("extend", expected, got, "Pass exactly the declared fields."))
 
     def state(self) -> State:
-        """The staged fields."""
+        """Return the staged fields."""
         arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
         return State({"names": list(self.staged)}, arrays)
 
@@ -139,7 +139,7 @@ def plan_counts(
     measured: Mapping[str, torch.Tensor],
 ) -> Callable[[], None]:  # fmt: skip
     """Compute the change of statistics by a write before it happens; see `Observers.plan`."""
-    lead = rows.leading_shape_of(envs, steps)
+    lead = rows.step_shape(envs, steps)
     block = {
         i: rows.convert_leaf(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))
         for i in observers.observed_leaves

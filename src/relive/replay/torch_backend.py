@@ -13,7 +13,7 @@ from relive.errors import SchemaError
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.torch_ops import wide
-from relive.replay.backend import Backend, ChangedSlots, never_issued
+from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityCounter, ContinuityStats, step_continuity, stored_continuity
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
@@ -33,13 +33,13 @@ class TorchBackend(Backend):
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
         self._is_host = rows.device.type == "cpu"
-        """Whether reading a result needs no synchronisation: on the CPU."""
+        """Whether the rows are on the CPU, where reading a result needs no synchronisation."""
         self.counter = ContinuityCounter(is_on=self._is_host)
         """Counts of continued and cut steps."""
         self.is_empty = True
         """Whether nothing was written since the last clear, known without synchronising."""
         self._host_counts = as_numpy_if_cpu(rows.ring.count)
-        self._written: list[Written] = []
+        self._written: list[WrittenStep] = []
         self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
         self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
         """The slots of the last draw, their entries in the index, and the slots' version."""
@@ -48,8 +48,6 @@ class TorchBackend(Backend):
         self._tree: PriorityTree | None = None
         self._rows_left = MAX_ID // self.num_envs
         """Minimum number of rows per environment until ids exceed int64."""
-
-    # Writing
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
@@ -72,15 +70,15 @@ class TorchBackend(Backend):
 
     def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
         """Perform a write; called again after an interruption, it continues."""
-        has_tables, writer.has_tables = writer.has_tables, False
+        is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
         self._written = writer.write()
         if writer.write_error is not None:
             return
         self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
-        if has_tables:
+        if is_first_attempt:
             self._uniform_index.follow(self._written)
             self._renew_row_table()
-        else:  # an interruption may have left the tables half updated
+        else:
             self._forget_tables()
         if then is not None:
             then()
@@ -104,11 +102,11 @@ class TorchBackend(Backend):
         complete(change)
 
     def continuity(self) -> ContinuityStats:
-        """Continuity statistics of the steps written by this object."""
+        """Return the continuity statistics of the steps written by this object."""
         return self.counter.stats
 
     def changed_slots(self) -> ChangedSlots:
-        """Slots that the last write filled, and slots whose rows left the sampling window."""
+        """Return the slots that the last write filled, and slots whose rows left the sampling window."""
         slots = [each for step in self._written for each in (step.slots.view(-1), step.retired) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
@@ -144,13 +142,11 @@ class TorchBackend(Backend):
             ids.index_copy_(0, step.slots[0], rows)
 
     @torch.inference_mode(False)  # inference tensors could not be updated outside inference mode
-    def _table_of_rows(self) -> torch.Tensor:
+    def _get_row_table(self) -> torch.Tensor:
         if self._row_table is None:
             slots = torch.arange(self.ring.size, device=self.device)
             self._row_table = torch.stack([slots, self.ring.after(slots), self.ring.ids()])
         return self._row_table
-
-    # Drawing
 
     def __len__(self) -> int:
         return int(self._host_counts.sum())
@@ -181,44 +177,38 @@ class TorchBackend(Backend):
             slots, masses = torch.where(changed, slots, self.ring.size), masses * changed
         self.tree().set(slots, masses)
 
-    # Reading
-
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stores_next_obs:
             return super().next_and_ids(slots)
         rows = self._last_entries(slots)
         if rows is None:
-            rows = self._table_of_rows().index_select(1, slots)
+            rows = self._get_row_table().index_select(1, slots)
         return rows[:2], rows[2]
-
-    # Ids of rows
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         entries = self._last_entries(slots)
-        return self.ring.id_of(slots) if entries is None else entries[-1]
+        return self.ring.ids_at(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """The index entries of these slots if they are the last draw; None otherwise."""
+        """Return the index entries of these slots if they are the last draw; None otherwise."""
         if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
             return None  # a sampler may have changed the slots in place
         return self._last_draw[1]
 
     @staticmethod
     def _version(slots: torch.Tensor) -> int | None:
-        """torch's version counter of in-place writes; None for inference tensors."""
+        """Return torch's version counter of in-place writes; None for inference tensors."""
         return None if slots.is_inference() else slots._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         at = ids % self.ring.size
-        slots = at.masked_fill(self._table_of_rows()[2].index_select(0, at) != ids, -1)
+        slots = at.masked_fill(self._get_row_table()[2].index_select(0, at) != ids, -1)
         # Not checked on other devices: it would synchronise.
         if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
-            _, never = self.ring.locate(ids)
-            if never.any():
-                raise never_issued(ids, int(never.nonzero()[0]))
+            _, is_unissued = self.ring.locate(ids)
+            if is_unissued.any():
+                raise never_issued_error(ids, int(is_unissued.nonzero()[0]))
         return slots
-
-    # Verifying
 
     def check(self) -> None:
         super().check()
@@ -232,9 +222,6 @@ class TorchBackend(Backend):
 
     def _check_is_empty(self, has_rows: bool) -> None:
         require(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
-
-
-_LAST = 2**63 - 1
 
 
 class UniformIndex:
@@ -256,7 +243,7 @@ class UniformIndex:
         """Discard the index; the next draw rebuilds it."""
         self._entries = None
 
-    def follow(self, steps: list[Written]) -> None:
+    def follow(self, steps: list[WrittenStep]) -> None:
         """Add the rows of a write. The ring's counts already exclude retired rows."""
         if self._entries is None:
             return
@@ -265,11 +252,11 @@ class UniformIndex:
             ends = self._ends if step.envs is None else self._ends[step.envs]
             self._entries.index_copy_(1, ends % size, torch.cat([step.slots, step.ids[:1]]))
             # A reset row is written at the next place and overwritten by the next row.
-            grown = num_envs if step.is_reset is None else (~step.is_reset).long() * num_envs
+            num_added = num_envs if step.is_reset is None else (~step.is_reset).long() * num_envs
             if step.envs is None:
-                self._ends += grown
+                self._ends += num_added
             else:
-                self._ends[step.envs] = ends + grown
+                self._ends[step.envs] = ends + num_added
         self._add_up()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
@@ -284,7 +271,7 @@ class UniformIndex:
 
     def _add_up(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last bound: every number maps to an environment, even if none has rows
+        self._bounds = counts[:-1]  # without the last: every number maps to an environment, even in an empty ring
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
@@ -293,7 +280,7 @@ class UniformIndex:
         ring = self._ring
         self._ends = torch.add(ring.first_ids[0], ring.count, alpha=ring.num_envs)
         ids = ring.ids().view(ring.slots, -1)
-        ids = ids.masked_fill_(ids < 0, _LAST).sort(0).values
+        ids = ids.masked_fill_(ids < 0, MAX_ID).sort(0).values
         slots = ids % ring.size
         entry = (slots, ring.after(slots), ids) if self._in_order else (slots, ids)
         return torch.stack(entry).view(len(entry), -1)
@@ -308,13 +295,13 @@ class UniformIndex:
         first = self._ends - ring.count * ring.num_envs
         places = (first + number * ring.num_envs) % ring.size
         expected = rebuilt._entries.view(-1, ring.slots, ring.num_envs)
-        right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
-        require_all(right, "uniform index", "the transitions of each environment", self._entries[-1][places])
+        is_right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
+        require_all(is_right, "uniform index", "the transitions of each environment", self._entries[-1][places])
         drawable = (ring.kind == TRANSITION).sum()
         require_all(self._total == drawable.clamp(min=1), "uniform index", "the number of transitions", self._total)
 
 
-class Written(NamedTuple):
+class WrittenStep(NamedTuple):
     """One written step: its rows and, if next observations are shared, the rows after them."""
 
     envs: torch.Tensor | None
@@ -329,22 +316,6 @@ class Written(NamedTuple):
     """Slots of rows that became history [2 K]; None if rows are overwritten directly."""
 
 
-class Changes:
-    """A list of assignments to apply later, in order. Applying them twice has the same result."""
-
-    def __init__(self) -> None:
-        self._calls: list[Callable[[], Any]] = []
-
-    def add(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Append a call to the list."""
-        self._calls.append(partial(function, *arguments, **options))
-
-    def apply(self) -> None:
-        """Make all calls of the list, in order."""
-        for call in self._calls:
-            call()
-
-
 class TorchWriter:
     """Writes one step, or with `blocks` several steps in time order, of all environments or of `envs`: all or nothing.
 
@@ -353,76 +324,69 @@ class TorchWriter:
     """
 
     def __init__(
-        self,
-        rows: RowStorage,
-        leaves: tuple[torch.Tensor, ...],
-        nexts: tuple[torch.Tensor, ...],
-        envs: torch.Tensor | None,
-        blocks: bool,
-        *,
-        counts: bool,
-    ) -> None:
+        self, rows: RowStorage, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...],
+        envs: torch.Tensor | None, blocks: bool, *, counts: bool,
+    ) -> None:  # fmt: skip
         self._rows, self._ring, self._envs = rows, rows.ring, envs
         self._counts, self.counted = counts, ContinuityStats()
         ids = self._ring.first_ids[:1] if rows.stores_next_obs else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
-        self._env_state = (ring.head, ring.open, ring.resetting, ring.count)
+        self._ring_state = (ring.head, ring.open, ring.resetting, ring.count)
+        self._env_state = self._ring_state if envs is None else tuple(each[envs] for each in self._ring_state)
         """The ring state of these environments: the ring's tensors, or copies that are written back at the end."""
-        if envs is not None:
-            self._env_state = tuple(each[envs] for each in self._env_state)
         self._head, self._open, self._resetting, self._count = self._env_state
-        self._written: list[Written] = []
+        self._written: list[WrittenStep] = []
         """Steps written so far."""
-        self._current: tuple[Written, Changes, ContinuityStats] | None = None
-        """The current step: its rows, assignments and continuity; None between steps."""
+        self._current: tuple[WrittenStep, ContinuityStats] | None = None
+        """The current step: its rows and its continuity; None between steps."""
+        self._changes: list[Callable[[], Any]] = []
+        """The assignments of the current step, in order. Applying all of them twice has the same result."""
         # Only a block of frame stacks can be refused after its first steps were written.
-        undone = rows.stacked and blocks and rows.device.type == "cpu"
-        undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if undone else ()
+        can_be_undone = rows.stacked and blocks and rows.device.type == "cpu"
+        undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if can_be_undone else ()
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
         self.write_error: SchemaError | None = None
         """The error of a refused write; None without one."""
-        self.has_tables = True
-        """Whether the tables were not updated for this write yet."""
+        self.is_first_attempt = True
+        """Whether this write was not interrupted yet; an interruption may leave the tables half updated."""
 
-    def write(self) -> list[Written]:
+    def write(self) -> list[WrittenStep]:
         """Write the steps, or the remaining steps after an interruption."""
-        ring, steps, next_steps = self._ring, self._steps, self._next_steps
+        steps, next_steps = self._steps, self._next_steps
         while self.write_error is None and len(self._written) < len(steps[0]):
             t = len(self._written)
             try:
                 if self._current is None:
                     self._current = self._plan_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps])
-                written, changes, counted = self._current
-                changes.apply()
+                written, counted = self._current
+                for change in self._changes:
+                    change()
                 after, counted = [*self._written, written], self.counted + counted
-                self._written, self.counted, self._current = (
-                    after,
-                    counted,
-                    None,
-                )  # one statement without calls: a signal cannot separate the assignments
+                # One statement without calls: a signal cannot separate the assignments.
+                self._written, self.counted, self._current = after, counted, None
             except SchemaError as error:
                 self.write_error = error
         if self.write_error is not None:
             for tensor, old_values in self._undo:
                 tensor.copy_(old_values)
         elif self._envs is not None:
-            for tensor, new_values in zip(
-                (ring.head, ring.open, ring.resetting, ring.count), self._env_state, strict=True
-            ):
+            for tensor, new_values in zip(self._ring_state, self._env_state, strict=True):
                 tensor[self._envs] = new_values
         return self._written
+
+    def _defer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Append a call to the assignments of the current step."""
+        self._changes.append(partial(function, *arguments, **options))
 
     def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
         leaf = leaf if blocks else leaf.unsqueeze(0)
         return leaf if self._rows.leading_shape else leaf.unsqueeze(1)
 
-    def _plan_step(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]
-    ) -> tuple[Written, Changes, ContinuityStats]:
-        """Compute one step: its rows, the assignments that store it, and its continuity."""
-        rows, ring, changes = self._rows, self._ring, Changes()
+    def _plan_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> tuple[WrittenStep, ContinuityStats]:
+        """Compute one step: its rows and its continuity; the assignments that store it are deferred."""
+        rows, ring, self._changes = self._rows, self._ring, []
         continuity = ContinuityStats()
         if self._counts:
             obs, env = [leaves[i] for i in rows.obs_leaves], self._first_ids[0]
@@ -432,99 +396,94 @@ class TorchWriter:
             continuity += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        continues = self._find_continuing(leaves, nexts, pending, reset, changes)
-        head = self._head + (self._open > continues)  # of bools: open and not continued
+        continues = self._find_continuing(leaves, nexts, pending, reset)
+        head = self._head + (self._open > continues)  # plus 1 where a pending row is not continued
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
-        retired, count = self._retire(ids, slots, changes)
+        retired, count = self._retire(ids, slots)
         # The pending row becomes final if it is cut; otherwise the step overwrites its kind below.
-        changes.add(self._kind.index_fill_, 0, pending, FINAL)
-        self._write_row(leaves, slots[0], ~continues, reset, changes)
-        changes.add(torch.add, count, 1 if reset is None else ~reset, out=self._count)
+        self._defer(self._kind.index_fill_, 0, pending, FINAL)
+        self._write_row(leaves, slots[0], ~continues, reset)
+        self._defer(torch.add, count, 1 if reset is None else ~reset, out=self._count)
         terminated, truncated = (leaves[rows.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = terminated | truncated
         if rows.stores_next_obs:
             for column, leaf in zip(rows.next_leaves, nexts, strict=True):
-                changes.add(as_indexable(column.flatten(0, 1)).index_copy_, 0, slots[0], as_indexable(leaf))
-            changes.add(torch.add, head, 1, out=self._head)
+                self._defer(as_indexable(column.flatten(0, 1)).index_copy_, 0, slots[0], as_indexable(leaf))
+            self._defer(torch.add, head, 1, out=self._head)
         else:
-            self._write_next(nexts, slots[1], head, reset, None if rows.next_step else end, changes)
+            self._write_next(nexts, slots[1], head, reset, None if rows.next_step else end)
         if reset is not None:
-            changes.add(self._resetting.copy_, end & ~reset)
-        return Written(self._envs, ids, slots, reset, retired), changes, continuity
+            self._defer(self._resetting.copy_, end & ~reset)
+        return WrittenStep(self._envs, ids, slots, reset, retired), continuity
 
     def _find_continuing(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
-        changes: Changes,
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None
     ) -> torch.Tensor:  # fmt: skip
-        """Mask of steps that continue from the pending observations, or reset there; others skip the pending row."""
+        """Return a mask of steps that continue from, or reset at, the pending row; other steps start after it."""
         rows = self._rows
         continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
             continues = continues & _equal_bits(rows.bits_at(i, pending), leaves[i])
         if rows.stacked:
-            self._check_stacks(leaves, nexts, continues, reset, changes)
+            self._check_stacks(leaves, nexts, continues, reset)
         return continues if reset is None else continues | (self._open & reset)
 
-    def _retire(
-        self, ids: torch.Tensor, slots: torch.Tensor, changes: Changes
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def _retire(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Make the oldest transitions history as new rows enter; returns their slots and the reduced counts."""
         ring = self._ring
-        stay = ring.slots > ring.num_sampleable
-        leaving = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if stay else slots).view(-1)
+        keeps_history = ring.slots > ring.num_sampleable
+        leaving = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
         kind = self._kind.index_select(0, leaving)
-        leave = kind == TRANSITION
-        if stay:
-            changes.add(self._kind.index_copy_, 0, leaving, kind.masked_fill_(leave, HISTORY))
-        return leaving if stay else None, self._count - leave.view(ids.shape).sum(0)
+        is_leaving = kind == TRANSITION
+        if keeps_history:
+            self._defer(self._kind.index_copy_, 0, leaving, kind.masked_fill_(is_leaving, HISTORY))
+        return leaving if keeps_history else None, self._count - is_leaving.view(ids.shape).sum(0)
 
     def _write_row(
-        self, leaves: list[torch.Tensor], slots: torch.Tensor, fresh: torch.Tensor, reset: torch.Tensor | None,
-        changes: Changes,
+        self, leaves: list[torch.Tensor], slots: torch.Tensor, is_start: torch.Tensor, reset: torch.Tensor | None
     ) -> None:  # fmt: skip
         """Write the row of the step: a transition, or final if it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
-            # The row of a reset keeps the observation that is already stored there.
+            # A reset row keeps its stored observation.
             if reset is not None and i in rows.obs_leaves:
-                bits = torch.where(wide(fresh, bits), bits, flat.index_select(0, slots))
-            changes.add(flat.index_copy_, 0, slots, bits)
+                bits = torch.where(wide(is_start, bits), bits, flat.index_select(0, slots))
+            self._defer(flat.index_copy_, 0, slots, bits)
         if reset is None:
-            changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
+            self._defer(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
             # The kind is FINAL = TRANSITION + 1 for resets.
-            changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
-            fresh |= self._first.index_select(0, slots)  # a continued reset starts an episode
-        changes.add(self._first.index_copy_, 0, slots, fresh)
+            self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
+            is_start |= self._first.index_select(0, slots)  # a continued reset starts an episode
+        self._defer(self._first.index_copy_, 0, slots, is_start)
 
     def _write_next(
         self, nexts: list[torch.Tensor], slots: torch.Tensor, head: torch.Tensor, starts: torch.Tensor | None,
-        closes: torch.Tensor | None, changes: Changes,
+        is_end: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Write the next observations as the newest rows: pending, or final at the end of an episode."""
         rows = self._rows
         for i, leaf in zip(rows.obs_leaves, nexts, strict=True):
             flat = as_indexable(rows.leaves[i].flatten(0, 1))
-            changes.add(flat.index_copy_, 0, slots, as_indexable(self._stored_part(i, leaf)))
+            self._defer(flat.index_copy_, 0, slots, as_indexable(self._stored_part(i, leaf)))
         if starts is None:
-            changes.add(self._first.index_fill_, 0, slots, False)
+            self._defer(self._first.index_fill_, 0, slots, False)
         else:
-            changes.add(self._first.index_copy_, 0, slots, starts)
-        if closes is None:
-            changes.add(self._kind.index_fill_, 0, slots, PENDING)
-            changes.add(torch.add, head, 1, out=self._head)
-            changes.add(self._open.fill_, True)
+            self._defer(self._first.index_copy_, 0, slots, starts)
+        if is_end is None:
+            self._defer(self._kind.index_fill_, 0, slots, PENDING)
+            self._defer(torch.add, head, 1, out=self._head)
+            self._defer(self._open.fill_, True)
         else:
             # The kind is FINAL = PENDING - 1 at ends.
-            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))
-            changes.add(torch.add, head + 1, closes, out=self._head)
-            changes.add(torch.logical_not, closes, out=self._open)
+            self._defer(self._kind.index_copy_, 0, slots, PENDING - is_end.view(torch.uint8))
+            self._defer(torch.add, head + 1, is_end, out=self._head)
+            self._defer(torch.logical_not, is_end, out=self._open)
 
     def _check_stacks(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor | None,
-        changes: Changes,
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor | None
     ) -> None:  # fmt: skip
         rows = self._rows
         num_invalid = rows.num_invalid_stacks
@@ -533,32 +492,32 @@ class TorchWriter:
             field = rows.schema.fields[i]
             if not isinstance(field, Stacked):
                 continue
-            stack, follower = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
+            stack, next_stack = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
             padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
-            bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
-            bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
+            is_bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
+            is_bad_next = ~(reset | _equal_bits(next_stack[:, :-1], stack[:, 1:]))
             if rows.device.type != "cpu":
-                num_invalid = num_invalid + (bad | bad_next).sum()
-            elif bad.any():
-                raise rows.unstackable(i)
-            elif bad_next.any():
-                raise rows.unstackable(len(rows.leaves) + place)
+                num_invalid = num_invalid + (is_bad | is_bad_next).sum()
+            elif is_bad.any():
+                raise rows.make_stack_error(i)
+            elif is_bad_next.any():
+                raise rows.make_stack_error(len(rows.leaves) + place)
         if num_invalid is not rows.num_invalid_stacks:
-            changes.add(rows.num_invalid_stacks.copy_, num_invalid)
+            self._defer(rows.num_invalid_stacks.copy_, num_invalid)
 
     def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """The part of a leaf that is stored: the newest frame of a stack; a leaf without stacking is stored whole."""
+        """Return the part of a leaf to store: the newest frame of a stack, or the whole leaf without stacking."""
         field = self._rows.schema.fields[column]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 """Integer dtypes to compare bits with, by element size in bytes."""
 
 
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Mask of rows with equal bytes: NaN equals itself, and 0.0 differs from -0.0."""
-    dtype = _BITS[a.element_size()]
+    """Return a mask of rows with equal bytes: NaN equals itself, and 0.0 differs from -0.0."""
+    dtype = _BIT_DTYPES[a.element_size()]
     # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
     is_equal = a == b

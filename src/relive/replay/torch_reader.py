@@ -40,13 +40,13 @@ class EpisodeExtent(NamedTuple):
     """Distance from each row to the last of its n steps; None if each row is its own last step."""
 
 
-def until_last(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def mark_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a mask [n, B], True from the first row that is not a step, and the number of True rows [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
 
-_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
+_ANCHOR_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
 """Index of each anchor in `ends_of_run`."""
 
 
@@ -69,24 +69,22 @@ class TorchReader(PlanReader):
         batch = self._sequences(slots) if self.plan.layout is Layout.PACKED else self._rows(slots)
         return {path: batch[path] for path in self.plan.paths}
 
-    # Rows
-
     def _rows(self, slots: torch.Tensor) -> Leaves:
         """Read rows, with every offset at its own position."""
         backend, plan = self._backend, self.plan
         batch: Leaves = {}
-        missing, places = None, _PLACES
+        missing, places = None, _ANCHOR_PLACES
         if plan.n:
             at, missing = self._sum(slots, batch)
         else:
             at, batch[INDEX] = backend.next_and_ids(slots)
-            places = _PLACES | {Anchor.LAST: 0}
+            places = _ANCHOR_PLACES | {Anchor.LAST: 0}
         if self._shared_leaves:
             read = backend.take(at[:2].view(-1), tuple(self._shared_leaves))
-            for (path, led_to), leaf in zip(self._shared_leaves.values(), read, strict=True):
+            for (path, next_obs_path), leaf in zip(self._shared_leaves.values(), read, strict=True):
                 row_and_next = leaf.view(2, len(slots), *leaf.shape[1:])
                 # A copy: in-place changes of one leaf would invalidate a gradient that needs the other.
-                batch[path], batch[led_to] = row_and_next[0], row_and_next[1].clone()
+                batch[path], batch[next_obs_path] = row_and_next[0], row_and_next[1].clone()
         for anchor, leaves in self._items.items():
             if anchor is Anchor.NEXT and backend.stores_next_obs:
                 batch |= zip(leaves.values(), backend.take_stored_next(slots, tuple(leaves)), strict=True)
@@ -98,11 +96,11 @@ class TorchReader(PlanReader):
         return batch
 
     def _sum(self, slots: torch.Tensor, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ids, sums and discounts to `leaves`; returns the slots of `_PLACES` [3, B], and the missing steps [B]."""
+        """Add ids, sums and discounts to `leaves`; returns slots [3, B] by `_ANCHOR_PLACES`, and missing steps [B]."""
         backend, n = self._backend, self.plan.n
         leaves[INDEX] = ids = backend.ids(slots)
-        run, is_no_step = backend.ring.run(ids, n)
-        is_over, missing = until_last(is_no_step)
+        run, is_no_step = backend.ring.following_slots(ids, n)
+        is_over, missing = mark_missing_steps(is_no_step)
         rewards = backend.take(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
         sums, leaves[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
@@ -112,7 +110,7 @@ class TorchReader(PlanReader):
 
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""
-        steps, inside = nearest(self.plan, extent)
+        steps, inside = find_nearest_steps(self.plan, extent)
         at = self._backend.ring.after(slots.unsqueeze(1), steps)
         zeros = self.plan.layout is Layout.ZEROS
         if zeros:
@@ -128,14 +126,12 @@ class TorchReader(PlanReader):
                 batch[group.mask] = mask.contiguous()
         return batch
 
-    # Sequences
-
     def _sequences(self, slots: torch.Tensor) -> Leaves:
         """Read packed sequences."""
         backend, ring, plan = self._backend, self._backend.ring, self.plan
         before, after = plan.reach
         ids = backend.ids(slots)
-        windows = ring.windows(ids, before, after + 1, plan.cross_episodes)
+        windows = ring.sequence_slots(ids, before, after + 1, plan.cross_episodes)
         is_step, flat = windows >= 0, windows.contiguous().view(-1)
         batch: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
@@ -154,7 +150,7 @@ class TorchReader(PlanReader):
         # Index -1 reads the last slot; `is_step` masks it.
         batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}
         if plan.step_index:
-            batch[STEP_INDEX] = torch.where(is_step, ring.id_of(flat).view(windows.shape), -1)
+            batch[STEP_INDEX] = torch.where(is_step, ring.ids_at(flat).view(windows.shape), -1)
         return batch
 
 
@@ -162,23 +158,23 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
     return {read.leaf: read.path for read in plan.reads if read.group == group}
 
 
-def nearest(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
+def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of exact matches."""
-    steps, of_next, has_next = _constants(plan, extent.ahead.device)
-    target_steps = steps if extent.last is None else steps + of_next * extent.last.unsqueeze(1)
-    max_steps = extent.ahead.unsqueeze(1) + has_next
+    steps, is_from_last, has_final_obs = _offset_constants(plan, extent.ahead.device)
+    target_steps = steps if extent.last is None else steps + is_from_last * extent.last.unsqueeze(1)
+    max_steps = extent.ahead.unsqueeze(1) + has_final_obs
     steps = torch.minimum(torch.maximum(target_steps, -extent.preceding.unsqueeze(1)), max_steps)
     return steps, steps == target_steps
 
 
 @lru_cache(maxsize=128)  # making a tensor from numbers synchronises
 @torch.inference_mode(False)  # inference tensors could not be used outside inference mode
-def _constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each offset of all groups: its steps, and flags for "counts from the last step", "counts observations"."""
+def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the steps of all offsets, and two flags per offset: counts from the last step, counts observations."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]
-    numbers = [steps, is_next, [group.of_observations for _, group in groups]]
+    numbers = [steps, is_next, [group.counts_observations for _, group in groups]]
     constants = torch.tensor(numbers, dtype=torch.int64, device=device)
     return constants[0], constants[1], constants[2]
 
@@ -193,12 +189,12 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
     train, device = steps[TRAIN], steps[TRAIN].device
     preceding = (steps[MASK] & ~train).sum(1) if plan.reach[0] else torch.zeros_like(steps[INDEX])
     ended = (steps[("terminated",)] & train).long()
-    goes_on = train & (ended.cumsum(1) == ended)
+    continues = train & (ended.cumsum(1) == ended)
     rows = count_from(0, len(train), 1, device)
     batch, last = {INDEX: steps[INDEX]}, torch.zeros_like(preceding)
     if plan.n:
         at = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
-        is_over, missing = until_last(~goes_on[at].t())
+        is_over, missing = mark_missing_steps(~continues[at].t())
         summed = [read.path for read in plan.reads if read.group.anchor is Anchor.SUM]
         sums, batch[DISCOUNT] = n_step_sums(
             [steps[path][at].transpose(0, 1) for path in summed], is_over, missing, plan.gamma
@@ -209,7 +205,7 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
     for path, _, group in plan.reads:
         if group.offsets is None and group.anchor is not Anchor.SUM:
             batch[path] = steps[path][rows, ends if group.anchor in (Anchor.LAST, Anchor.NEXT) else preceding]
-    batch |= _reduce_offsets(steps, plan, EpisodeExtent(preceding, goes_on.sum(1) - 1, last), rows.unsqueeze(1))
+    batch |= _reduce_offsets(steps, plan, EpisodeExtent(preceding, continues.sum(1) - 1, last), rows.unsqueeze(1))
     return {path: batch[path] for path in plan.paths}
 
 
@@ -218,7 +214,7 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
     groups = [group for group in plan.groups if group.offsets is not None]
     if not groups:
         return {}
-    steps_taken, inside = nearest(plan, extent)
+    steps_taken, inside = find_nearest_steps(plan, extent)
     ahead, sizes = extent.ahead.unsqueeze(1), [len(group.offsets or ()) for group in groups]
     batch: Leaves = {}
     for group, step, mask in zip(groups, steps_taken.split(sizes, 1), inside.split(sizes, 1), strict=True):
@@ -226,7 +222,7 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
         for path in _leaf_paths(plan, group).values():
             obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
             leaf = as_indexable(steps[obs_path])[rows, at]
-            if group.of_observations:
+            if group.counts_observations:
                 leaf = torch.where(
                     _add_axes(step > ahead, leaf), as_indexable(steps[next_path(obs_path)])[rows, at], leaf
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from relive.replay.read_plan import (
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import TorchBackend
-from relive.schema.assembly import MemoryRange, assemble
+from relive.schema.assembly import assemble
 from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import require_all
 
@@ -51,14 +51,14 @@ class TritonBackend(TorchBackend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._waits = self.counter.is_on = False
-        self._rings = rings = rings_of(rows)
+        self.counter.is_on = False
+        self._rings = rings = ring_arguments(rows)
         self._totals = group_totals(rows.ring.count)
         """Number of transitions per group of environments, for draws; updated by writes."""
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
         """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
-        leaves, nexts = leaves_of(rows)
+        leaves, nexts = leaf_arguments(rows)
         other_leaves = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
         self._groups = rows.obs_leaves, other_leaves
         """Indices of the observation's leaves, and of all other leaves."""
@@ -73,27 +73,25 @@ class TritonBackend(TorchBackend):
         self._tracks_changes = False
         self._changed_slots: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    # Writing
-
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         self._use_rows(count)
-        if envs is not None or steps is not None or not self.rows.fits(leaves, nexts):
+        if envs is not None or steps is not None or not self.rows.can_store_directly(leaves, nexts):
             leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
         obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
-        touched = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
-        self._writer.write(obs, nexts, others, writers, count, envs, touched)
+        changed_slots = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
+        self._writer.write(obs, nexts, others, writers, count, envs, changed_slots)
         self.is_empty = False
         self._may_be_replayed |= is_capturing(self.device)
         if then is not None:
             complete(then)
 
     def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for the slots that a write changes; reused by writes of the same size."""
+        """Return memory for the slots that a write changes; writes of the same size reuse it."""
         if self._changed_slots is None or len(self._changed_slots[0]) != count:
             slots = torch.empty(count, dtype=torch.int64, device=self.device)
             self._changed_slots = slots, torch.empty_like(slots, dtype=torch.bool)
@@ -120,8 +118,6 @@ class TritonBackend(TorchBackend):
             return self.is_empty
         return not is_capturing(self.device) and not len(self)
 
-    # Drawing
-
     def random(self, seed: int | None) -> DeviceStream:
         return DeviceStream(seed, self.device)
 
@@ -133,18 +129,12 @@ class TritonBackend(TorchBackend):
             self._tree = TritonTree(self.ring.kind.numel() + 1, self.device)
         return self._tree
 
-    # Reading
-
     def reader(self, plan: ReadPlan) -> PlanReader:
         return TritonReader(self, plan) if has_kernels(plan) else super().reader(plan)
 
-    # Ids of rows
-
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Slots of row ids; ids never issued are treated as overwritten, since checking would synchronise."""
+        """Return the slots of row ids; -1 also for ids never issued, since raising would synchronise."""
         return self.ring.locate(ids)[0]
-
-    # Verifying
 
     def check(self) -> None:
         super().check()
@@ -159,8 +149,8 @@ class TritonBackend(TorchBackend):
 _PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
 
 
-def rings_of(rows: RowStorage) -> Rings:
-    """The ring's tensors as arguments of kernels."""
+def ring_arguments(rows: RowStorage) -> Rings:
+    """Return the ring's tensors as arguments of kernels."""
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
     return Rings(
@@ -177,8 +167,8 @@ def rings_of(rows: RowStorage) -> Rings:
     )
 
 
-def leaves_of(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves and next observations as arguments of kernels."""
+def leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
+    """Return the leaves and next observations as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
     leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]
@@ -201,11 +191,11 @@ class TritonReader(PlanReader):
 
     def __init__(self, backend: TritonBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
-        rows, self._rings = backend.rows, rings_of(backend.rows)
-        leaves, nexts = leaves_of(rows)
+        rows, self._rings = backend.rows, ring_arguments(backend.rows)
+        leaves, nexts = leaf_arguments(rows)
         copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
-        self._copied, self._summed = ([read.path for read in reads] for reads in (copied_reads, summed))
+        self._copied_paths, self._summed_paths = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
             Source(nexts[rows.obs_leaves.index(read.leaf)], OWN.value)
             if nexts and read.group.anchor is Anchor.NEXT
@@ -215,40 +205,32 @@ class TritonReader(PlanReader):
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
-    def reserve(
-        self, count: int, out: lazy.TensorDict | None, has_weights: bool, own: Iterable[MemoryRange] = ()
-    ) -> Leaves:
-        if out is not None:
-            return super().reserve(count, out, has_weights, own)
+    def reserve(self, count: int) -> Leaves:
         forms, device = self.plan.forms(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
-    def fill(
-        self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
-        """Fill reserved tensors; a captured CUDA graph needs their addresses to stay."""
-        self._fill(reserved, slots)
-        if out is not None:
-            return out
+    def fill(self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        self.read_into(reserved, slots)
         if weight is not None:
             reserved[WEIGHT] = weight
         return assemble(reserved, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        leaves = self.reserve(len(slots), None, False)
-        self._fill(leaves, slots)
+        leaves = self.reserve(len(slots))
+        self.read_into(leaves, slots)
         return leaves
 
-    def _fill(self, out: Leaves, slots: torch.Tensor) -> None:
-        copied, plan = [out[path] for path in self._copied], self.plan
+    def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
+        """Read rows without intermediate tensors: a captured CUDA graph needs the addresses of `targets` to stay."""
+        copied, plan = [targets[path] for path in self._copied_paths], self.plan
         if plan.layout is Layout.PACKED:
-            windows = self._find_windows(out, slots)
+            windows = self._find_windows(targets, slots)
             self._reader.read(windows, copied, length=plan.length)
         elif plan.n:
-            sums = [out[path].view(-1) for path in self._summed]
-            self._reader.read(slots, copied, out[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=out[DISCOUNT])
+            sums, discount = [targets[path].view(-1) for path in self._summed_paths], targets[DISCOUNT]
+            self._reader.read(slots, copied, targets[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=discount)
         else:
-            self._reader.read(slots, copied, out[INDEX])
+            self._reader.read(slots, copied, targets[INDEX])
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
         """Return the slots of packed sequences, and fill their mask, train and is_first."""
@@ -257,6 +239,6 @@ class TritonReader(PlanReader):
         windows = Windows(steps, mask, train, is_first, out[INDEX])
         find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)
         if STEP_INDEX in out:
-            ids = self._backend.ring.id_of(steps.view(-1)).view(steps.shape)
+            ids = self._backend.ring.ids_at(steps.view(-1)).view(steps.shape)
             out[STEP_INDEX].copy_(torch.where(steps < 0, -1, ids))
         return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -124,66 +125,67 @@ def check_targets(
     Also raise if two tensors overlap, or if one overlaps the memory `own` of the buffer that fills them.
     """
     remedy = "Pass an earlier batch as out=."
-    _require_tensordict(out)
-    keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
-    if keys != set(like):
-        expected, got = (sorted(".".join(path) for path in paths) for paths in (like, keys))
+    leaves = _leaves(out)
+    if leaves.keys() != like.keys():
+        expected, got = (sorted(".".join(path) for path in paths) for paths in (like, leaves))
         raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
-    targets: list[torch.Tensor] = []
+    if any(leaf is not again for leaf, again in zip(leaves.values(), out.values(True, True), strict=True)):
+        got, remedy = f"a {type(out).__name__}", "Pass out.contiguous()."
+        raise SchemaError(explain("out", "a TensorDict of tensors", got, remedy))
     for path, (shape, dtype) in like.items():
-        target = out.get(path)
-        if out.get(path) is not target:
-            remedy = "Pass out.contiguous()."
-            raise SchemaError(explain("out", "a TensorDict of tensors", f"a {type(out).__name__}", remedy))
+        target = leaves[path]
         plain = target.is_contiguous() and not target.requires_grad
-        if tuple(target.shape) != shape or target.dtype != dtype or not plain or target.device != device:
+        if target.shape != shape or target.dtype != dtype or not plain or target.device != device:
             got = f"{target.dtype} of shape {tuple(target.shape)} and strides {target.stride()} on {target.device}"
             got += ", with a gradient" if target.requires_grad else ""
             expected = f"contiguous {dtype} of shape {shape} on {device}, without a gradient"
             raise SchemaError(explain(f"out.{'.'.join(path)}", expected, got, remedy))
-        targets.append(target)
-    _refuse_overlaps(dict(zip(like, targets, strict=True)), own)
-    return targets
+    _refuse_overlaps(leaves, own)
+    return [leaves[path] for path in like]
 
 
 def refuse_shared_memory(out: lazy.TensorDict, own: Iterable[MemoryRange]) -> None:
     """Raise if leaves of `out` overlap each other or the memory `own` of the buffer that fills them."""
-    _require_tensordict(out)
-    leaves = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in out.items(True, True)}
-    _refuse_overlaps({path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}, own)
+    _refuse_overlaps({path: leaf for path, leaf in _leaves(out).items() if isinstance(leaf, torch.Tensor)}, own)
 
 
-def _require_tensordict(out: object) -> None:
+def _leaves(out: lazy.TensorDict) -> dict[Path, Any]:
+    """Return the leaves of a caller's TensorDict by path; raises for other objects."""
     if not isinstance(out, lazy.TensorDictBase):
         remedy = "Pass an earlier batch as out=."
         raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
+    return {key if isinstance(key, tuple) else (key,): leaf for key, leaf in out.items(True, True)}
 
 
 def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryRange]) -> None:
+    overlap = _find_overlap(tuple(map(memory_range, targets.values())), tuple(own))
+    if overlap is None:
+        return
+    remedy = "Pass an earlier batch as out=."
+    first, second = (".".join([*targets][i]) if i < len(targets) else None for i in overlap)
+    if first is None or second is None:
+        where = f"out.{first or second}"
+        raise SchemaError(explain(where, "memory outside the buffer", "memory of the buffer", remedy))
+    got = f"{first} and {second} in the same memory"
+    raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
+
+
+@functools.lru_cache(maxsize=64)  # a training loop passes the same tensors again and again
+def _find_overlap(targets: tuple[MemoryRange, ...], own: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
+    """Return the positions in `targets + own` of two ranges that overlap, at least one of them a target."""
+    ranges = targets + own
     # Sorted by address: if any two ranges overlap, two neighbours do.
-    ranges = sorted(
-        [(*memory_range(leaf), path) for path, leaf in targets.items()] + [(start, stop, None) for start, stop in own],
-        key=_start_address,
-    )
-    for (_, stop, path), (start, _, after) in pairwise(ranges):
-        if stop <= start or path is after is None:
-            continue
-        remedy = "Pass an earlier batch as out=."
-        if path is None or after is None:
-            where = f"out.{'.'.join(path or after or ())}"
-            raise SchemaError(explain(where, "memory outside the buffer", "memory of the buffer", remedy))
-        got = f"{'.'.join(path)} and {'.'.join(after)} in the same memory"
-        raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
+    order = sorted(range(len(ranges)), key=lambda i: ranges[i][0])
+    for first, second in pairwise(order):
+        if ranges[first][1] > ranges[second][0] and min(first, second) < len(targets):
+            return first, second
+    return None
 
 
 def memory_range(tensor: torch.Tensor) -> MemoryRange:
     """Return the addresses of the first byte and one past the last byte of a contiguous tensor."""
     start = 0 if tensor.device.type == "meta" else tensor.data_ptr()
     return (start, start + tensor.nbytes) if start else (0, 0)
-
-
-def _start_address(memory: tuple[int, int, Path | None]) -> int:
-    return memory[0]
 
 
 def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:

@@ -315,7 +315,7 @@ class TestAccepting:
         assert tree.faults.tolist() == [6, 1, 0]
 
     def test_rows_are_found_by_their_ids_as_the_ring_finds_them(self) -> None:
-        ring = Ring.allocated(15, 3, 2, LocalAllocator(CPU))
+        ring = Ring.allocate(15, 3, 2, LocalAllocator(CPU))
         generator = np.random.default_rng(0)
         ring.head.copy_(torch.tensor([0, 14, 23]))
         ring.open.copy_(torch.tensor([False, True, True]))

@@ -16,7 +16,7 @@ from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError,
 from relive.kernels.priority import RingTensors
 from relive.replay.backend import Backend
 from relive.replay.ring import TRANSITION
-from relive.replay.samplers.sampler import Chosen, Sampler
+from relive.replay.samplers.sampler import Choice, Sampler
 from relive.rng import Randomness
 from relive.schema.checks import check_choice, check_finite, check_fraction, check_number, check_positive_int
 from relive.schema.conversion import as_numpy_if_cpu
@@ -52,7 +52,7 @@ class Linear:
         check_positive_int("Linear.draws", self.draws)
 
     def __call__(self, draws: int) -> float:
-        """The value after `draws` calls."""
+        """Return the value after `draws` calls."""
         share = min(draws / self.draws, 1.0)
         return float((1.0 - share) * self.start + share * self.end)
 
@@ -99,8 +99,8 @@ class Prioritized(Sampler):
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
         """Return a bound copy; a subclass if the tree itself validates priorities on the device."""
-        if storage.tree().keeps_largest and not isinstance(self, _OnDevice):
-            return _OnDevice(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
+        if storage.tree().keeps_largest and not isinstance(self, _DevicePrioritized):
+            return _DevicePrioritized(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
 
     def on_bind(self) -> None:
@@ -133,18 +133,19 @@ class Prioritized(Sampler):
         self._numbers[0] = largest
 
     @property
-    def _num_drawn(self) -> int:
+    def num_drawn(self) -> int:
+        """Number of rows drawn so far."""
         return int(self._numbers[1])
 
-    @_num_drawn.setter
-    def _num_drawn(self, count: int) -> None:
+    @num_drawn.setter
+    def num_drawn(self, count: int) -> None:
         self._numbers[1] = count
 
     @property
     def _num_calls(self) -> int:
         return 0 if self._calls is None else int(self._calls[0])
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         return self._draw(count, None)
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
@@ -156,7 +157,7 @@ class Prioritized(Sampler):
         if batch is None:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
-        self._num_drawn += count
+        self.num_drawn += count
         if self._calls is not None:
             self._calls[0] += 1
         return batch
@@ -166,7 +167,7 @@ class Prioritized(Sampler):
             remedy = "Pass a number as beta, or sample outside the graph."
             expected = "a number while a CUDA graph is captured, which would repeat one value"
             raise SchemaError(explain("Prioritized.beta", expected, "a schedule", remedy))
-        return self.beta_after(self._num_drawn, self._num_calls)
+        return self.beta_after(self.num_drawn, self._num_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
         done = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
@@ -215,8 +216,8 @@ class Prioritized(Sampler):
 
     def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
-        num_drawn = torch.tensor(self._num_drawn, device="cpu")
-        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": num_drawn}
+        draws = torch.tensor(self.num_drawn, device="cpu")
+        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": draws}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:  # `state` also makes tensors of numbers, for every batch
@@ -232,7 +233,7 @@ class Prioritized(Sampler):
         self.tree.rebuild()
         device_largest = saved["largest"].to(self.storage.device)
         self._largest = device_largest if as_numpy_if_cpu(device_largest) is device_largest else largest
-        self._num_drawn = int(saved["draws"])
+        self.num_drawn = int(saved["draws"])
         if self._calls is not None:
             self._calls[0] = int(saved["calls"])
 
@@ -255,13 +256,13 @@ class Prioritized(Sampler):
         """Verify that exactly the transitions have a priority, and that the tree's sums are right."""
         ring, leaves = self._ring, self.tree.leaves_view()
         require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
-        slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
+        slots, unused_mass = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
         drawable = ring.kind == TRANSITION
         require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
         require_all(drawable | (slots == 0), "priority", "0 where there is no transition", slots)
         may_be_zero = ~drawable | (self.eps == 0)
         require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
-        require(nowhere == 0, "priority of no row", 0, float(nowhere))
+        require(unused_mass == 0, "priority of no row", 0, float(unused_mass))
         self._check_numbers()
         error = self.tree.check()
         require(
@@ -277,11 +278,6 @@ class Prioritized(Sampler):
 
     # For shards of a distributed buffer
 
-    @property
-    def drawn(self) -> int:
-        """Number of rows drawn so far."""
-        return self._num_drawn
-
     def total(self) -> tuple[float, int]:
         """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
         total = float(self.tree.total())
@@ -291,7 +287,7 @@ class Prioritized(Sampler):
         return m, e + 64
 
     def smallest(self) -> float:
-        """Smallest mass above zero; infinity without one."""
+        """Return the smallest mass above zero; infinity without one."""
         return float(self.tree.smallest())
 
     def masses(self, slots: torch.Tensor) -> torch.Tensor:
@@ -299,11 +295,9 @@ class Prioritized(Sampler):
         return self.tree.get(slots)
 
     def largest(self, elsewhere: float = 0.0) -> float:
-        """Return the priority of new rows, after raising it to the largest one of other shards, `elsewhere`."""
+        """Raise the priority of new rows to `elsewhere`, the largest priority of other shards, and return it."""
         self._largest = max(self._largest, elsewhere)
         return float(self._largest)
-
-    # Priorities and masses
 
     def mass(self, priority: Any) -> Any:
         """Return (priority + eps)^alpha; a positive base never underflows to 0, so that the row can be drawn."""
@@ -333,13 +327,13 @@ class Prioritized(Sampler):
         return values, mass
 
     def beta_after(self, rows: int, calls: int) -> float:
-        """The value of `beta` after `rows` drawn rows and `calls` calls of `sample`."""
+        """Return the value of `beta` after `rows` drawn rows and `calls` calls of `sample`."""
         if not callable(self.beta):
             return float(self.beta)
         return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))
 
 
-class _OnDevice(Prioritized):
+class _DevicePrioritized(Prioritized):
     """Prioritized sampling whose updates, draws and marks are one or two kernel launches of the tree.
 
     Errors that only the device can see are skipped, counted there and reported by `check()`: invalid priorities, ids

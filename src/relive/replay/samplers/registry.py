@@ -17,8 +17,8 @@ _MAX_SLOT_BYTES = 64
 """Maximum bytes per slot of a saved sampler."""
 
 
-def kinds() -> dict[str, type]:
-    """The exported sampler classes, by name."""
+def sampler_classes() -> dict[str, type]:
+    """Return the exported sampler classes, by name."""
     exported = {name: getattr(samplers, name) for name in samplers.__all__}
     return {name: kind for name, kind in exported.items() if isinstance(kind, type) and is_dataclass(kind)}
 
@@ -26,10 +26,10 @@ def kinds() -> dict[str, type]:
 def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     """Return name and settings of a sampler as JSON, or None for a custom sampler. A function becomes null."""
     name = type(sampler).__name__
-    if kinds().get(name) is not type(sampler):
+    if sampler_classes().get(name) is not type(sampler):
         return None
     settings: dict[str, Any] = {"name": name}
-    for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `kinds`)
+    for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `sampler_classes`)
         value = getattr(sampler, field.name)
         setting = sampler_config(value) if isinstance(value, Sampler | samplers.Linear) else value
         if setting is None and value is not None:
@@ -47,11 +47,11 @@ def load_sampler(node: Node, override: Sampler | None = None) -> Sampler:
         raise IncompatibleCheckpoint(
             explain("sampler", "a sampler of relive, which load can make", "a custom sampler", remedy)
         )
-    kind: Any = kinds()[node.entry("name").one_of(kinds())]
-    return kind(**{each.name: _setting(node.entry(each.name), each) for each in fields(kind)})
+    kind: Any = sampler_classes()[node.entry("name").one_of(sampler_classes())]
+    return kind(**{each.name: _read_setting(node.entry(each.name), each) for each in fields(kind)})
 
 
-def _setting(node: Node, declared: Field[Any]) -> Any:
+def _read_setting(node: Node, declared: Field[Any]) -> Any:
     """Read a setting; its type is the type of its default. The sampler's constructor verifies the value."""
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
@@ -99,15 +99,15 @@ def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(state), remedy))
     try:
         sampler.load_state(state)
-        then = _exponents(config.value.get("sampler"))
-        if then is not None:
-            sampler.rescale(*then)
+        saved_exponents = _exponents(config.value.get("sampler"))
+        if saved_exponents is not None:
+            sampler.rescale(*saved_exponents)
     except ValueError as error:
         raise Node("state: sampler", str(error)).error("the state of a sampler") from None
 
 
 def _exponents(config: Any) -> tuple[float, float] | None:
-    """Alpha and eps of the `Prioritized` in a sampler's config; None without one."""
+    """Return alpha and eps of the `Prioritized` in a sampler's config; None without one."""
     while isinstance(config, dict) and "sampler" in config:
         config = config["sampler"]
     if not isinstance(config, dict) or config.get("name") != "Prioritized":

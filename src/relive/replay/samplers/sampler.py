@@ -15,7 +15,7 @@ from relive.rng import Randomness
 from relive.schema.assembly import copy_leaves
 
 Self = TypeVar("Self", bound="Sampler")
-Chosen = tuple[torch.Tensor, torch.Tensor | None]
+Choice = tuple[torch.Tensor, torch.Tensor | None]
 """Flat slots of transitions, int64 [B], and importance weights, float32 [B], or None."""
 
 
@@ -49,7 +49,7 @@ class Sampler:
     def on_bind(self) -> None:
         """Called on the bound copy; allocate memory per slot here."""
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         """Choose `count` rows. At least one row is stored when this is called."""
         raise NotImplementedError(f"{type(self).__name__}.sample: expected a method that chooses rows.")
 
@@ -66,7 +66,7 @@ class Sampler:
         """Called when rows changed without `on_write`: after a crash of another process, or a load."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The state to save, without the random generator; may share memory."""
+        """Return the state to save, without the random generator; may share memory."""
         return {}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -105,7 +105,7 @@ class Sampler:
         slots, changed = self.storage.changed_slots()
         self.on_write(slots if changed is None else slots[changed])
 
-    def choose(self, count: int) -> Chosen:
+    def choose(self, count: int) -> Choice:
         """Call `sample`, and verify the result of a user's class."""
         chosen = self.sample(count)
         return chosen if self.is_ours else check_chosen(self, chosen, count)
@@ -124,7 +124,7 @@ class Sampler:
         """Convert loaded priorities, which were saved with `alpha` and `eps`, to this sampler's settings."""
 
     def faults(self) -> Iterable[str]:
-        """Messages about inputs that a device skipped and counted; `check` raises for them, `save` warns."""
+        """Return the messages about inputs that a device skipped and counted; `check` raises for them, `save` warns."""
         return ()
 
     def __repr__(self) -> str:
@@ -152,20 +152,20 @@ def require_sampler(sampler: Any) -> Sampler:
     raise SchemaError(explain("sampler", "an rl.Sampler", repr(sampler), remedy))
 
 
-def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
+def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
     """Verify the result of a user's sampler: `count` slots of transitions, and weights if it returns any.
 
     The values of slots are verified only on the CPU; on other devices that would synchronise.
     """
     where, device = f"{type(sampler).__name__}.sample", sampler.storage.device
     if not isinstance(chosen, tuple) or len(chosen) != 2:
-        raise SchemaError(explain(where, "(slots, weight)", _brief(chosen), "Return (slots, None) without weights."))
+        raise SchemaError(explain(where, "(slots, weight)", _describe(chosen), "Return (slots, None) without weights."))
     slots, weight = chosen
     fewer = " or fewer" if sampler.may_return_fewer else ""
     is_long = isinstance(slots, torch.Tensor) and slots.dtype == torch.int64 and slots.ndim == 1
-    if not is_long or slots.device != device or not _fits(len(slots), count, sampler.may_return_fewer):
+    if not is_long or slots.device != device or not _is_allowed_count(len(slots), count, sampler.may_return_fewer):
         expected = f"int64 slots of shape ({count},){fewer} on {device}"
-        raise SchemaError(explain(where, expected, _brief(slots), "Return one slot for each row of the batch."))
+        raise SchemaError(explain(where, expected, _describe(slots), "Return one slot for each row of the batch."))
     if (weight is not None) != sampler.returns_weights:
         got, remedy = ("weights", "True") if weight is not None else ("None", "False")
         expected = f"weights exactly if returns_weights, which is {sampler.returns_weights}"
@@ -173,7 +173,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
     is_weight = isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 and weight.shape == slots.shape
     if weight is not None and (not is_weight or weight.device != device):
         expected = f"float32 weights of shape ({len(slots)},) on {device}"
-        raise SchemaError(explain(where, expected, _brief(weight), "Return one weight for each slot."))
+        raise SchemaError(explain(where, expected, _describe(weight), "Return one weight for each slot."))
     if device.type == "cpu":
         bad = ~sampler.storage.ring.is_drawable(slots)
         if bad.any():
@@ -182,11 +182,11 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Chosen:
     return slots.contiguous()[:], weight  # a new object: the backend's cache of the last draw must not match it
 
 
-def _fits(length: int, count: int, may_be_fewer: bool) -> bool:
+def _is_allowed_count(length: int, count: int, may_be_fewer: bool) -> bool:
     return length == count or (may_be_fewer and 0 < length < count)
 
 
-def _brief(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
     return repr(value)[:80]

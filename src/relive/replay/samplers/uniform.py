@@ -13,7 +13,7 @@ import torch
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.reader import shuffled
 from relive.replay.ring import PENDING, TRANSITION
-from relive.replay.samplers.sampler import Chosen, Sampler
+from relive.replay.samplers.sampler import Choice, Sampler
 from relive.replay.views.view import require_order
 from relive.schema.checks import check_positive_int
 from relive.schema.invariants import require, require_all
@@ -24,7 +24,7 @@ from relive.schema.suggestions import suggests_init_keywords
 class Uniform(Sampler):
     """Draws every stored transition with the same probability, with replacement."""
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         return self.storage.draw(count, self.rng), None
 
 
@@ -47,20 +47,20 @@ class Recent(Sampler):
     def on_bind(self) -> None:
         self._ring, device = self.storage.ring, self.storage.device
         # There are at most two rows without a transition between two transitions.
-        self._back = torch.arange(min(3 * self.window + 3, self._ring.slots), device=device).unsqueeze(1)
+        self._row_ages = torch.arange(min(3 * self.window + 3, self._ring.slots), device=device).unsqueeze(1)
         self._envs = torch.arange(self._ring.num_envs, device=device)
 
-    def sample(self, count: int) -> Chosen:
-        slots, up_to = self._newest(self._back)
-        if up_to.is_cpu and not up_to[-1]:  # no transition is left among them (see `Ring.exclude`): search all rows
-            slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
+    def sample(self, count: int) -> Choice:
+        slots, up_to = self._newest_slots(self._row_ages)
+        if up_to.is_cpu and not up_to[-1]:  # these rows hold no transition (see `Ring.exclude`): search all
+            slots, up_to = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
 
-    def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots of the rows `back` rows before the newest rows, and the running number of transitions in the window."""
+    def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots of rows of these ages, and the running number of transitions in the window."""
         ring = self._ring
-        rows = ring.newest() - back  # shape [rows, N], the newest row first
-        slots = ring.at(rows.clamp(min=0), self._envs)
+        rows = ring.newest_rows() - ages  # shape [rows, N], the newest row first
+        slots = ring.flat_slots(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
         drawable &= drawable.cumsum(0) <= self.window
         return slots.view(-1), drawable.view(-1).cumsum(0)
@@ -94,15 +94,15 @@ class WithoutReplacement(Sampler):
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
             raise NotReadyError(explain("sample", f"at least {count} stored transitions", num_stored, remedy))
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         self.require_rows(count)
-        slots, remaining_ids = self._next(self._remaining_ids, count)
+        slots, remaining_ids = self._take_stored(self._remaining_ids, count)
         if len(slots) < (count if self.drop_last else 1):
-            slots, remaining_ids = self._next(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
-        self._remaining_ids = remaining_ids  # the only assignment: Ctrl-C may come between two
+            slots, remaining_ids = self._take_stored(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
+        self._remaining_ids = remaining_ids  # one assignment: Ctrl-C cannot come between two
         return slots, None
 
-    def _next(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _take_stored(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots of the next `count` stored rows of an epoch (fewer at its end), and the ids after them."""
         stored_slots = ids[:0]
         while len(stored_slots) < count and len(ids):
@@ -114,8 +114,8 @@ class WithoutReplacement(Sampler):
     def check(self) -> None:
         """Verify that the rest of the epoch consists of distinct rows issued since the last clear."""
         ring, remaining_ids = self._ring, self._remaining_ids
-        slots, never = ring.locate(remaining_ids)
-        require_all(~never, "epoch", "ids of transitions", remaining_ids)
+        slots, is_unissued = ring.locate(remaining_ids)
+        require_all(~is_unissued, "epoch", "ids of transitions", remaining_ids)
         is_cleared = remaining_ids // ring.num_envs < ring.floor[remaining_ids % ring.num_envs]
         require_all(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
         is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
@@ -169,40 +169,42 @@ class NewFirst(Sampler):
             require_order(storage, self)
         self._ring = storage.ring
         self._envs = torch.arange(self._ring.num_envs, device=storage.device)
-        self._shown = storage.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
+        self._first_new_rows = storage.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
         """First row [N] of each environment that was not returned as new yet."""
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         slots = self.storage.draw(count, self.rng)
-        new_slots = self._next(math.ceil(self.share * count))
+        new_slots = self._take_new(math.ceil(self.share * count))
         slots[: len(new_slots)] = torch.where(new_slots >= 0, new_slots, slots[: len(new_slots)])
         return slots, None
 
-    def _next(self, max_rows: int) -> torch.Tensor:
+    def _take_new(self, max_rows: int) -> torch.Tensor:
         """Take the next `max_rows` new rows from the queue; returns their slots, -1 if there are fewer."""
         ring, length = self._ring, self.length
-        oldest = torch.maximum(ring.floor, ring.newest() - ring.num_sampleable + 1).clamp(min=0)
-        begin = torch.maximum(self._shown, oldest)
+        oldest = torch.maximum(ring.floor, ring.newest_rows() - ring.num_sampleable + 1).clamp(min=0)
+        begin = torch.maximum(self._first_new_rows, oldest)
         # A sequence is followed by at most two rows without a transition.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
-        slots = ring.at(begin + place, self._envs)  # [width, N]: the next rows of every environment
-        is_written = begin + place <= ring.newest()
-        ready, steps = self._ready(slots, is_written, place)
-        places = torch.where(ready, place, width).view(-1)
+        slots = ring.flat_slots(begin + place, self._envs)  # [width, N]: the next rows of every environment
+        is_written = begin + place <= ring.newest_rows()
+        is_ready, steps = self._find_ready(slots, is_written, place)
+        places = torch.where(is_ready, place, width).view(-1)
         queue = (
             (places * ring.num_envs + self._envs.repeat(width)).topk(min(max_rows, len(places)), largest=False).values
         )
         is_new, env = queue < width * ring.num_envs, queue % ring.num_envs
         at = torch.where(is_new, queue, 0)
         next_rows = begin[env] + at // ring.num_envs + steps.view(-1)[at]
-        self._shown.copy_(self._shown.scatter_reduce(0, env, torch.where(is_new, next_rows, 0), "amax"))
+        self._first_new_rows.copy_(
+            self._first_new_rows.scatter_reduce(0, env, torch.where(is_new, next_rows, 0), "amax")
+        )
         return torch.where(is_new, slots.view(-1)[at], -1)
 
-    def _ready(
+    def _find_ready(
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mask of rows [width, N] that start a complete sequence, and the number of steps of each."""
+        """Return a mask of rows [width, N] that start a complete sequence, and the number of steps of each."""
         ring, length, width = self._ring, self.length, len(slots)
         kind = ring.kind_at(slots)
         is_step = is_written & (kind == TRANSITION)
@@ -215,10 +217,10 @@ class NewFirst(Sampler):
         return is_start & is_whole, (stop - place).clamp(max=length)
 
     def on_recover(self) -> None:
-        self._shown.copy_(torch.minimum(self._shown.clamp(min=0), self._ring.head))
+        self._first_new_rows.copy_(torch.minimum(self._first_new_rows.clamp(min=0), self._ring.head))
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"shown": self._shown}
+        return {"shown": self._first_new_rows}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         next_rows = saved["shown"]
@@ -227,12 +229,12 @@ class NewFirst(Sampler):
             raise ValueError(
                 f"rows that were shown: expected {len(head)} rows from 0 to the head, got {next_rows.tolist()}"
             )
-        self._shown.copy_(next_rows)
+        self._first_new_rows.copy_(next_rows)
 
     def check(self) -> None:
         """Verify that no row was returned as new before it was written."""
-        right = (self._shown >= 0) & (self._shown <= self._ring.head)
-        require_all(right, "rows that were shown", "a row of 0 to the head", self._shown)
+        is_right = (self._first_new_rows >= 0) & (self._first_new_rows <= self._ring.head)
+        require_all(is_right, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
 
 
 @dataclass(unsafe_hash=True)
@@ -270,7 +272,7 @@ class Counted(Sampler):
         self._kind = self.storage.ring.kind.view(-1)
         self._counts = self.storage.allocate("drawn", torch.int64)
 
-    def sample(self, count: int) -> Chosen:
+    def sample(self, count: int) -> Choice:
         slots, weight = self._inner.choose(count)
         self._count(slots)
         return slots, weight
@@ -303,7 +305,7 @@ class Counted(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`, which may be a user's inner sampler's
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`: the inner sampler may be a user's
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -317,6 +319,6 @@ class Counted(Sampler):
     def check(self) -> None:
         """Verify that only transitions have a count above 0."""
         require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
-        right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
-        require_all(right, "count of draws", "0, or more for a transition", self._counts)
+        is_right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
+        require_all(is_right, "count of draws", "0, or more for a transition", self._counts)
         self._inner.check()

@@ -13,7 +13,7 @@ from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import wide
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
-from relive.replay.views.view import ReadContext, Transition, View
+from relive.replay.views.view import TRANSITION, ReadContext, View
 from relive.schema.assembly import assemble
 from relive.schema.checks import check_fraction
 from relive.schema.conversion import convert, path_name
@@ -27,9 +27,6 @@ It receives every step, including padding and steps that keep their goal; its re
 """
 
 
-_TRANSITION = Transition()
-
-
 @suggests_init_keywords
 @dataclass(frozen=True)
 class Hindsight:
@@ -40,7 +37,7 @@ class Hindsight:
 
     Args:
         goal: the leaf of the observation that holds the goal: a name inside `obs`, or a whole path.
-        achieved: the leaf of the observation that holds the achieved goal, given like `goal`.
+        achieved: the leaf of the observation that holds the achieved goal, named like `goal`.
         fn: fn(achieved_next [M, …], goal [M, …], rows [M]) returns (reward [M], terminated [M]).
         ratio: share of the drawn rows whose goal is replaced, in [0, 1].
         strategy: source of the new goal: a step from the drawn one on ("future"), the last step ("final"), or any step
@@ -53,7 +50,7 @@ class Hindsight:
     fn: Relabel
     ratio: float = 0.8
     strategy: Literal["future", "final", "episode"] = "future"
-    view: View = _TRANSITION
+    view: View = TRANSITION
 
     def __post_init__(self) -> None:
         check_fraction("Hindsight.ratio", self.ratio)
@@ -62,7 +59,9 @@ class Hindsight:
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))
 
     def plan(self, schema: Schema) -> ReadPlan:
-        goal, achieved = (schema.fields[schema.paths.index(_leaf(schema, name))] for name in (self.goal, self.achieved))
+        goal, achieved = (
+            schema.fields[schema.paths.index(_find_leaf(schema, name))] for name in (self.goal, self.achieved)
+        )
         if goal != achieved:
             remedy = "Declare goal and achieved goal alike."
             raise SchemaError(explain("Hindsight", f"an achieved goal like {goal}", achieved, remedy))
@@ -77,19 +76,19 @@ class Hindsight:
         plan = context.plan
         assert plan.reduced is not None
         changed = context.random.uniform(len(context.slots), context.slots.device) < self.ratio
-        goals, steps = self._goals(context), {read.path: batch[read.path] for read in plan.reads}
+        goals, steps = self._draw_goals(context), {read.path: batch[read.path] for read in plan.reads}
         if plan.is_transition:
             self._relabel(context.schema, steps, changed, goals)
             return reduce(batch | steps, plan.reduced)
         mask = batch[MASK]
         flat = {path: leaf.flatten(0, 1) for path, leaf in steps.items()}
         changed, goals = (changed.unsqueeze(1) & mask).flatten(), goals.repeat_interleave(mask.shape[1], 0)
-        before = dict(flat)
+        old_leaves = dict(flat)
         self._relabel(context.schema, flat, changed, goals)
-        batch |= {path: leaf.unflatten(0, mask.shape) for path, leaf in flat.items() if leaf is not before[path]}
+        batch |= {path: leaf.unflatten(0, mask.shape) for path, leaf in flat.items() if leaf is not old_leaves[path]}
         return reduce(batch, plan.reduced)
 
-    def _goals(self, context: ReadContext) -> torch.Tensor:
+    def _draw_goals(self, context: ReadContext) -> torch.Tensor:
         """Draw an achieved goal of each row's episode [B, …]."""
         ahead = context.ahead()
         if self.strategy == "future":
@@ -99,11 +98,11 @@ class Hindsight:
         else:
             preceding = context.preceding()
             offset = context.random.below(ahead + preceding + 1, len(ahead)) - preceding
-        return context.column(_leaf(context.schema, self.achieved), context.later(offset + 1))
+        return context.column(_find_leaf(context.schema, self.achieved), context.later(offset + 1))
 
     def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
         """Set the new goals of the steps [M, …] marked by `changed`, and recompute reward and terminated."""
-        goal, achieved = _leaf(schema, self.goal), _leaf(schema, self.achieved)
+        goal, achieved = _find_leaf(schema, self.goal), _find_leaf(schema, self.achieved)
         wide_changed = wide(changed, goals)
         for path in (goal, next_path(goal)):
             steps[path] = torch.where(wide_changed, goals, steps[path])
@@ -116,14 +115,14 @@ class Hindsight:
             leaves = schema.flatten(name, result, f"Hindsight.fn: {name}")
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 path, field = schema.paths[i], schema.fields[i]
-                if leaf is steps[path]:  # returned unchanged
+                if leaf is steps[path]:  # the function returned its input
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
                 steps[path] = torch.where(wide(changed, converted), converted, steps[path])
 
 
-def _leaf(schema: Schema, name: str | Path) -> Path:
+def _find_leaf(schema: Schema, name: str | Path) -> Path:
     path = (
         ("obs", name) if isinstance(name, str) and name != "obs" else (name,) if isinstance(name, str) else tuple(name)
     )

@@ -54,15 +54,15 @@ class ReadContext:
         return self._backend.schema
 
     def preceding(self) -> torch.Tensor:
-        """Number of transitions of the same episode before each drawn row [B]."""
+        """Return the number of transitions of the same episode before each drawn row [B]."""
         return self._backend.preceding(self.slots)
 
     def ahead(self) -> torch.Tensor:
-        """Number of transitions of the same episode after each drawn row [B]."""
+        """Return the number of transitions of the same episode after each drawn row [B]."""
         return self._backend.ahead(self.slots)
 
     def later(self, steps: torch.Tensor) -> torch.Tensor:
-        """Slots of the rows `steps` [B] after the drawn rows."""
+        """Return the slots of the rows `steps` [B] after the drawn rows."""
         return self._backend.ring.after(self.slots, steps)
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
@@ -76,6 +76,9 @@ class Transition:
 
     def plan(self, schema: Schema) -> ReadPlan:
         return row_plan(schema)
+
+
+TRANSITION = Transition()
 
 
 @suggests_init_keywords
@@ -146,12 +149,11 @@ class Sequence:
 
 
 Finish = Callable[[Leaves, ReadContext], Leaves]
-_TRANSITION = Transition()
 
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
-    chosen_view: Any = _TRANSITION if view is None else _require_view(view)
+    chosen_view: Any = TRANSITION if view is None else _require_view(view)
     plan = chosen_view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
         where, remedy = f"{type(chosen_view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
@@ -174,15 +176,13 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
     """Raise if a group has no offsets, or if the offsets of packed sequences are not one range around 0."""
     windows = [group.offsets for group in plan.groups if group.offsets is not None]
     where, remedy = f"{type(view).__name__}.plan", "Start from the plan of rl.Sequence, or use another layout."
-    for offsets in windows:
-        if not len(offsets):
-            raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
-        if plan.layout is Layout.PACKED and not _is_range_around_0(offsets):
-            raise SchemaError(explain(where, "consecutive offsets around 0", _offsets_text(offsets), remedy))
-        if plan.layout is Layout.PACKED and (offsets[0], offsets[-1]) != (windows[0][0], windows[0][-1]):
-            got = f"{_offsets_text(windows[0])} and {_offsets_text(offsets)}"
-            expected = "consecutive offsets around 0, the same for all leaves"
-            raise SchemaError(explain(where, expected, got, remedy))
+    if not all(map(len, windows)):
+        raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
+    ends = {(offsets[0], offsets[-1]) for offsets in windows}
+    if plan.layout is Layout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
+        got = " and ".join(dict.fromkeys(map(_offsets_text, windows)))
+        expected = "consecutive offsets around 0, the same for all leaves"
+        raise SchemaError(explain(where, expected, got, remedy))
 
 
 def _is_range_around_0(offsets: Offsets[int]) -> bool:
@@ -195,8 +195,8 @@ def _offsets_text(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
-def plan_of_batch(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
-    """The plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
+def batch_plan(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
+    """Return the plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
     if finish is None:
         return plan
     return (plan.reduced or plan) if hasattr(finish, "__self__") else None

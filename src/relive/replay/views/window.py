@@ -10,18 +10,17 @@ from typing import Any, Literal, TypeAlias
 
 from relive.errors import SchemaError, explain
 from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
-from relive.replay.views.view import NStep, Transition
+from relive.replay.views.view import TRANSITION, NStep, Transition
 from relive.schema.fields import Field, Path, Schema, iter_leaves
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
 """Offsets in steps from the drawn row, or a mapping of offsets for a nested field."""
 Seconds: TypeAlias = "Iterable[float] | Mapping[str, Seconds]"
 
-_TRANSITION = Transition()
-_PADS = ("repeat", "zero")
+_PAD_MODES = ("repeat", "zero")
 _MAX_OFFSETS = 2**16
 _MAX_STEPS = 2**31 - 1
-_TOLERANCE = 1e-4
+_TOLERANCE_SECONDS = 1e-4
 """Maximum distance in seconds between a time and its frame, as in LeRobot."""
 
 
@@ -56,24 +55,24 @@ class Window:
     pad: Literal["repeat", "zero"]
 
     def __init__(
-        self, *, view: Transition | NStep = _TRANSITION, pad: Literal["repeat", "zero"] = "repeat", **offsets: Offsets
+        self, *, view: Transition | NStep = TRANSITION, pad: Literal["repeat", "zero"] = "repeat", **offsets: Offsets
     ) -> None:
         if not isinstance(view, Transition | NStep):
             got = f"the class {view.__name__}" if isinstance(view, type) else repr(view)
             remedy = "Pass one of them; for goals, Hindsight(…, view=Window(…))."
             raise SchemaError(explain("Window.view", "Transition() or NStep(n, gamma)", got, remedy))
-        if pad not in _PADS:
+        if pad not in _PAD_MODES:
             raise SchemaError(explain("Window.pad", '"repeat" or "zero"', repr(pad), "Pass one of them."))
         if not offsets:
             remedy = "Pass Transition() to read single steps."
             raise SchemaError(explain("Window", "offsets of at least one field", "no field", remedy))
-        object.__setattr__(self, "offsets", tuple(_flatten_offsets(offsets, _steps)))
+        object.__setattr__(self, "offsets", tuple(_flatten_offsets(offsets, _parse_steps)))
         object.__setattr__(self, "view", view)
         object.__setattr__(self, "pad", pad)
 
     @classmethod
     def from_seconds(
-        cls, fps: float, *, view: Transition | NStep = _TRANSITION, pad: Literal["repeat", "zero"] = "repeat",
+        cls, fps: float, *, view: Transition | NStep = TRANSITION, pad: Literal["repeat", "zero"] = "repeat",
         **seconds: Seconds,
     ) -> Window:  # fmt: skip
         """Make a window from offsets in seconds, such as LeRobot's delta timestamps.
@@ -90,7 +89,7 @@ class Window:
         if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < fps < math.inf:
             remedy = "Pass the frames per second."
             raise SchemaError(explain("Window.from_seconds: fps", "a positive number", repr(fps), remedy))
-        return cls(view=view, pad=pad, **_in_frames("Window.from_seconds", seconds, float(fps)))
+        return cls(view=view, pad=pad, **_convert_to_frames("Window.from_seconds", seconds, float(fps)))
 
     def __repr__(self) -> str:
         tree: dict[str, Any] = {}
@@ -100,7 +99,7 @@ class Window:
                 node = node.setdefault(name, {})
             full_range = range(steps[0], steps[0] + len(steps))
             node[path[-1]] = full_range if len(steps) > 2 and steps == tuple(full_range) else steps
-        more: dict[str, Any] = {} if self.view == _TRANSITION else {"view": self.view}
+        more: dict[str, Any] = {} if self.view == TRANSITION else {"view": self.view}
         more |= {} if self.pad == "repeat" else {"pad": self.pad}
         return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | more).items())})"
 
@@ -109,14 +108,11 @@ class Window:
         for path, offsets in self.offsets:
             group = Group(
                 Anchor.NEXT if path[0] == "next_obs" else Anchor.ROW, offsets, (f"{path[0]}_mask", *path[1:]),
-                of_observations=path[0] in ("obs", "next_obs"),
+                counts_observations=path[0] in ("obs", "next_obs"),
             )  # fmt: skip
             windows |= dict.fromkeys(_select_leaves(schema, path, group), group)
         n, gamma = (self.view.n, float(self.view.gamma)) if isinstance(self.view, NStep) else (0, 0.0)
         return row_plan(schema, n, gamma, windows, Layout.ZEROS if self.pad == "zero" else Layout.NEAREST)
-
-
-# Parsing of arguments
 
 
 def _flatten_offsets(
@@ -154,7 +150,7 @@ def _as_list(where: str, values: Any, what: str) -> list[Any]:
     return items
 
 
-def _steps(where: str, values: Any) -> tuple[int, ...]:
+def _parse_steps(where: str, values: Any) -> tuple[int, ...]:
     offsets = _as_list(where, values, "offsets")
     for each in offsets:
         if isinstance(each, bool) or not isinstance(each, Integral) or abs(int(each)) > _MAX_STEPS:
@@ -163,27 +159,24 @@ def _steps(where: str, values: Any) -> tuple[int, ...]:
     return tuple(map(int, offsets))
 
 
-def _in_frames(where: str, tree: Mapping[str, Any], fps: float) -> dict[str, Any]:
+def _convert_to_frames(where: str, tree: Mapping[str, Any], fps: float) -> dict[str, Any]:
     """Convert times in seconds to frames, keeping the names."""
     return {
-        name: _in_frames(f"{where}: {name}", value, fps)
+        name: _convert_to_frames(f"{where}: {name}", value, fps)
         if isinstance(value, Mapping)
-        else [_frame(f"{where}: {name}", each, fps) for each in _as_list(f"{where}: {name}", value, "times")]
+        else [_convert_to_frame(f"{where}: {name}", each, fps) for each in _as_list(f"{where}: {name}", value, "times")]
         for name, value in tree.items()
     }
 
 
-def _frame(where: str, seconds: Any, fps: float) -> int:
+def _convert_to_frame(where: str, seconds: Any, fps: float) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not math.isfinite(seconds):
         raise SchemaError(explain(where, "times in seconds", repr(seconds), "Pass numbers."))
     frames = float(seconds) * fps
-    if abs(frames - round(frames)) > _TOLERANCE * fps:
+    if abs(frames - round(frames)) > _TOLERANCE_SECONDS * fps:
         remedy = f"Pass whole frames, for example {math.floor(frames) / fps:.6g} or {math.ceil(frames) / fps:.6g}."
         raise SchemaError(explain(where, f"times that are multiples of 1/{fps:g} s", repr(seconds), remedy))
     return round(frames)
-
-
-# Lookup in the schema
 
 
 def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
