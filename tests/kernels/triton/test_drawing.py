@@ -14,7 +14,7 @@ from tests.kernels.triton.interpreter import in_every_order, interpreted, progra
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.kernels.triton import words
+from relive.kernels.triton import launching
 from relive.kernels.triton.stream import CELLS, MAX_DRAWS, DeviceStream
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_draws_do_not_depend_on_programs_nor_on_their_order(items: int, monkeypa
             return [replay.storage.draw(75, replay._random) for _ in range(2)] + [stream_of(replay).numbers.clone()]
 
     whole = drawn()
-    monkeypatch.setattr(words, "MAX_INTERPRETED", items)
+    monkeypatch.setattr(launching, "MAX_INTERPRETED", items)
     for alone, other in zip(whole, in_every_order(drawn, 3), strict=True):
         assert torch.equal(alone, other)
     assert not torch.equal(whole[0], whole[1])
@@ -161,7 +161,7 @@ def test_whatever_the_counters_hold_no_draw_comes_again(left_over: int) -> None:
     stream, seen = DeviceStream(3, CPU), set()
     stream.numbers[2] = left_over  # of a launch that was cut off, or beside another one
     with interpreted(), programs_in_order(lambda n: range(n - 1, -1, -1)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "MAX_INTERPRETED", 16)
+        patch.setattr(launching, "MAX_INTERPRETED", 16)
         for _ in range(4):
             seen |= set(stream.uniform(70, CPU).tolist())
     assert len(seen) == 4 * 70

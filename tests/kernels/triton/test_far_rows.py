@@ -14,11 +14,11 @@ from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
 from relive.kernels.triton.draw import RowDrawer, group_totals
-from relive.kernels.triton.read import NEXT, OWN, RowReader, Source
-from relive.kernels.triton.rings import Rings
+from relive.kernels.triton.launching import as_words
+from relive.kernels.triton.read import AT_NEXT, AT_ROW, RowReader, Source
+from relive.kernels.triton.rings import Frames, Leaf, Rings
 from relive.kernels.triton.stream import CELLS
 from relive.kernels.triton.windows import Windows, find_windows
-from relive.kernels.triton.words import Frames, Leaf, as_words
 from relive.kernels.triton.write import StepWriter
 
 SLOTS, WIDTH = 3_000_000_000, 3
@@ -64,7 +64,7 @@ def test_steps_are_written_drawn_and_read_there(head: int) -> None:
     assert set(drawn.tolist()) == set(slots.tolist())
     out = [torch.zeros(4, WIDTH, dtype=torch.uint8) for _ in range(2)]
     ids = torch.zeros(4, dtype=torch.int64)
-    reader = RowReader(ring, [Source(obs, OWN.value), Source(obs, NEXT.value)])
+    reader = RowReader(ring, [Source(obs, AT_ROW.value), Source(obs, AT_NEXT.value)])
     reader.read(slots, [as_words(leaf) for leaf in out], ids)
     assert torch.equal(out[0], given[:4, 0])
     assert torch.equal(out[1], given[1:, 0])

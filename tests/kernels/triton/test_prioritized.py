@@ -238,7 +238,7 @@ class TestCheckpoints:
 
 def _sums(replay: rl.ReplayBuffer) -> tuple[torch.Tensor, torch.Tensor]:
     run: Any = replay.sampler
-    return run.tree._sums, run.tree._least
+    return run.tree._sums, run.tree._minima
 
 
 @pytest.mark.thorough

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from relive.kernels.priority import NativeTree, RingTensors, weights
-from relive.kernels.triton import priorities as triton_kernels
+from relive.kernels.triton import priority_tree
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
 
@@ -48,7 +48,7 @@ def stream(seed: int = 0) -> DeviceStream:
 @pytest.fixture
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What many draws take under the interpreter is the number of programs."""
-    monkeypatch.setattr(triton_kernels, "DRAW_BLOCK", 1024)
+    monkeypatch.setattr(priority_tree, "DRAW_BLOCK", 1024)
 
 
 class TestSums:
@@ -66,7 +66,7 @@ class TestSums:
     def test_the_check_sees_a_sum_a_leaf_and_a_minimum_that_are_wrong(self) -> None:
         tree = tree_of([1.0] * 300)
         tree.smallest()
-        for tensor, place in ((tree._sums[0], 40), (tree._sums[1], 50), (tree._leaves, 7), (tree._least, 3)):
+        for tensor, place in ((tree._sums[0], 40), (tree._sums[1], 50), (tree._leaves, 7), (tree._minima, 3)):
             before = float(tensor[place])
             tensor[place] = 0.5
             assert tree.check() > 1e-3
@@ -81,10 +81,10 @@ class TestSums:
         for _ in range(5):
             leaves = torch.from_numpy(generator.integers(0, 1000, 60))
             tree.set(leaves, torch.from_numpy(10 ** generator.uniform(-8, 8, 60)))
-        sums, least = tree._sums.clone(), tree._least.clone()
+        sums, least = tree._sums.clone(), tree._minima.clone()
         tree.rebuild()
         assert torch.equal(sums, tree._sums)
-        assert torch.equal(least, tree._least)
+        assert torch.equal(least, tree._minima)
 
     @pytest.mark.thorough
     def test_many_updates_leave_no_drift(self) -> None:
@@ -176,7 +176,7 @@ class TestScale:
 @triton.jit
 def _descend_kernel(sums, points, out, num_leaves: tl.int64, levels, root: tl.int64, BLOCK: tl.constexpr):  # pyright: ignore
     lane = tl.arange(0, BLOCK)
-    leaf = triton_kernels._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
+    leaf = priority_tree._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
     tl.store(out + lane, leaf)
 
 
