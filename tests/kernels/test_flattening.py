@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.errors import SchemaError
-from relive.kernels.flattening import Flattening
+from relive.kernels.steps import Flattening
 from relive.schema.fields import Field, Schema, Tree, declare
 
 NAMES = ("obs", "action", "reward")

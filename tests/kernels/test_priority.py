@@ -373,7 +373,7 @@ class TestDevices:
     def test_leaves_that_come_twice_are_written_twice_with_the_last_priority(self) -> None:
         # A scatter with two numbers for one place keeps either, on a device; on the CPU it happens to be the last.
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
-        assert priority._last_of_each(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
+        assert priority._repeat_last_values(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
 
     def test_sums_made_in_parallel_lead_to_no_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
         generator = np.random.default_rng(6)
@@ -381,14 +381,14 @@ class TestDevices:
         zero = values == 0
         assert (parallel_cumsum(values, 0).diff()[zero[1:]] != 0).any()  # which is why care is needed
         monkeypatch.setattr(torch.Tensor, "cumsum", parallel_cumsum)
-        running = priority._Running(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
-        running.add_up(values[:, None].expand(-1, 2))
+        running = priority._RunningSums(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
+        running.compute(values[:, None].expand(-1, 2))
         steps = running.ends.diff()
         assert (steps >= 0).all()
         assert (steps[zero[1:]] == 0).all()
         rows = values.view(-1, 50)
         for points in rows.cumsum(1).unbind(1):  # on the borders, where a rounding decides
-            leaf = priority._first_reaching(rows, points)
+            leaf = priority._find_first_reaching(rows, points)
             assert (rows.gather(1, leaf[:, None]) > 0)[points > 0].all()
 
     def test_sampling_and_updating_is_few_operations_and_waits_for_none(self) -> None:

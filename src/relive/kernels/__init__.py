@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, reduce
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ try:
     from relive.kernels import _native
 except ImportError:  # relive was installed without a compiler
     _native = None
-
-if TYPE_CHECKING:
-    from relive.kernels._native import Columns
 
 if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
@@ -208,13 +205,6 @@ def native_argument(tensor: torch.Tensor | None) -> Any:
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()
-
-
-def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: int) -> Columns | None:
-    """The native writer of rows into these tensors; None if the native core cannot handle them."""
-    if not runs_native(tensors):
-        return None
-    return native().Columns([native_argument(t) for t in tensors], list(optional), lead)
 
 
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:

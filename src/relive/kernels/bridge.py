@@ -94,13 +94,13 @@ class PriorityTree(_Bridge):
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
     def draw_weighted(self, count: int, bits: object, beta: float, by_smallest: bool) -> Any:
-        from relive.kernels.priority import weights  # noqa: PLC0415 (imports this module)
+        from relive.kernels.priority import importance_weights  # noqa: PLC0415 (imports this module)
 
         leaves = self.draw(count, bits)
         if leaves is None:
             return None
         priorities = self.get(leaves)
-        return leaves, weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
+        return leaves, importance_weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, *_: Any) -> None:
         """Not supported without tensors: the caller then uses `set`."""

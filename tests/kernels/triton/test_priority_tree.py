@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'
 import triton
 import triton.language as tl
 
-from relive.kernels.priority import NativeTree, RingTensors, weights
+from relive.kernels.priority import NativeTree, RingTensors, importance_weights
 from relive.kernels.triton import priority_tree
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
@@ -250,14 +250,14 @@ class TestDraws:
                 leaves, found = tree.draw_weighted(70, stream(2), beta, by_smallest)
                 drawn = tree.get(leaves)
                 smallest = float(tree.smallest()) if by_smallest else float(drawn.min())
-                assert torch.allclose(found, weights(drawn, smallest, beta), rtol=1e-6, atol=0)
+                assert torch.allclose(found, importance_weights(drawn, smallest, beta), rtol=1e-6, atol=0)
                 assert by_smallest or float(found.max()) == 1
 
     def test_weights_of_faint_and_huge_priorities_are_above_zero(self) -> None:
         tree = tree_of([TINY, HUGE, HUGE, HUGE])
         for beta in (0.4, 1.0, 3.0):
             _, found = tree.draw_weighted(8, stream(), beta, True)
-            expected = weights(doubles([HUGE] * 8), TINY, beta)
+            expected = importance_weights(doubles([HUGE] * 8), TINY, beta)
             assert torch.allclose(found, expected, rtol=1e-6, atol=0)
             assert (found > 0).all()
 

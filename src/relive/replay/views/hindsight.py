@@ -10,7 +10,7 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.kernels.torch_ops import wide
+from relive.kernels.torch_ops import add_axes
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
 from relive.replay.views.view import ReadContext, Transition, View
@@ -104,7 +104,7 @@ class Hindsight:
     def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
         """Set the new goals of the steps [M, …] marked by `changed`, and recompute reward and terminated."""
         goal, achieved = _leaf(schema, self.goal), _leaf(schema, self.achieved)
-        wide_changed = wide(changed, goals)
+        wide_changed = add_axes(changed, goals)
         for path in (goal, next_path(goal)):
             steps[path] = torch.where(wide_changed, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
@@ -120,7 +120,7 @@ class Hindsight:
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
-                steps[path] = torch.where(wide(changed, converted), converted, steps[path])
+                steps[path] = torch.where(add_axes(changed, converted), converted, steps[path])
 
 
 def _leaf(schema: Schema, name: str | Path) -> Path:
