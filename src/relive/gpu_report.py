@@ -105,12 +105,12 @@ class Target:
         return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=where, seed=0, **options)
 
 
-def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[dict[str, torch.Tensor]]:
+def episodes(envs: int, steps: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
     """Yield random steps: one in five ends an episode, and one in ten is followed by an unannounced reset."""
     random = torch.Generator().manual_seed(seed)
-    current_obs = torch.rand(envs, obs, generator=random)
+    current_obs = torch.rand(envs, OBS, generator=random)
     for _ in range(steps):
-        following = torch.rand(envs, obs, generator=random)
+        following = torch.rand(envs, OBS, generator=random)
         ended = torch.rand(envs, generator=random) < 0.2
         truncated = ended & (torch.rand(envs, generator=random) < 0.5)
         yield {
@@ -119,12 +119,12 @@ def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[d
             "next_obs": following,
         }  # fmt: skip
         resets = ended | (torch.rand(envs, generator=random) < 0.1)
-        current_obs = torch.where(resets.view(-1, 1), torch.rand(envs, obs, generator=random), following)
+        current_obs = torch.where(resets.view(-1, 1), torch.rand(envs, OBS, generator=random), following)
 
 
-def constant_step(envs: int, device: torch.device, obs: int = OBS) -> dict[str, torch.Tensor]:
+def constant_step(envs: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a step whose next observation equals its observation: it can be added repeatedly."""
-    (step,) = episodes(envs, 1, obs=obs)
+    (step,) = episodes(envs, 1)
     step["next_obs"] = step["obs"].clone()
     flags = {name: torch.zeros(envs, dtype=torch.bool) for name in ("terminated", "truncated")}
     return {name: value.to(device) for name, value in (step | flags).items()}

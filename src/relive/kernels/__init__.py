@@ -48,12 +48,12 @@ complete: Callable[[Callable[[], object]], None] = getattr(_native, "complete", 
 
 
 def backend() -> Literal["native", "torch", "triton"]:
-    """The current backend for CPU tensors: the C++ core, torch ops, or Triton's interpreter."""
+    """Return the current backend for CPU tensors: the C++ core, torch ops, or Triton's interpreter."""
     return _forced or ("torch" if _active is None else "native")
 
 
 def native() -> Any:
-    """The native module; None if it is not installed or another backend is forced."""
+    """Return the native module; None if it is not installed or another backend is forced."""
     return _active
 
 
@@ -100,7 +100,7 @@ def _probe(device: torch.device) -> None:
 
 
 def _describe_failure(error: Exception) -> str:
-    """The installed version of Triton and the last line of the error."""
+    """Return the installed version of Triton and the last line of the error."""
     version = getattr(sys.modules.get("triton"), "__version__", "that cannot be imported")
     lines = str(error).strip().splitlines() or ["no message"]
     return f"Triton {version} ({type(error).__name__}: {lines[-1]})"
@@ -144,7 +144,7 @@ def force_torch() -> AbstractContextManager[None]:
 
 @contextmanager
 def without_exchange() -> Iterator[None]:
-    """Context manager that simulates a torch without DLPack's C exchange API (before 2.10)."""
+    """Simulate a torch without DLPack's C exchange API (before 2.10)."""
     if _native is None:
         yield
         return
@@ -156,7 +156,7 @@ def without_exchange() -> Iterator[None]:
 
 
 def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
-    """The backend for a ring in these tensors, with stacks of `frames` frames."""
+    """Return the backend for a ring in these tensors, with stacks of `frames` frames."""
     if runs_triton(tensors):
         return "triton"
     if not runs_native(tensors) or frames > native().MAX_FRAMES:
@@ -165,7 +165,7 @@ def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native
 
 
 def core() -> Any:
-    """The module with the classes of the native core: `_native` or `bridge`."""
+    """Return the module with the classes of the native core: `_native` or `bridge`."""
     if exchange():
         return _active
     from relive.kernels import bridge  # noqa: PLC0415 (needs the native core)
@@ -179,17 +179,17 @@ def locks_processes() -> bool:
 
 
 def lock_bytes() -> int:
-    """Bytes of a lock shared between processes."""
+    """Return the bytes of a lock shared between processes."""
     return native().LOCK_BYTES
 
 
 def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
-    """A re-entrant lock in shared memory; `recover` is called when its last holder died."""
+    """Make a re-entrant lock in shared memory; `recover` is called when its last holder died."""
     return native().ProcessLock(native_argument(memory), is_new, recover, seconds)
 
 
 def guarded_lock(guard: Callable[[], object]) -> Any:
-    """A re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
+    """Make a re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
     if _native is None:
         return locking.GuardedLock(guard)
     return _native.GuardedLock(threading.RLock(), guard)
@@ -201,7 +201,7 @@ def exchange() -> bool:
 
 
 def native_argument(tensor: torch.Tensor | None) -> Any:
-    """The form of a CPU tensor that the native core reads: the tensor, or its numpy view under an older torch."""
+    """Return what the native core reads of a CPU tensor: the tensor, or its numpy view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()

@@ -63,7 +63,7 @@ class PriorityTree(Protocol):
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`draw` with weights (smallest / priority)^beta, float32 [count] in (0, 1].
+        """Draw with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
         The smallest priority is that of all leaves with `by_smallest`, otherwise that of the drawn leaves. Weights are
         written to `weights` if passed.

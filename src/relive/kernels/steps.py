@@ -51,7 +51,7 @@ class Flattening:
 
 
 def _nesting(tree: Tree) -> Any:
-    """The nested names of a field's parts; None for a leaf."""
+    """Return the nested names of a field's parts; None for a leaf."""
     return None if isinstance(tree, Field) else {name: _nesting(part) for name, part in tree.items()}
 
 
@@ -81,7 +81,7 @@ class RowWriter(Protocol):
 
 
 def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
-    """Make a writer into these tensors. Without an environment axis (N = 1) callers pass leaves [...]."""
+    """Make a writer into these tensors. Without an environment axis (N = 1), leaves lack the axis N."""
     if not kernels.runs_native(tensors):
         return _TorchRows(tensors, has_env_axis)
     arrays = [kernels.native_argument(tensor) for tensor in tensors]

@@ -103,7 +103,7 @@ def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
 
 
 def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
-    """Mask of steps t whose recurrence continues at t + 1: no end at t, and row t + 1 is valid."""
+    """Return the mask of steps t whose recurrence continues at t + 1: no end at t, and row t + 1 is valid."""
     open_ = torch.logical_or(terminated, truncated).logical_not_()
     if mask is not None:
         open_ = open_.logical_and_(mask.roll(-1, 0))
@@ -128,7 +128,7 @@ def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
 
 
 def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
-    """x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
+    """Return x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
     shifted = later.roll(-k, 0)
     longer = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
     return torch.where(linked, longer, x)
@@ -153,14 +153,14 @@ def _zero_invalid(output: Tensor, invalid: Tensor | None) -> Tensor:
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)  # cached tensors are also used outside inference mode
 def count_from(start: int, stop: int, step: int, device: torch.device) -> Tensor:
-    """`torch.arange(start, stop, step)`, int64 [L]."""
+    """Return `torch.arange(start, stop, step)`, int64 [L]."""
     return torch.arange(start, stop, step, device=device)
 
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """γ^0 to γ^(count−1) as float64 [count], and γ^count down to γ^0 as float32 [count + 1]."""
+    """Return γ^0 to γ^(count−1) as float64 [count], and γ^count down to γ^0 as float32 [count + 1]."""
     factors = [1.0]
     for _ in range(count):
         factors.append(factors[-1] * gamma)
@@ -171,9 +171,9 @@ def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tens
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def ends_of_run(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Offsets [3, 1] of first step, final state and last step of a run of `count` steps, and their corrections [3, 1].
+    """Return offsets [3, 1] of first step, final state and last step of a run of `count` steps, and corrections [3, 1].
 
-    The corrections are added once per step that is missing at the end of the run.
+    The corrections are added once per missing step at the end of the run.
     """
     offsets = torch.tensor([[0], [count], [count - 1]], device=device)
     return offsets, torch.tensor([[0], [-1], [-1]], device=device)

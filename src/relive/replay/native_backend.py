@@ -80,7 +80,7 @@ class NativeBackend(Backend):
 
     def continuity(self) -> ContinuityStats:
         """Continuity statistics of the steps written by this object."""
-        return ContinuityStats(*self._core.counted())
+        return ContinuityStats(*self._core.continuity_counts())
 
     def track_changes(self) -> None:
         self._core.keep_touched(True)
@@ -158,10 +158,10 @@ class NativeBackend(Backend):
         return out
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.ahead(slots, None)
+        return self._core.count_following(slots, None)
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.behind(slots, None)
+        return self._core.count_preceding(slots, None)
 
     # Ids of rows
 
@@ -202,7 +202,7 @@ class NativeBackend(Backend):
 
     def recompute_checksums(self) -> None:
         """Recompute the checksum of every row."""
-        self._core.seal_all()
+        self._core.recompute_checksums()
 
     def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Mask [S, N] of slots whose row, from `since` [N] to before `until` [N], does not match its checksum."""

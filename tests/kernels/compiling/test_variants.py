@@ -33,9 +33,9 @@ def find_kernels(sources: list[str]) -> set[str]:
     functions = [function for source in sources for function in find_jitted(ast.parse(source))]
     calls = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Call)]
     called = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
-    launched = [function.name for function in functions if function.name not in called]
-    assert len(launched) == len(set(launched)), f"kernels need names of their own: {sorted(launched)}"
-    return set(launched)
+    names = [function.name for function in functions if function.name not in called]
+    assert len(names) == len(set(names)), f"expected unique names of kernels, got {sorted(names)}"
+    return set(names)
 
 
 def compile_kernels(*arguments: str, cache: Path, triton: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -78,7 +78,7 @@ def draw_rows_kernel(
 
 
 def group_size(num_envs: int) -> int:
-    """Number of environments per group, about equal to the number of groups."""
+    """Return the number of environments per group, about equal to the number of groups."""
     return triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
 
 

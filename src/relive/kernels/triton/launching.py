@@ -42,7 +42,7 @@ class Launch:
         self, kernel: Any, fixed: tuple[Any, ...], constants: Mapping[str, Any],
         words: tuple[tuple[torch.Tensor, ...], ...] = (),
     ) -> None:  # fmt: skip
-        """`words`: the first arguments of a call are tuples of tensors, viewed as words of these dtypes."""
+        """`words`: the first arguments of a call are tuples of tensors, viewed as words of the dtypes of these."""
         self._kernel, self._fixed, self._constants, self._words = kernel, fixed, constants, words
         self._rest = *map(_to_address, fixed), *(constants[name] for name in kernel.arg_names if name in constants)
         self._compiled: dict[bool, Any] = {}
@@ -156,7 +156,7 @@ def probe_kernel(sources, outs, LAYOUTS: tl.constexpr):
 
 def probe(device: torch.device) -> None:
     """Compile and launch a small kernel on a device. Raises the errors of Triton."""
-    if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):  # its functions are not interpreted then
+    if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):  # Triton's functions are not interpreted then
         raise RuntimeError("TRITON_INTERPRET was set after Triton had been imported")
     words = torch.zeros(12, dtype=torch.int32, device=device)
     launch(probe_kernel, words, 1, (words,), (torch.empty_like(words),), LAYOUTS=((12, 16),), **OPTIONS)

@@ -1,4 +1,4 @@
-"""Kernels of the priority tree on a device: setting, marking and drawing.
+"""The priority tree on a device: kernels that set, mark and draw leaves, and their launches.
 
 Leaves are float64. Every node stores the running sums of its 16 children, added from left to right: one cache line,
 with which a draw compares its point. Levels are stored from the lowest one up; a node of level l covers 16^(l + 1)
@@ -47,7 +47,7 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 TOP_OPTIONS = {**OPTIONS, "num_warps": 8}
 
 
-# Sums
+# Kernels that recompute sums
 
 
 @triton.jit
@@ -133,14 +133,14 @@ def renew_top_kernel(
 
 @triton.jit
 def _power(x, exponent):
-    """x^exponent of positive float64; exactly x for an exponent of 1."""
+    """Return x^exponent of positive float64; exactly x for an exponent of 1."""
     # The interpreter lacks libdevice's pow.
     return tl.where(exponent == 1.0, x, tl.exp2(exponent * tl.log2(x)))
 
 
 @triton.jit
 def get_mass(priority, alpha, eps):
-    """(priority + eps)^alpha, positive for a positive base: such a leaf can be drawn. NaN for an invalid priority."""
+    """Return (priority + eps)^alpha. Positive for a positive base, so that its leaf can be drawn; NaN if invalid."""
     base = priority + eps
     mass = _power(tl.where(base > 0, base, 1.0), alpha)
     smallest = (base * 0 + 1).to(tl.int64).to(tl.float64, bitcast=True)
@@ -150,7 +150,7 @@ def get_mass(priority, alpha, eps):
 
 @triton.jit
 def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
-    """Flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
+    """Return flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
     is_id = inside & (ids >= 0)
     positive = tl.where(is_id, ids, 0)
     env, row = positive % num_envs, positive // num_envs
@@ -240,16 +240,18 @@ def mark_kernel(
 
 @triton.jit
 def _next_smaller(x):
-    """The next smaller float64 of a positive x; 0 for 0."""
+    """Return the next smaller float64 of a positive x; 0 for 0."""
     bits = x.to(tl.int64, bitcast=True)
     return tl.where(x > 0, bits - 1, 0).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
-    """Leaves that contain points [BLOCK] of the total: at each level the first child whose sum exceeds the point.
+    """Find the leaves that contain points [BLOCK] of the total.
 
-    A child of zero is never the first. Rounding may put a point at or past the end of a node: it is then moved to just
+    At each level the first child whose sum exceeds the point is chosen.
+
+    A child of zero is never chosen. Rounding may put a point at or past the end of a node: it is then moved to just
     before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
@@ -270,7 +272,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weight(smallest, priority, beta):
-    """(smallest / priority)^beta, in (0, 1]."""
+    """Return (smallest / priority)^beta, in (0, 1]."""
     ratio = smallest / priority
     weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
     # The ratio may underflow in float64, and its power in float32.
@@ -286,7 +288,7 @@ def prioritized_draw_kernel(
 ):  # fmt: skip
     """Draw leaves [rows] with their priorities, one from each of `count` equal slices of the total, from `start` on.
 
-    IS_WEIGHED also computes weights relative to the smallest of all priorities.
+    HAS_WEIGHTS also computes weights relative to the smallest of all priorities.
     """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < rows

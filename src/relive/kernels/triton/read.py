@@ -74,7 +74,7 @@ def _copy_leaf(stored, out, first, slot, item, mask, start, stop, num_envs, size
 
 @triton.jit
 def _count_steps(kind, slot, is_row, num_envs, size, n, STEPS: tl.constexpr):
-    """Number of steps per row: up to n, until the end of the episode or the newest row."""
+    """Count the steps per row: up to n, until the end of the episode or the newest row."""
     step = tl.arange(0, STEPS)
     at = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
     inside = is_row[:, None] & (step < n)[None, :]
@@ -126,7 +126,7 @@ def _sum_rewards(reward, out, slot, item, mask, num_steps, num_envs, size, n, ga
 
 @triton.jit
 def _discount(num_steps, n, gamma):
-    """γ^k for k steps, as float32."""
+    """Return γ^k for k steps, as float32."""
     power = tl.full((), 1.0, tl.float64)
     factor = num_steps.to(tl.float64) * 0.0
     for step in range(1, n + 1):
@@ -195,7 +195,7 @@ def read_kernel(
 
 
 def _rows_per_program(pieces: int) -> int:
-    """Rows per program: fewer if wide leaves are read in pieces."""
+    """Return the number of rows per program: fewer if wide leaves are read in pieces."""
     return 16 if pieces == 1 else 8
 
 
@@ -253,7 +253,7 @@ class RowReader:
 
 
 def _next_power_of_two(n: int) -> int:
-    """The smallest power of two of at least n; 0 for 0."""
+    """Return the smallest power of two of at least n; 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
@@ -290,6 +290,6 @@ class TritonGather:
 
 
 def _placeholder_rings(column: torch.Tensor) -> Rings:
-    """Placeholder state of rings for plain items, which `read_kernel` does not access."""
+    """Make placeholder rings for plain items: `read_kernel` does not access them."""
     numbers, flags = (torch.empty(1, dtype=dtype, device=column.device) for dtype in (torch.int64, torch.uint8))
     return Rings(flags, flags, numbers, flags, flags, numbers, numbers, len(column), 1, len(column))

@@ -84,7 +84,7 @@ class Leaf(NamedTuple):
 
 @triton.jit
 def find_frame(column, frame, LAYOUT: tl.constexpr):
-    """Positions in a stack of the words of one frame."""
+    """Return the positions of one frame's words in a stack."""
     word = column
     if LAYOUT[FRAMES] > 1:
         word = column // LAYOUT[INNER] * (LAYOUT[FRAMES] * LAYOUT[INNER]) + column % LAYOUT[INNER]
@@ -94,32 +94,32 @@ def find_frame(column, frame, LAYOUT: tl.constexpr):
 
 @triton.jit
 def get_slot(row, env, slots, num_envs):
-    """Flat slots of non-negative row numbers."""
+    """Return the flat slots of non-negative row numbers."""
     return row % slots * num_envs + env
 
 
 @triton.jit
 def step_forward(flat, steps, num_envs, size):
-    """Flat slots `steps` rows step_forward; `steps` is less than the number of slots."""
+    """Return the flat slots `steps` rows later; `steps` is less than the number of slots."""
     target = flat + steps * num_envs
     return tl.where(target >= size, target - size, target)
 
 
 @triton.jit
 def step_back(flat, steps, num_envs, size):
-    """Flat slots `steps` rows step_back; `steps` is less than the number of slots."""
+    """Return the flat slots `steps` rows earlier; `steps` is less than the number of slots."""
     target = flat - steps * num_envs
     return tl.where(target < 0, target + size, target)
 
 
 @triton.jit
 def get_newest(head, is_open, env, mask):
-    """Newest row numbers of environments."""
+    """Return the newest row numbers of environments."""
     return tl.load(head + env, mask, other=0) - 1 + tl.load(is_open + env, mask, other=0).to(tl.int64)
 
 
 @triton.jit
 def get_row(flat, newest, slots, num_envs):
-    """Row numbers stored at flat slots, from the newest rows of their environments."""
+    """Return the row numbers stored at flat slots, from the newest rows of their environments."""
     age = (newest - flat // num_envs) % slots
     return newest - tl.where(age < 0, age + slots, age)

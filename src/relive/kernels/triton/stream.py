@@ -28,12 +28,12 @@ CELL = tl.constexpr(16)
 """Number of adjacent positions that share a counter; a program draws for a multiple of it."""
 CELLS = 2048
 MAX_DRAWS = CELLS * CELL.value
-"""Largest number of positions per launch."""
+"""Maximum number of positions per launch."""
 
 
 @triton.jit
 def random_pair(key, call, position, turn):
-    """Two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
+    """Draw two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + turn).to(tl.uint32))
@@ -60,7 +60,7 @@ def count_calls(stream, position, call, inside):
 
 @triton.jit(do_not_specialize=SIZES)
 def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
-    """Uniform float64 in [0, 1)."""
+    """Draw uniform float64 in [0, 1)."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
     call = load_calls(stream, position, inside)
@@ -80,7 +80,7 @@ def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def draw_blocks(count: int, per_program: int) -> tuple[int, int]:
-    """Positions per program, in whole cells, and number of programs."""
+    """Return positions per program, in whole cells, and number of programs."""
     block = max(blocks(count, per_program)[0], CELL.value)
     return block, -(-count // block)
 

@@ -22,7 +22,7 @@ MAX_STEPS = 1024
 @triton.jit
 def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
            SPAN: tl.constexpr):  # fmt: skip
-    """The rows after (with BACK: before) each row [B, SPAN]: their slots, mask of steps, and running number of steps.
+    """Return slots, mask of steps and running number of steps of the rows after (BACK: before) each row [B, SPAN].
 
     Steps stop at the end of an episode; with CROSS they continue after its final rows.
     """
@@ -109,13 +109,13 @@ class Windows(NamedTuple):
 
 
 def _tiles(before: int, after: int, cross: bool) -> dict[str, int]:
-    """Numbers of rows to load before and after each row: at most two final rows separate two steps."""
+    """Return the numbers of rows to load before and after each row: at most two final rows separate two steps."""
     back, ahead = (triton.next_power_of_2(steps * (3 if cross else 1)) if steps else 0 for steps in (before, after))
     return {"BACK": back, "AHEAD": ahead, "LENGTH": triton.next_power_of_2(before + after)}
 
 
 def _windows_per_program(tiles: dict[str, int]) -> int:
-    """Windows per program."""
+    """Return the number of windows per program."""
     return max(512 // max(tiles.values()), 1)
 
 

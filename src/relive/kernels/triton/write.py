@@ -57,13 +57,13 @@ def _load_input(base, item, column, frame, mask, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _make_zeros(item, LAYOUT: tl.constexpr):
-    """Zeros, int32 [E, C]; tl.zeros of Triton 3.4 does not accept elements of a constexpr tuple."""
+    """Make zeros, int32 [E, C]; tl.zeros of Triton 3.4 does not accept elements of a constexpr tuple."""
     return (item[:, None] * 0 + tl.arange(0, LAYOUT[TILE])[None, :] * 0).to(tl.int32)
 
 
 @triton.jit
 def _find_differing(stored, inputs, first, pending, item, valid, num_envs, size, LAYOUT: tl.constexpr):
-    """Whether the input observations differ in any bit from those of the pending rows: int32 [E]."""
+    """Find the input observations that differ in any bit from those of the pending rows: int32 [E]."""
     differs = _make_zeros(pending, LAYOUT)
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
@@ -84,7 +84,7 @@ def _find_differing(stored, inputs, first, pending, item, valid, num_envs, size,
 
 @triton.jit
 def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset, LAYOUT: tl.constexpr):
-    """Number of steps whose stacks cannot be rebuilt from single frames."""
+    """Count the steps whose stacks cannot be rebuilt from single frames."""
     is_unpadded = _make_zeros(item, LAYOUT)
     is_unfollowed = is_unpadded
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
@@ -107,7 +107,7 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
 
 @triton.jit
 def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
-    """Copy items to slots; the newest frame of a stack."""
+    """Copy items to slots. Of a stack only the newest frame is stored."""
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
         words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1, mask, LAYOUT)
@@ -117,7 +117,7 @@ def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _find_expiring(kind, row, slot, mask, slots, num_envs, size, alive):
-    """Slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
+    """Find the slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
     expiring = step_forward(slot, slots - alive, num_envs, size)
     row_kind = tl.load(kind + expiring, mask, other=0)
     return expiring, mask & (row >= alive) & (row_kind == TRANSITION)
@@ -135,7 +135,7 @@ def _find_continuing(
     obs, inputs, next_inputs, first, pending, item, valid, has_pending, is_reset, broken, num_envs, size,
     OBS: tl.constexpr,
 ):  # fmt: skip
-    """Mask of steps that start with the pending observation. Counts stacks that cannot be rebuilt."""
+    """Find the steps that start with the pending observation. Counts stacks that cannot be rebuilt."""
     differs = valid.to(tl.int32) * 0
     for i in tl.static_range(len(OBS)):
         differs |= _find_differing(obs[i], inputs[i], first, pending, item, valid, num_envs, size, tl.constexpr(OBS[i]))
@@ -352,5 +352,5 @@ class StepWriter:
 
 
 def _align(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy if its address is not divisible by eight."""
+    """Return the tensor, or a copy if its address is not divisible by eight."""
     return tensor.clone() if tensor.data_ptr() % 8 else tensor
