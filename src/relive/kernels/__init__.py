@@ -216,11 +216,6 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     return all(t.is_cpu and t.ndim <= _active.MAX_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
 
 
-def reads_natively(tensors: list[torch.Tensor]) -> bool:
-    """Whether the native core reads these tensors without conversion and can return tensors."""
-    return exchange() and native().reads(tensors)
-
-
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
     """Run the estimator `name` on converted tensors, in their promoted float dtype, at least float32.
 
