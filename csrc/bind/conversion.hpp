@@ -254,7 +254,7 @@ private:
     // Convert a buffer's format. Returns false if the item size does not match the format letter (C sizes; `l`: 4 or 8).
     static bool get_dtype(const char* format, int64_t itemsize, DataType& out) {
         if (!format) format = "B";
-        if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian '>' is not plain
+        if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian arrays ('>') are not read here
         const bool complex = format[0] == 'Z';
         if (complex) ++format;
         if (format[0] == 0 || format[1] != 0) return false;

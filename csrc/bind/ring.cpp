@@ -165,7 +165,7 @@ public:
     }
 
     // The counts of `Continuity` as (followed, cut, ended, reset, restarted, infinite).
-    nb::tuple counted() const {
+    nb::tuple continuity_counts() const {
         const Continuity& all = writer_.continuity;
         return nb::make_tuple(all.followed, all.cut, all.ended, all.reset, all.restarted, all.infinite);
     }
@@ -176,7 +176,7 @@ public:
     int64_t stored() const { return memory_.ring.stored(); }
 
     // Recompute the checksums of every row, after rows were written directly.
-    void seal_all() {
+    void recompute_checksums() {
         MaybeReleased released(kReleaseBytes);
         store_all_checksums(memory_);
     }
@@ -362,7 +362,7 @@ public:
 
     // Read the rows at these slots into a reserved batch.
     nb::list fill(ReservedBatch& reserved, nb::handle slots) {
-        if (!reserved.batch.is_of(plan_)) refuse("batch: expected one that this reader reserved");
+        if (!reserved.batch.belongs_to(plan_)) refuse("batch: expected one that this reader reserved");
         const Array in = read_slots(slots, plan_.memory);
         if (in.shape[0] != reserved.batch.count()) refuse("slots: another number than was reserved");
         std::copy_n(in.as<int64_t>(), in.shape[0], reserved.batch.rows());
@@ -504,20 +504,20 @@ void bind_ring(nb::module_& m) {
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
         .def("observe", &BoundRing::observe)
-        .def("counted", &BoundRing::counted)
+        .def("continuity_counts", &BoundRing::continuity_counts)
         .def("watch_cuts", &BoundRing::watch_cuts)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
         .def_prop_ro("memory", &BoundRing::memory, nb::rv_policy::reference_internal)
-        .def("seal_all", &BoundRing::seal_all)
+        .def("recompute_checksums", &BoundRing::recompute_checksums)
         .def("find_broken", &BoundRing::find_broken)
         .def_static("write_behind", &start_writing)
         .def("is_valid", &BoundRing::is_valid)
         .def("stored", &BoundRing::stored)
         .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
-        .def("ids", &BoundRing::map_slots<&Ring::id_of>, nb::arg(), nb::arg().none())
-        .def("ahead", &BoundRing::map_slots<&Ring::steps_following>, nb::arg(), nb::arg().none())
-        .def("behind", &BoundRing::map_slots<&Ring::steps_preceding>, nb::arg(), nb::arg().none())
+        .def("ids", &BoundRing::map_slots<&Ring::get_id>, nb::arg(), nb::arg().none())
+        .def("count_following", &BoundRing::map_slots<&Ring::count_following>, nb::arg(), nb::arg().none())
+        .def("count_preceding", &BoundRing::map_slots<&Ring::count_preceding>, nb::arg(), nb::arg().none())
         .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
         .def("holds", &BoundRing::holds)
         .def("fetch", &BoundRing::fetch)

@@ -43,7 +43,7 @@ inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
     return i < bytes ? mix(state, word_at(data + i, bytes - i)) : state;
 }
 
-inline uint64_t checksum_of_observation(const RingMemory& memory, int64_t flat, int64_t row) {
+inline uint64_t compute_observation_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
     uint64_t state = mix(mix(1, static_cast<uint64_t>(row)), memory.ring.first[flat]);
     for (size_t o = 0; o < memory.observed.size(); ++o) {
         const Leaf& leaf = memory.observation(o);
@@ -52,7 +52,7 @@ inline uint64_t checksum_of_observation(const RingMemory& memory, int64_t flat, 
     return state;
 }
 
-inline uint64_t checksum_of_rest(const RingMemory& memory, int64_t flat, int64_t row) {
+inline uint64_t compute_rest_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
     uint64_t state = mix(2, static_cast<uint64_t>(row));
     const std::vector<int>& rewritable = memory.rewritable.leaves;
     for (int l = 0; l < static_cast<int>(memory.leaves.size()); ++l) {
@@ -67,21 +67,21 @@ inline uint64_t checksum_of_rest(const RingMemory& memory, int64_t flat, int64_t
     return state;
 }
 
-inline uint64_t checksum_of_rewritable(const RingMemory& memory, int64_t flat, int64_t row) {
+inline uint64_t compute_rewritable_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
     uint64_t state = mix(3, static_cast<uint64_t>(row));
     for (const int l : memory.rewritable.leaves) state = mix_bytes(state, memory.leaf(l).at(flat), memory.leaf(l).bytes);
     return state;
 }
 
 inline void store_rewritable_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
-    if (memory.rewritable.checksums) memory.rewritable.checksums[flat] = checksum_of_rewritable(memory, flat, row);
+    if (memory.rewritable.checksums) memory.rewritable.checksums[flat] = compute_rewritable_checksum(memory, flat, row);
 }
 
 // Out of line: most rings have no checksums, and writing a small row takes a microsecond.
 RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
     uint64_t* checksums = memory.ring.checksums;
-    if (of_observation) checksums[2 * flat] = checksum_of_observation(memory, flat, row);
-    if (of_rest) checksums[2 * flat + 1] = checksum_of_rest(memory, flat, row);
+    if (of_observation) checksums[2 * flat] = compute_observation_checksum(memory, flat, row);
+    if (of_rest) checksums[2 * flat + 1] = compute_rest_checksum(memory, flat, row);
     if (of_rest) store_rewritable_checksum(memory, flat, row);
 }
 
@@ -94,7 +94,7 @@ inline void store_checksums(const RingMemory& memory, int64_t flat, int64_t row,
 inline void store_all_checksums(const RingMemory& memory) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat)
-        store_checksums(memory, flat, ring.row_of(flat), true, true);
+        store_checksums(memory, flat, ring.get_row(flat), true, true);
 }
 
 // broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums. Rows that hold only an observation
@@ -102,13 +102,13 @@ inline void store_all_checksums(const RingMemory& memory) {
 inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {
-        const int64_t row = ring.row_of(flat), env = flat % ring.envs;
+        const int64_t row = ring.get_row(flat), env = flat % ring.envs;
         const uint8_t kind = ring.kind[flat];
         broken[flat] = 0;
         if (kind == kEmpty || row < since[env] || row >= until[env]) continue;
         const bool is_step = kind == kTransition || kind == kHistory;
-        broken[flat] = ring.checksums[2 * flat] != checksum_of_observation(memory, flat, row) ||
-                       (is_step && ring.checksums[2 * flat + 1] != checksum_of_rest(memory, flat, row));
+        broken[flat] = ring.checksums[2 * flat] != compute_observation_checksum(memory, flat, row) ||
+                       (is_step && ring.checksums[2 * flat + 1] != compute_rest_checksum(memory, flat, row));
     }
 }
 
@@ -118,7 +118,7 @@ inline void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
     const uint64_t* checksums = memory.rewritable.checksums;
     for (int64_t flat = 0; flat < ring.num_flat(); ++flat)
         torn[flat] = ring.kind[flat] == kTransition && checksums &&
-                     checksums[flat] != checksum_of_rewritable(memory, flat, ring.row_of(flat));
+                     checksums[flat] != compute_rewritable_checksum(memory, flat, ring.get_row(flat));
 }
 
 // Bytes of the rewritable leaves per row.
@@ -143,7 +143,7 @@ inline void finish_write_back(RingMemory& memory) {
         std::memcpy(leaf.at(flat), entry, static_cast<size_t>(leaf.bytes));
         entry += leaf.bytes;
     }
-    store_rewritable_checksum(memory, flat, memory.ring.row_of(flat));
+    store_rewritable_checksum(memory, flat, memory.ring.get_row(flat));
     keep_order();
     *journal = 0;
 }

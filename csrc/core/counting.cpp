@@ -70,7 +70,7 @@ double pairwise(Load load, const char* data, int64_t first, int64_t count) {
     return sum;
 }
 
-double sum_of_item(const CountedLeaf& leaf, int64_t i) {
+double sum_item(const CountedLeaf& leaf, int64_t i) {
     return pairwise(get_load(leaf.dtype), leaf.data, i * leaf.elements, leaf.elements);
 }
 
@@ -192,11 +192,11 @@ void EpisodeCounter::count(const CountedSteps& steps) {
             const int64_t i = t * steps.envs + n, env = steps.env_at(n);
             if (!steps.is_transition(i)) continue;
             double reward = 0.0;
-            for (const int leaf : rewards) reward += sum_of_item(leaves[leaf], i);
+            for (const int leaf : rewards) reward += sum_item(leaves[leaf], i);
             open[env] += reward;
             open[envs + env] += 1.0;
             for (size_t m = 0; m < metrics.size(); ++m)
-                if (leaves[metrics[m]].data) open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_of_item(leaves[metrics[m]], i);
+                if (leaves[metrics[m]].data) open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_item(leaves[metrics[m]], i);
             if (leaves[terminated].data[i] || leaves[truncated].data[i]) ended_.push_back(n);
         }
         counts[1] += steps.played[static_cast<size_t>(t)];
@@ -222,7 +222,7 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
         *row++ = steps.leaves[terminated].data[i] != 0;
         for (const int reason : reasons) {
             const CountedLeaf& leaf = steps.leaves[reason];
-            *row++ = leaf.data && sum_of_item(leaf, i) != 0.0;
+            *row++ = leaf.data && sum_item(leaf, i) != 0.0;
         }
     }
     counts[0] += finished;

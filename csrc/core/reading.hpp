@@ -100,7 +100,7 @@ inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool 
         // The row after a final row starts the next episode; two consecutive final rows are a cut right after a start.
         for (int skipped = 0; cross && ring.kind[next] == kFinal && skipped < ring.slots; ++skipped) next = ring.after(next);
         // Within an episode the next row is younger; after a final row it may be the oldest row of the ring.
-        slot = ring.kind[next] == kTransition && (!cross || ring.row_of(next) > ring.row_of(slot)) ? next : -1;
+        slot = ring.kind[next] == kTransition && (!cross || ring.get_row(next) > ring.get_row(slot)) ? next : -1;
     }
 }
 
@@ -110,7 +110,7 @@ inline int64_t preceding_step(const Ring& ring, int64_t slot, bool cross) {
     int64_t previous = ring.before(slot);
     for (int skipped = 0; cross && ring.kind[previous] == kFinal && skipped < ring.slots; ++skipped)
         previous = ring.before(previous);
-    const bool older = !cross || ring.row_of(previous) < ring.row_of(slot);
+    const bool older = !cross || ring.get_row(previous) < ring.get_row(slot);
     return older && ring.kind[previous] == kTransition ? previous : -1;
 }
 
@@ -221,7 +221,7 @@ public:
     PlannedBatch(const PlannedBatch&) = delete;
     PlannedBatch(PlannedBatch&&) = default;
 
-    bool is_of(const ReadPlan& plan) const { return plan_ == &plan; }
+    bool belongs_to(const ReadPlan& plan) const { return plan_ == &plan; }
     int64_t count() const { return count_; }
     int64_t* rows() { return rows_.data(); }
 
@@ -241,7 +241,7 @@ public:
     // Read every leaf. Call `find` first.
     void read() const {
         const Ring& ring = plan().memory.ring;
-        ring.ids_of(rows_.data(), count_, plans.as<int64_t>(ids_));
+        ring.get_ids(rows_.data(), count_, plans.as<int64_t>(ids_));
         for (size_t i = 0; i < plan().reads.size(); ++i) {
             const LeafRead& read = plan().reads[i];
             char* out = plans.data(i);
@@ -364,7 +364,7 @@ private:
             for (int64_t j = 0; j < size; ++j) {
                 const int64_t step = origin + offsets[j], nearest = std::min(std::max(step, -extent.preceding), most);
                 if (real) real[j] = step == nearest;
-                slot[j] = zeros && step != nearest ? -1 : ring.shifted(row, nearest);
+                slot[j] = zeros && step != nearest ? -1 : ring.shift(row, nearest);
             }
         }
     }
@@ -380,7 +380,7 @@ private:
             std::memset(train + i * length, 0, static_cast<size_t>(extents_[static_cast<size_t>(i)].preceding));
         for (size_t i = 0; i < steps_.size(); ++i) is_first[i] = steps_[i] >= 0 && ring.first[steps_[i]];
         auto* step_ids = plans.as<int64_t>(step_ids_);
-        for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i) step_ids[i] = steps_[i] < 0 ? -1 : ring.id_of(steps_[i]);
+        for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i) step_ids[i] = steps_[i] < 0 ? -1 : ring.get_id(steps_[i]);
     }
 
     // out[i] = Σ γ^j r[j] over the steps from row i to its last step, summed in order.

@@ -58,17 +58,17 @@ struct Ring {
     int64_t newest(int64_t env) const { return minus(head[env], open[env] ? 0 : 1); }
 
     // Row number stored at a slot, among the newest S rows.
-    int64_t row_of(int64_t flat) const {
+    int64_t get_row(int64_t flat) const {
         const int64_t slot = flat / envs, env = flat % envs, top = newest(env);
         return minus(top, modulo(minus(top, slot), slots));
     }
 
-    int64_t id_of(int64_t flat) const { return plus(times(row_of(flat), envs), flat % envs); }
+    int64_t get_id(int64_t flat) const { return plus(times(get_row(flat), envs), flat % envs); }
 
     // Row ids of many slots. A single environment needs no division per slot.
-    void ids_of(const int64_t* flat, int64_t count, int64_t* out) const {
+    void get_ids(const int64_t* flat, int64_t count, int64_t* out) const {
         if (envs != 1) {
-            for (int64_t i = 0; i < count; ++i) out[i] = id_of(flat[i]);
+            for (int64_t i = 0; i < count; ++i) out[i] = get_id(flat[i]);
             return;
         }
         const int64_t top = newest(0), at = modulo(top, slots);
@@ -78,7 +78,7 @@ struct Ring {
     int64_t num_flat() const { return slots * envs; }
 
     // The slot `steps` rows later (earlier if negative). |steps| is less than the number of slots.
-    int64_t shifted(int64_t flat, int64_t steps) const {
+    int64_t shift(int64_t flat, int64_t steps) const {
         const int64_t moved = flat + steps * envs, all = num_flat();
         return moved < 0 ? moved + all : moved < all ? moved : moved - all;
     }
@@ -101,14 +101,14 @@ struct Ring {
     }
 
     // Number of transitions of the same episode after a slot.
-    int64_t steps_following(int64_t flat) const {
+    int64_t count_following(int64_t flat) const {
         int64_t steps = 0;
         for (int64_t at = after(flat); kind[at] == kTransition && steps < slots; ++steps) at = after(at);
         return steps;
     }
 
     // Number of transitions of the same episode before a slot.
-    int64_t steps_preceding(int64_t flat) const {
+    int64_t count_preceding(int64_t flat) const {
         int64_t steps = 0;
         for (; !first[flat] && kind[before(flat)] == kTransition && steps < slots; ++steps) flat = before(flat);
         return steps;

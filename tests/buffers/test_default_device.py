@@ -21,7 +21,7 @@ from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_rep
 from tests.tiers import select
 
 SOURCES = Path(rl.__file__).parent
-PROGRAMS = ("cli.py", "gpu_report")
+PROGRAMS = ("cli.py", "gpu_report.py")
 """Commands and adapters' drivers, which are separate programs."""
 
 

@@ -9,13 +9,13 @@ from tests.devices.place import Place, place
 
 @pytest.fixture
 def on(request: pytest.FixtureRequest) -> Place:
-    """The device of a test's buffers; without such a device the test fails and says so."""
+    """The device of a test's buffers; the test fails without such a device."""
     return place(str(request.config.getoption("--device")))
 
 
 @pytest.fixture
 def filled(on: Place) -> Place:
-    """The same, for tests that look at values."""
+    """The same device, for tests that read values."""
     if on.device.type == "meta":
         pytest.skip("tensors of the meta device have no values")
     return on

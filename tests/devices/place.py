@@ -15,18 +15,18 @@ from relive import kernels
 
 
 class Place(NamedTuple):
-    """A device, and what buffers there are made and called inside."""
+    """A device, and the context in which its buffers are made and called."""
 
     device: torch.device
     inside: Callable[[], Any]
 
     def there(self, value: Any) -> Any:
-        """Tensors in any nesting, on the device."""
+        """Move tensors in any nesting to the device."""
         return moved(value, self.device)
 
 
 def place(name: str) -> Place:
-    """The host stands for a device: "cpu" with torch ops, "interpreter" with Triton's. Any other name is a device's."""
+    """Return the place with this name: "cpu" uses torch ops and "interpreter" Triton's interpreter, as on a device."""
     if name == "interpreter":
         return Place(torch.device("cpu"), _interpreted)
     reason = missing(name)
@@ -43,7 +43,7 @@ def _interpreted() -> Iterator[None]:
 
 
 def moved(value: Any, device: torch.device | str) -> Any:
-    """Tensors in any nesting, on another device; everything else as it is."""
+    """Move tensors in any nesting to another device; leave everything else."""
     if isinstance(value, torch.Tensor | TensorDictBase):
         return value.to(device)
     if isinstance(value, dict):
@@ -52,7 +52,7 @@ def moved(value: Any, device: torch.device | str) -> Any:
 
 
 def same(a: TensorDictBase, b: TensorDictBase) -> None:
-    """The same fields, bit for bit."""
+    """Check that two batches have the same fields, bit for bit."""
     a, b = a.cpu(), b.cpu()
     assert set(a.keys(True, True)) == set(b.keys(True, True))
     for path in a.keys(True, True):
@@ -60,7 +60,7 @@ def same(a: TensorDictBase, b: TensorDictBase) -> None:
 
 
 def moving(on: Place) -> Any:
-    """relive as callers on the host see it whose buffers are elsewhere: everything is moved there and back."""
+    """relive for callers on the host: arguments are moved to the device, and results back."""
 
     class Replay(rl.ReplayBuffer):
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -10,7 +10,7 @@ from relive_conformance.outcome import PASSES
 from tests.devices.place import Place, moving
 
 SAVING = {"T13", "T17", "T18"}
-"""Cases that save: buffers that move their data for the cases are no class that is saved. See `test_replay`."""
+"""Cases that save: the wrapped buffers of this test cannot be saved. See `test_replay`."""
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""Replay buffers on a device are those of the host, row by row; and nothing waits for the device."""
+"""Replay buffers on a device equal those of the host, row by row, and never wait for the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVS = 3
 
 
 def both(on: Place, length: int, *, next_step: bool = False, **options: Any) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
-    """The same random history on the host and on the device."""
+    """Apply the same random history on the host and on the device."""
     options = {"num_envs": ENVS, "seed": 0, "autoreset": "NEXT_STEP" if next_step else None, **options}
     host = rl.ReplayBuffer(20 * ENVS, 1, (), **options)
     with on.inside():
@@ -41,7 +41,7 @@ def both(on: Place, length: int, *, next_step: bool = False, **options: Any) -> 
 
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_what_is_read_is_what_the_host_reads(filled: Place, view: Any, next_step: bool) -> None:
+def test_batches_equal_those_of_the_host(filled: Place, view: Any, next_step: bool) -> None:
     host, there = both(filled, 90, next_step=next_step)
     with filled.inside():
         ids = there.ids().cpu()
@@ -54,28 +54,28 @@ def test_draws_are_uniform_and_of_stored_rows(filled: Place) -> None:
     _, there = both(filled, 90)
     with filled.inside():
         ids = there.ids().cpu()
-        drawn = torch.cat([there.sample(512)["index"].cpu() for _ in range(20)])
-    assert torch.isin(drawn, ids).all()
-    counts = torch.bincount(torch.searchsorted(ids, drawn), minlength=len(ids)).double()
-    mean = len(drawn) / len(ids)
+        drawn_ids = torch.cat([there.sample(512)["index"].cpu() for _ in range(20)])
+    assert torch.isin(drawn_ids, ids).all()
+    counts = torch.bincount(torch.searchsorted(ids, drawn_ids), minlength=len(ids)).double()
+    mean = len(drawn_ids) / len(ids)
     excess = float(((counts - mean) ** 2 / mean).sum()) - (len(ids) - 1)
     assert abs(excess) < 5 * (2 * len(ids)) ** 0.5
 
 
-def test_priorities_are_those_of_the_host(filled: Place) -> None:
+def test_priorities_equal_those_of_the_host(filled: Place) -> None:
     host, there = both(filled, 60, sampler=rl.Prioritized())
     ids = host.ids()
-    index = torch.cat([ids, ids[:5], torch.tensor([0, 1])])  # some twice, and two that are gone
+    index = torch.cat([ids, ids[:5], torch.tensor([0, 1])])  # some ids twice, two of overwritten rows
     priority = torch.linspace(0.1, 3.0, len(index))
     gone = host.update_priority(index, priority)
     with filled.inside():
         assert int(there.update_priority(*filled.there((index, priority)))) == gone == 2
         masses = [replay.state_dict()["arrays"]["sampler.mass"] for replay in (host, there)]
         torch.testing.assert_close(*(torch.as_tensor(mass).cpu() for mass in masses), rtol=1e-12, atol=0)
-        drawn = there.sample(256)
-        assert torch.isin(drawn["index"].cpu(), ids).all()
+        batch = there.sample(256)
+        assert torch.isin(batch["index"].cpu(), ids).all()
         there.check()
-    assert float(drawn["weight"].max()) == pytest.approx(1.0)
+    assert float(batch["weight"].max()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=str)
@@ -107,11 +107,11 @@ def test_every_call_runs_and_nothing_waits(on: Place, monkeypatch: pytest.Monkey
             if on.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("error")
             try:
-                (found,) = launches.counted({"call": lambda call=call: call}).values()
+                (counted_call,) = launches.counted({"call": lambda call=call: call}).values()
             finally:
                 if on.device.type == "cuda":
                     torch.cuda.set_sync_debug_mode("default")
-            assert not found.waits
+            assert not counted_call.waits
 
 
 def test_a_training_step_is_captured_in_a_cuda_graph(on: Place) -> None:
@@ -120,7 +120,7 @@ def test_a_training_step_is_captured_in_a_cuda_graph(on: Place) -> None:
     _, there = both(on, 60, sampler=rl.Prioritized())
     out = there.sample(64)
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # as torch wants it: a few calls before the capture
+    with torch.cuda.stream(stream):  # torch requires a few calls before a capture
         for _ in range(3):
             there.sample(64, out=out)
             there.update_priority(out["index"], out["reward"].abs() + 1)
@@ -129,9 +129,9 @@ def test_a_training_step_is_captured_in_a_cuda_graph(on: Place) -> None:
     with torch.cuda.graph(graph):
         there.sample(64, out=out)
         there.update_priority(out["index"], out["reward"].abs() + 1)
-    drawn = []
+    batches = []
     for _ in range(3):
         graph.replay()
-        drawn.append(out["index"].tolist())
-    assert drawn[0] != drawn[1] != drawn[2]
+        batches.append(out["index"].tolist())
+    assert batches[0] != batches[1] != batches[2]
     there.check()

@@ -1,4 +1,4 @@
-"""Rollouts and estimators on a device are those of the host."""
+"""Rollouts and estimators on a device equal those of the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS, ENVS = 24, 5
 
 
 def steps() -> list[dict[str, torch.Tensor]]:
-    """Random steps with ends of both kinds."""
+    """Return random steps with terminated and truncated episodes."""
     random = np.random.default_rng(0)
     shapes = {"obs": (ENVS, 3), "action": (ENVS, 2), "reward": (ENVS,), "value": (ENVS,), "log_prob": (ENVS,)}
     return [
@@ -34,11 +34,11 @@ def rollout(on: Place | None) -> rl.RolloutBuffer:
     return buffer
 
 
-def test_what_is_stored_is_what_the_host_stores(filled: Place) -> None:
+def test_stored_steps_equal_those_of_the_host(filled: Place) -> None:
     host = rollout(None)
     with filled.inside():
         there = rollout(filled)
-        for name in ("advantage", "return"):  # whose sums may be rounded in another order
+        for name in ("advantage", "return"):  # sums may be rounded in another order
             torch.testing.assert_close(there[name].cpu(), host[name], rtol=1e-5, atol=1e-5)
         stored = ("obs", "action", "reward", "terminated", "truncated", "value", "log_prob")
         same(there.data.select(*stored), host.data.select(*stored))

@@ -1,4 +1,4 @@
-"""The report that a stranger with a GPU makes: here by the interpreter, and a GPU's part on a simulated one."""
+"""The GPU report, run in Triton's interpreter; sections that need a GPU run on a simulated one."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.gpu_report import __main__ as command
-from relive.gpu_report import checking, timing
-from relive.gpu_report.place import SMALL, Place
+from relive import gpu_report
+from relive.gpu_report import SMALL, Target
 from tests.kernels.triton.interpreter import interpreted, quick_arithmetic
 from tests.kernels.triton.test_graphs import Graph
 
 
-def here() -> Place:
-    return Place(torch.device("cpu"), SMALL)
+def make_target() -> Target:
+    return Target(torch.device("cpu"), SMALL)
 
 
 def test_a_report_has_a_page_and_a_file_of_every_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(place: Place) -> Iterator[dict[str, Any]]:
-        """It breaks."""
+    def breaks(target: Target) -> Iterator[dict[str, Any]]:
+        """Fails after one row."""
         yield {"what": "before"}
         raise ValueError("on purpose")
 
-    some = {"Machine": command.machine, "Bandwidth": timing.bandwidth, "Waits": checking.waits, "Broken": breaks}
-    monkeypatch.setattr(command, "sections", lambda: some)
+    sections = {
+        "Machine": gpu_report.describe_machine, "Bandwidth": gpu_report.measure_bandwidth,
+        "Waits": gpu_report.check_waits, "Broken": breaks,
+    }  # fmt: skip
+    monkeypatch.setattr(gpu_report, "SECTIONS", sections)
     with quick_arithmetic():
-        assert command.main(["--device", "interpreter", "--out", str(tmp_path / "report")]) == 1
+        assert gpu_report.main(["--device", "interpreter", "--out", str(tmp_path / "report")]) == 1
     report = json.loads((tmp_path / "report.json").read_text())
     results = {section["title"]: section["result"] for section in report["sections"]}
     assert results == {"Machine": "passed", "Bandwidth": "passed", "Waits": "left out: needs a GPU", "Broken": "FAILED"}
@@ -46,14 +48,14 @@ def test_a_report_has_a_page_and_a_file_of_every_section(tmp_path: Path, monkeyp
 
 
 def test_rows_that_differ_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "differences", lambda a, b: ["reward"])
+    monkeypatch.setattr(gpu_report, "find_differences", lambda a, b: ["reward"])
     with quick_arithmetic(), pytest.raises(AssertionError, match="reward"):
-        list(checking.correctness(here()))
+        list(gpu_report.compare_rows(make_target()))
 
 
 @contextmanager
-def simulated_gpu() -> Iterator[Place]:
-    """The host says that it is a GPU: launches of a capture are recorded, streams are one."""
+def simulated_gpu() -> Iterator[Target]:
+    """Simulate a GPU: captured launches are recorded, and all streams are the same."""
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     modes = ["default"]
@@ -62,17 +64,17 @@ def simulated_gpu() -> Iterator[Place]:
         "stream": lambda each: nullcontext(), "current_stream": lambda device: stream,
         "get_sync_debug_mode": lambda: modes[-1], "set_sync_debug_mode": modes.append,
     }  # fmt: skip
-    place = here()
-    with interpreted(), patch.multiple(torch.cuda, **fakes), patch.object(Place, "require_gpu", lambda place: None):
-        yield place
+    target = make_target()
+    with interpreted(), patch.multiple(torch.cuda, **fakes), patch.object(Target, "require_gpu", lambda target: None):
+        yield target
     assert modes[-1] == "default"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("section", [checking.graphs, checking.waits])
-def test_what_only_a_gpu_does_is_called_as_it_would_be_there(section: Any) -> None:
-    with simulated_gpu() as place:
-        rows = list(section(place))
+@pytest.mark.parametrize("section", [gpu_report.check_graphs, gpu_report.check_waits])
+def test_sections_that_need_a_gpu_run_on_a_simulated_one(section: Any) -> None:
+    with simulated_gpu() as target:
+        rows = list(section(target))
     assert rows
     assert all(row["result"] in ("equal", "does not wait") for row in rows)
 
@@ -80,9 +82,12 @@ def test_what_only_a_gpu_does_is_called_as_it_would_be_there(section: Any) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "section",
-    [checking.correctness, checking.priorities, checking.draws, checking.streams, checking.compiling, timing.images,
-     timing.trees, timing.replay_calls, timing.rollouts],
+    [
+        gpu_report.compare_rows, gpu_report.compare_priorities, gpu_report.check_draws, gpu_report.check_streams,
+        gpu_report.time_first_calls, gpu_report.time_images, gpu_report.time_trees, gpu_report.time_replay,
+        gpu_report.time_rollouts,
+    ],
 )  # fmt: skip
 def test_every_other_section_runs(section: Any) -> None:
-    with simulated_gpu() as place:
-        assert list(section(place))
+    with simulated_gpu() as target:
+        assert list(section(target))

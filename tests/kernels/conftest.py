@@ -1,4 +1,4 @@
-"""Kernels are what differs between backends: `make test`, too, runs the tests of this folder on all of them."""
+"""Backends differ in their kernels: `make test`, too, runs the tests of this folder on all of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.conftest import BACKENDS, running
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each way that kernels run."""
+    """Run a test on each backend."""
     with running(request.param):
         yield request.param

@@ -1,7 +1,7 @@
-"""What a device is asked to do: how many operations the hot paths launch there, and that nothing waits for it.
+"""Hot paths launch few operations on a device, and never wait for it.
 
-Counted for 4,096 environments on tensors of the meta device, where reading a number is an error: the path is that of
-every device other than the CPU. See `benchmarks.launches`.
+Operations are counted for 4,096 environments on tensors of the meta device, where reading a number is an error. The
+code path is that of every device other than the CPU. See `benchmarks.launches`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ BARS = {
     "minibatch of a rollout": 11,
     "rollout add": 2,
 }
-"""The most launches of each call with torch ops."""
+"""Maximum number of launches of each call with torch ops."""
 
 
 @pytest.fixture(params=["meta", "cpu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A device without native kernels, or the CPU without them."""
-    if request.param == "meta":  # which has no generators: torch's own is as many launches
+    """Use a device without native kernels, or the CPU without them."""
+    if request.param == "meta":  # meta tensors have no generators: torch's own takes as many launches
         monkeypatch.setattr(Randomness, "generator", lambda *_: None)
     with kernels.force("torch"):
         yield request.param
 
 
 @pytest.mark.parametrize("call", BARS)
-def test_a_call_launches_no_more_than_its_bar_and_waits_for_nothing(device: str, call: str) -> None:
+def test_a_call_launches_at_most_its_limit_and_never_waits(device: str, call: str) -> None:
     (launches,) = counted({call: ours(device)[call]}).values()
     assert len(launches.names) <= BARS[call], launches.names
     assert not launches.waits
 
 
-def test_every_call_of_the_table_has_a_bar() -> None:
+def test_every_call_of_the_table_has_a_limit() -> None:
     assert tuple(BARS) == CALLS
 
 
@@ -70,22 +70,22 @@ def test_neither_a_write_nor_a_draw_looks_at_all_slots(slots: int, monkeypatch: 
     monkeypatch.setattr(Randomness, "generator", lambda *_: None)
     with kernels.force("torch"):
         replay = rl.ReplayBuffer(slots * 8, 3, 2, num_envs=8, device="meta")
-        given = {
+        values = {
             name: torch.zeros(8, size, device="meta") for name, size in (("obs", 3), ("action", 2), ("next_obs", 3))
         }
-        given["reward"] = torch.zeros(8, device="meta")
+        values["reward"] = torch.zeros(8, device="meta")
         flag = torch.zeros(8, dtype=torch.bool, device="meta")
         largest = _Largest()
         for again in range(2):
             with largest if again else nullcontext():
-                replay.add(**given, terminated=flag, truncated=flag)
+                replay.add(**values, terminated=flag, truncated=flag)
                 for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4), rl.Sequence(4, 2, True)):
                     replay.sample(16, view)
     assert largest.made <= 16 * 18 * 3
 
 
 def test_the_copies_of_a_rollout_have_one_dtype_each(device: str) -> None:
-    """Only then does a device copy many tensors in one launch."""
+    """A device copies many tensors in one launch only if they have the same dtype."""
     launches = _Copies()
     call = ours(device)["rollout add"]()
     with launches:
@@ -105,7 +105,7 @@ class _Copies(Launches):
 
 
 class TestMeta:
-    """Tensors without values: what a call waits for on other devices is an error here, never left out."""
+    """Tensors without values: an operation that synchronises on other devices is an error here."""
 
     @pytest.fixture(autouse=True)
     def _device(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ class TestMeta:
             replay.add(**self.step(4, torch.int64))
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-    def test_environments_that_are_on_the_device_are_not_looked_at(self, dtype: torch.dtype) -> None:
+    def test_env_ids_on_the_device_are_not_read_back(self, dtype: torch.dtype) -> None:
         replay = rl.ReplayBuffer(64, 2, rl.Field((), torch.uint8), num_envs=4, device="meta")
         env_ids = torch.tensor([2, 0], dtype=dtype, device="meta")
         replay.add(**self.step(2, torch.uint8), env_ids=env_ids)
@@ -134,7 +134,7 @@ class TestMeta:
 
 
 class _Largest(Launches):
-    """How many numbers the largest result of an operation has; one that is written in place was given by its rows."""
+    """Number of elements of the largest result; a result written in place counts its rows."""
 
     made = 0
 
@@ -179,9 +179,9 @@ def test_views_and_allocations_are_no_launches() -> None:
 @pytest.mark.parametrize("offsets", [2, 200])
 def test_a_batch_of_windows_is_at_most_40_launches_however_long_they_are(device: str, offsets: int) -> None:
     replay = rl.ReplayBuffer(4096, 3, 2, num_envs=8, device=device)
-    given = {name: torch.zeros(8, size, device=device) for name, size in (("obs", 3), ("action", 2), ("next_obs", 3))}
+    values = {name: torch.zeros(8, size, device=device) for name, size in (("obs", 3), ("action", 2), ("next_obs", 3))}
     flag = torch.zeros(8, dtype=torch.bool, device=device)
-    replay.add(**given, reward=torch.zeros(8, device=device), terminated=flag, truncated=flag)
+    replay.add(**values, reward=torch.zeros(8, device=device), terminated=flag, truncated=flag)
     window = rl.Window(obs=range(-offsets, 1), action=range(offsets))
     replay.sample(16, window)
     with Launches() as launches:
@@ -191,7 +191,7 @@ def test_a_batch_of_windows_is_at_most_40_launches_however_long_they_are(device:
     assert not launches.waits
 
 
-def test_how_many_rows_were_gone_is_told_where_the_rows_are(device: str) -> None:
+def test_the_number_of_stale_rows_is_a_tensor_on_the_device(device: str) -> None:
     replay = rl.ReplayBuffer(64, obs=3, action=2, num_envs=4, sampler=rl.Prioritized(), device=device, seed=0)
     index = torch.zeros(3, dtype=torch.int64, device=device)
     zeros = {"obs": (4, 3), "action": (4, 2), "reward": (4,), "next_obs": (4, 3)}

@@ -1,4 +1,4 @@
-"""The leaves of a step: natively, and as the schema itself takes them."""
+"""The leaves of a step: flattened natively and by the schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.errors import SchemaError
-from relive.kernels.flattening import Flattening
+from relive.kernels.steps import Flattening
 from relive.schema.fields import Field, Schema, Tree, declare
 
 NAMES = ("obs", "action", "reward")
@@ -35,7 +35,7 @@ def flattening(schema: Schema, backend: str, positional: int) -> Flattening:
 
 
 def drawn_value(draw: st.DrawFn, tree: Tree) -> Any:
-    """A value of the field, in one of the containers that callers use."""
+    """Return a value of the field, in one of the containers that callers use."""
     if isinstance(tree, Field):
         return object()
     parts = {name: drawn_value(draw, part) for name, part in draw(st.permutations(list(tree.items())))}
@@ -50,7 +50,7 @@ def drawn_value(draw: st.DrawFn, tree: Tree) -> Any:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(st.data())
-def test_the_leaves_are_those_that_the_schema_finds_one_field_after_another(backend: str, data: st.DataObject) -> None:
+def test_the_leaves_equal_those_of_the_schema(backend: str, data: st.DataObject) -> None:
     schema = Schema({name: data.draw(trees, name) for name in NAMES})
     positional = data.draw(st.integers(0, 3))
     values = [data.draw(st.none() | st.composite(drawn_value)(schema.trees[name])) for name in NAMES]
@@ -92,7 +92,7 @@ def test_an_unknown_name_is_explained(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_dict_that_computes_its_items_is_asked_for_them(backend: str) -> None:
+def test_items_of_a_dict_subclass_are_read_by_its_methods(backend: str) -> None:
     class Doubled(dict[str, int]):
         def __getitem__(self, key: str) -> int:
             return 2 * super().__getitem__(key)

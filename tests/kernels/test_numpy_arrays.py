@@ -1,4 +1,4 @@
-"""Arrays of numpy are read in their own memory, and are what the buffer protocol says they are."""
+"""Numpy arrays are read directly, with the same result as through the buffer protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = [np.dtype(letter) for letter in "?bBhHiIlLqQefdFD"]
 
 
 def variants(dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Arrays [3, 4] with the same values, laid out in every way; and some that are no such arrays."""
+    """Arrays [3, 4] with the same values in every memory layout, and some objects that are not such arrays."""
     plain = (np.arange(12).reshape(3, 4) % 5).astype(dtype)
     moved = np.zeros(12 * dtype.itemsize + 1, np.uint8)[1:].view(dtype).reshape(3, 4)
     moved[...] = plain
@@ -46,7 +46,7 @@ def _field_of_a_record(plain: np.ndarray) -> np.ndarray:
 
 
 def written(array: Any, dtype: np.dtype) -> tuple[int, bytes]:
-    """What the native core makes of an array: its answer, and the row."""
+    """Return the answer of the native core for an array, and the written row."""
     column = np.zeros((2, 3, 4), dtype)
     answer = native.Columns([column], [False], 0).write(1, (array,), None)
     return answer, column.tobytes()
@@ -54,7 +54,7 @@ def written(array: Any, dtype: np.dtype) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", variants(np.dtype("f")))
-def test_an_array_is_read_as_its_buffer_is(dtype: np.dtype, layout: str) -> None:
+def test_an_array_is_read_like_its_buffer(dtype: np.dtype, layout: str) -> None:
     array: Any = variants(dtype)[layout]
     assert written(array, dtype) == written(memoryview(array), dtype)
 
@@ -63,9 +63,9 @@ def test_the_memory_of_this_numpy_is_read_directly() -> None:
     assert native.reads_numpy()
 
 
-def test_a_type_that_its_probes_do_not_have_is_not_read() -> None:
+def test_an_array_type_without_probes_is_not_read() -> None:
     class Other:
-        """Its memory is not that of an array."""
+        """An object whose memory is not that of an array."""
 
     native.set_numpy(Other, [np.zeros(3)])
     assert written(Other(), np.dtype("f"))[0] == 0

@@ -1,4 +1,4 @@
-"""Weighted draws: the native tree and the torch one, against priorities on a line."""
+"""Weighted draws: the native tree and the torch tree, against priorities on a line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relive import kernels
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.rng import Randomness
-from tests.kernels.tree_histories import HUGE, TINY, History, assert_lives, histories
+from tests.kernels.tree_histories import HUGE, TINY, History, check_history, histories
 from tests.reference.priority import SlowTree
 
 CPU = torch.device("cpu")
@@ -29,23 +29,23 @@ def doubles(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def tree_of(priorities: Any) -> PriorityTree:
-    """A tree with these priorities, one leaf each."""
+def make_tree(priorities: Any) -> PriorityTree:
+    """Return a tree with these priorities, one leaf each."""
     tree = priority_tree(len(priorities), CPU)
     tree.set(torch.arange(len(priorities)), doubles(priorities))
     return tree
 
 
 def draw(tree: PriorityTree, count: int, seed: int | Randomness = 0) -> torch.Tensor:
-    drawn = tree.draw(count, Randomness(seed) if isinstance(seed, int) else seed)
-    assert drawn is not None
-    assert drawn.dtype == torch.int64
-    assert drawn.shape == (count,)
-    return drawn
+    leaves = tree.draw(count, Randomness(seed) if isinstance(seed, int) else seed)
+    assert leaves is not None
+    assert leaves.dtype == torch.int64
+    assert leaves.shape == (count,)
+    return leaves
 
 
 def constant(uniform: float) -> Any:
-    """Randomness that always gives the same number."""
+    """Randomness that always returns the same number."""
     function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)(lambda _: uniform)
     words = (ctypes.c_void_p * 5)(None, None, None, ctypes.cast(function, ctypes.c_void_p), None)
     new = ctypes.pythonapi.PyCapsule_New
@@ -59,7 +59,7 @@ def constant(uniform: float) -> Any:
 
 
 def chi_squared(tree: PriorityTree, draws: int, count: int, seed: int) -> tuple[float, int]:
-    """χ² of `draws` draws against the priorities, and its degrees of freedom."""
+    """Return χ² of `draws` draws against the priorities, and its degrees of freedom."""
     source = Randomness(seed)
     seen = torch.cat([draw(tree, count, source) for _ in range(draws // count)]).bincount(minlength=tree.num_leaves)
     share = tree.leaves_view() / tree.leaves_view().amax()
@@ -77,21 +77,21 @@ def assert_fits(tree: PriorityTree, seed: int, *, draws: int = 40_000, count: in
 class TestDrawing:
     @pytest.mark.parametrize("num_leaves", [1, 2, 7, 8, 9, 63, 64, 65, 513, 4097])
     def test_draws_are_the_leaves_that_the_written_out_search_finds(self, num_leaves: int) -> None:
-        # Whole numbers: every sum is exact, and so is the leaf that each point falls into.
+        # Whole numbers: every sum is exact, and so is the leaf of each point.
         priorities = np.random.default_rng(num_leaves).integers(0, 5, num_leaves).astype(float)
         priorities[num_leaves // 2] = 3
         slow = SlowTree(num_leaves)
         slow.set(range(num_leaves), priorities.tolist())
-        assert draw(tree_of(priorities), 64, seed=5).tolist() == slow.draw(Randomness(5).uniform(64, CPU).tolist())
+        assert draw(make_tree(priorities), 64, seed=5).tolist() == slow.draw(Randomness(5).uniform(64, CPU).tolist())
 
-    def test_more_draws_than_a_pass_takes_continue_where_it_ended(self) -> None:
-        tree = tree_of([1.0] * 1000)
+    def test_draws_beyond_one_pass_continue_with_the_next_slice(self) -> None:
+        tree = make_tree([1.0] * 1000)
         assert draw(tree, 1000).tolist() == list(range(1000))
         assert (draw(tree, 3000) == torch.arange(3000) // 3).all()
 
     def test_draws_follow_the_priorities_before_and_after_updates(self) -> None:
         generator = np.random.default_rng(0)
-        tree = tree_of(generator.random(200))
+        tree = make_tree(generator.random(200))
         assert_fits(tree, seed=1)
         tree.set(torch.from_numpy(generator.permutation(200)[:50]), doubles(generator.random(50) * 4))
         assert_fits(tree, seed=2)
@@ -99,24 +99,24 @@ class TestDrawing:
         assert_fits(tree, seed=3)
 
     def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
-        tree = tree_of([1.0, 1.0, 1.0, 1.0])
-        tree.leaves_view()[2] = 1.1  # and no rebuild
+        tree = make_tree([1.0, 1.0, 1.0, 1.0])
+        tree.leaves_view()[2] = 1.1  # without a rebuild
         statistic, freedom = chi_squared(tree, 40_000, 32, 1)
         assert statistic > freedom + 5 * math.sqrt(2 * freedom)
 
     def test_weights_come_with_the_leaves(self) -> None:
-        tree = tree_of([0.0, 0.5, 0.0, 2.5])
+        tree = make_tree([0.0, 0.5, 0.0, 2.5])
         result = tree.draw_weighted(100, Randomness(4), 1.0, by_smallest=False)
         assert result is not None
         leaves, weights = result
         assert torch.equal(leaves, draw(tree, 100, seed=4))
         assert torch.equal(weights, (0.5 / tree.get(leaves)).float())
 
-    def test_no_draws_are_no_leaves(self) -> None:
-        assert draw(tree_of([1.0]), 0).tolist() == []
+    def test_zero_draws_return_no_leaves(self) -> None:
+        assert draw(make_tree([1.0]), 0).tolist() == []
 
-    def test_a_seed_gives_the_same_draws_and_another_seed_others(self) -> None:
-        tree = tree_of(np.arange(1.0, 500.0))
+    def test_equal_seeds_give_equal_draws_and_other_seeds_other_draws(self) -> None:
+        tree = make_tree(np.arange(1.0, 500.0))
         source = Randomness(7)
         first, second = draw(tree, 32, source), draw(tree, 32, source)
         again = Randomness(7)
@@ -126,7 +126,7 @@ class TestDrawing:
         assert not torch.equal(first, draw(tree, 32, seed=8))
 
     def test_no_global_generator_is_touched(self) -> None:
-        tree = tree_of([1.0, 2.0])
+        tree = make_tree([1.0, 2.0])
         before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
         draw(tree, 100)
         assert torch.equal(before[0], torch.get_rng_state())
@@ -164,24 +164,24 @@ class TestZero:
     def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
         generator = np.random.default_rng(1)
         priorities = generator.choice((0.0, 0.0, *values), 3000)
-        priorities[-200:] = 0  # whole groups of nothing at the end, where rounding would fall off
-        tree, source = tree_of(priorities), Randomness(3)
-        drawn = torch.cat([draw(tree, 1000, source) for _ in range(100)])
-        assert (tree.get(drawn) > 0).all()
+        priorities[-200:] = 0  # empty groups at the end, where rounding could select a leaf past the last positive one
+        tree, source = make_tree(priorities), Randomness(3)
+        leaves = torch.cat([draw(tree, 1000, source) for _ in range(100)])
+        assert (tree.get(leaves) > 0).all()
 
 
 class TestScale:
-    """The line from the smallest denormal to the largest double."""
+    """Priorities from the smallest denormal to the largest double."""
 
     @pytest.mark.parametrize("value", [HUGE, 1e308, 1e200, 1e-200, 1e-308, 1e-320, TINY])
     def test_equal_priorities_of_any_size_are_equally_likely(self, value: float) -> None:
-        assert draw(tree_of([value] * 700), 700).tolist() == list(range(700))
+        assert draw(make_tree([value] * 700), 700).tolist() == list(range(700))
 
     @pytest.mark.parametrize("value", [HUGE / 7, 1e-308, 7 * TINY])
     def test_ratios_are_kept_at_both_ends(self, value: float) -> None:
-        assert_fits(tree_of([value * k for k in (1, 5, 0, 2, 3, 7) * 20]), seed=4)
+        assert_fits(make_tree([value * k for k in (1, 5, 0, 2, 3, 7) * 20]), seed=4)
 
-    def test_a_tree_moves_between_the_ends(self) -> None:
+    def test_a_tree_switches_between_tiny_and_huge_priorities(self) -> None:
         tree = priority_tree(700, CPU)
         everything = torch.arange(700)
         for value in (1.0, HUGE, TINY, 1e-8, 1e-320, HUGE, 1.0, 0.0, 1e-310, 0.0, 1.0):
@@ -193,14 +193,14 @@ class TestScale:
             else:
                 assert tree.draw(1, Randomness(0)) is None
 
-    def test_only_the_largest_matter_beside_the_smallest(self) -> None:
-        tree = tree_of([TINY] * 500 + [HUGE] + [TINY] * 500)
+    def test_huge_priorities_outweigh_tiny_ones(self) -> None:
+        tree = make_tree([TINY] * 500 + [HUGE] + [TINY] * 500)
         assert (draw(tree, 1000) == 500).all()
         tree.set(torch.tensor([500]), 0.0)
         assert len(draw(tree, 1000).unique()) == 1000
 
-    def test_the_total_is_infinite_where_float64_ends(self) -> None:
-        tree = tree_of([1e308] * 3)
+    def test_the_total_is_infinite_beyond_float64(self) -> None:
+        tree = make_tree([1e308] * 3)
         assert float(tree.total()) == math.inf
         tree.set(torch.tensor([0, 1]), 1.0)
         assert float(tree.total()) == 1e308
@@ -209,16 +209,16 @@ class TestScale:
 class TestUpdating:
     def test_priorities_are_kept_exactly(self) -> None:
         values = doubles([0.1, 1 / 3, math.pi, TINY, HUGE, 0.0, 1e-8])
-        assert torch.equal(tree_of(values.tolist()).get(torch.arange(7)), values)
+        assert torch.equal(make_tree(values.tolist()).get(torch.arange(7)), values)
 
-    def test_one_number_goes_to_every_leaf(self) -> None:
+    def test_one_number_sets_every_leaf(self) -> None:
         tree = priority_tree(100, CPU)
         tree.set(torch.tensor([4, 90, 4]), 2.5)
         assert tree.leaves_view().nonzero().flatten().tolist() == [4, 90]
         assert float(tree.total()) == 5
 
     @pytest.mark.parametrize("count", [2, 50, 5000])
-    def test_of_several_priorities_for_a_leaf_the_last_counts(self, count: int) -> None:
+    def test_the_last_priority_of_a_repeated_leaf_counts(self, count: int) -> None:
         generator = np.random.default_rng(count)
         leaves, priorities = generator.integers(0, max(1, count // 4), count), generator.random(count)
         tree, slow = priority_tree(20_000, CPU), SlowTree(20_000)
@@ -230,7 +230,7 @@ class TestUpdating:
 
     @pytest.mark.parametrize("wrong", [-1, 100, 101, 2**40, -(2**63)])
     def test_a_leaf_outside_is_refused_and_nothing_changes(self, wrong: int) -> None:
-        tree = tree_of([1.0] * 100)
+        tree = make_tree([1.0] * 100)
         with pytest.raises(IndexError):
             tree.set(torch.tensor([3, wrong]), doubles([9.0, 9.0]))
         with pytest.raises(IndexError):
@@ -242,7 +242,7 @@ class TestUpdating:
         assert tree.check() == 0
 
     def test_no_leaves_change_nothing(self) -> None:
-        tree = tree_of([1.0, 2.0])
+        tree = make_tree([1.0, 2.0])
         nothing = torch.empty(0, dtype=torch.int64)
         tree.set(nothing, doubles([]))
         tree.set(nothing, 7.0)
@@ -250,7 +250,7 @@ class TestUpdating:
         assert float(tree.total()) == 3
 
     def test_strided_arguments_are_read_right(self) -> None:
-        tree = tree_of([1.0] * 20)
+        tree = make_tree([1.0] * 20)
         tree.set(torch.arange(20)[::2], doubles(range(20))[::2])
         assert tree.get(torch.arange(20)[::4]).tolist() == [0, 4, 8, 12, 16]
         assert float(tree.total()) == 10 + sum(range(0, 20, 2))
@@ -259,7 +259,7 @@ class TestUpdating:
         num_leaves, batch = 1 << 17, 500
         generator = np.random.default_rng(10)
         brute, tree = np.zeros(num_leaves), priority_tree(num_leaves, CPU)
-        tree.smallest()  # from here on the minima are kept too
+        tree.smallest()  # from here on minima are maintained
         for _ in range(1_000_000 // batch):
             leaves = generator.integers(0, num_leaves, batch)
             priorities = 10 ** generator.uniform(-8, 8, batch)
@@ -269,7 +269,7 @@ class TestUpdating:
         assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
         assert float(tree.smallest()) == brute[brute > 0].min()
         assert tree.check() <= 1e-12
-        # Without the largest a sum of small ones remains, where updates by differences would have left their dust.
+        # Without the largest priority a sum of small ones remains; updates by differences would leave an error there.
         large = np.flatnonzero(brute > 1e-4)
         tree.set(torch.from_numpy(large), 0.0)
         brute[large] = 0
@@ -278,7 +278,7 @@ class TestUpdating:
 
 class TestSmallest:
     def test_it_recovers_after_a_tiny_priority_is_overwritten(self) -> None:
-        tree = tree_of([3.0] * 100)
+        tree = make_tree([3.0] * 100)
         assert float(tree.smallest()) == 3.0
         tree.set(torch.tensor([70]), 1e-12)
         assert float(tree.smallest()) == 1e-12
@@ -286,7 +286,7 @@ class TestSmallest:
         assert float(tree.smallest()) == 3.0
 
     @pytest.mark.parametrize("num_leaves", [1, 8, 9, 700])
-    def test_zeros_do_not_count(self, num_leaves: int) -> None:
+    def test_zeros_are_ignored(self, num_leaves: int) -> None:
         tree = priority_tree(num_leaves, CPU)
         assert float(tree.smallest()) == math.inf
         tree.set(torch.tensor([num_leaves - 1]), 0.25)
@@ -298,7 +298,7 @@ class TestSmallest:
 class TestRestoring:
     def test_leaves_written_back_and_rebuilt_draw_the_same(self) -> None:
         generator = np.random.default_rng(2)
-        tree = tree_of(generator.random(1000))
+        tree = make_tree(generator.random(1000))
         tree.set(torch.from_numpy(generator.integers(0, 1000, 300)), doubles(generator.random(300)))
         other = priority_tree(1000, CPU)
         other.smallest()
@@ -310,38 +310,38 @@ class TestRestoring:
         assert torch.equal(draw(other, 500), draw(tree, 500))
 
     @pytest.mark.parametrize("value", [HUGE, TINY])
-    def test_leaves_of_either_end_are_rebuilt_too(self, value: float) -> None:
-        tree = tree_of([1.0] * 100)
+    def test_tiny_and_huge_leaves_are_rebuilt(self, value: float) -> None:
+        tree = make_tree([1.0] * 100)
         tree.leaves_view().fill_(value)
         tree.rebuild()
         assert draw(tree, 100).tolist() == list(range(100))
 
     def test_the_check_sees_a_leaf_that_the_sums_do_not(self) -> None:
-        tree = tree_of([1.0] * 1000)
+        tree = make_tree([1.0] * 1000)
         assert tree.check() == 0
         tree.leaves_view()[700] = 2.0
         assert tree.check() > 1e-3
         tree.rebuild()
         assert tree.check() == 0
 
-    def test_leaves_changed_behind_the_tree_never_lead_outside(self) -> None:
-        tree = tree_of([1.0] * 1001)
+    def test_leaves_changed_without_rebuild_never_lead_outside(self) -> None:
+        tree = make_tree([1.0] * 1001)
         for value in (0.0, math.nan, math.inf, 1e308):
             tree.leaves_view().fill_(value)
-            drawn = draw(tree, 1000)
-            assert drawn.min() >= 0
-            assert drawn.max() < 1001
+            leaves = draw(tree, 1000)
+            assert leaves.min() >= 0
+            assert leaves.max() < 1001
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(histories(most_leaves=150, most_batches=6), st.integers(1, 40), st.booleans())
-def test_any_history_agrees_with_the_written_out_line(history: History, count: int, keeps_smallest: bool) -> None:
+@given(histories(max_leaves=150, max_batches=6), st.integers(1, 40), st.booleans())
+def test_any_history_agrees_with_priorities_on_a_line(history: History, count: int, keeps_smallest: bool) -> None:
     tree = priority_tree(history[0], CPU)
-    assert_lives(tree, history, count, Randomness(1), keeps_smallest=keeps_smallest, error=1e-14)
+    check_history(tree, history, count, Randomness(1), keeps_smallest=keeps_smallest, error=1e-14)
 
 
 class Operations(TorchDispatchMode):
-    """The names of the operations that run inside."""
+    """Names of the operations that run inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class Operations(TorchDispatchMode):
 
 
 def on_a_device(num_leaves: int) -> Any:
-    """The torch tree as it works where looking at a result would hold up the device."""
+    """The torch tree on devices where reading a result would synchronise."""
     with kernels.force_torch():
         tree: Any = priority_tree(num_leaves, CPU)
     tree._is_cpu = False
@@ -361,7 +361,7 @@ def on_a_device(num_leaves: int) -> Any:
 
 
 def parallel_cumsum(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Running sums as devices make them: log₂ n passes, in each of which every entry adds one further to the left."""
+    """Compute running sums like a device: log₂ n passes, in each of which every entry adds one further to the left."""
     sums, step = values.movedim(dim, -1), 1
     while step < sums.shape[-1]:
         sums = torch.cat([sums[..., :step], sums[..., step:] + sums[..., :-step]], -1)
@@ -370,28 +370,30 @@ def parallel_cumsum(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class TestDevices:
-    def test_leaves_that_come_twice_are_written_twice_with_the_last_priority(self) -> None:
-        # A scatter with two numbers for one place keeps either, on a device; on the CPU it happens to be the last.
+    def test_repeated_leaves_are_written_with_the_last_priority(self) -> None:
+        # On a device a scatter of two numbers to one leaf keeps either of them; on the CPU it happens to be the last.
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
-        assert priority._last_of_each(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
+        assert priority._repeat_last_values(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
 
-    def test_sums_made_in_parallel_lead_to_no_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_parallel_sums_never_select_a_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
         generator = np.random.default_rng(6)
         values = doubles(generator.random(20_000) * (generator.random(20_000) < 0.3))
         zero = values == 0
-        assert (parallel_cumsum(values, 0).diff()[zero[1:]] != 0).any()  # which is why care is needed
+        assert (
+            parallel_cumsum(values, 0).diff()[zero[1:]] != 0
+        ).any()  # the sums are not monotonic, as rounding allows
         monkeypatch.setattr(torch.Tensor, "cumsum", parallel_cumsum)
-        running = priority._Running(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
-        running.add_up(values[:, None].expand(-1, 2))
+        running = priority._RunningSums(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
+        running.compute(values[:, None].expand(-1, 2))
         steps = running.ends.diff()
         assert (steps >= 0).all()
         assert (steps[zero[1:]] == 0).all()
         rows = values.view(-1, 50)
-        for points in rows.cumsum(1).unbind(1):  # on the borders, where a rounding decides
-            leaf = priority._first_reaching(rows, points)
+        for points in rows.cumsum(1).unbind(1):  # points at borders, where rounding decides
+            leaf = priority._find_first_reaching(rows, points)
             assert (rows.gather(1, leaf[:, None]) > 0)[points > 0].all()
 
-    def test_sampling_and_updating_is_few_operations_and_waits_for_none(self) -> None:
+    def test_sampling_and_updating_take_few_operations_and_never_wait(self) -> None:
         tree, source = on_a_device(100_000), Randomness(0)
         tree.set(torch.arange(100_000), 1.0)
         draw(tree, 64, source)
@@ -407,8 +409,8 @@ class TestDevices:
         waiting = {"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::is_nonzero", "aten::equal"}
         assert not waiting & set(operations.names)
 
-    def test_zeros_alone_give_leaves_inside(self) -> None:
+    def test_draws_from_zeros_stay_inside(self) -> None:
         tree = on_a_device(1001)
-        drawn = draw(tree, 100)
-        assert drawn.min() >= 0
-        assert drawn.max() < 1001
+        leaves = draw(tree, 100)
+        assert leaves.min() >= 0
+        assert leaves.max() < 1001

@@ -1,4 +1,4 @@
-"""The state of a ring as the native core takes it: arrays by name."""
+"""The state of a ring as arguments of the native core: arrays by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def zeros(shapes: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def columns() -> list[torch.Tensor]:
-    """obs, reward, terminated, truncated."""
+    """Columns of obs, reward, terminated and truncated."""
     dtypes = (torch.float32, torch.float32, torch.bool, torch.bool)
     return [torch.zeros(SLOTS, ENVS, dtype=dtype) for dtype in dtypes]
 
@@ -73,9 +73,9 @@ def test_arrays_that_only_durable_memory_keeps_are_written_too() -> None:
 
 
 def test_arrays_that_only_durable_memory_keeps_may_be_none_or_missing() -> None:
-    for kept in ({}, {"journal": None, "seals": None}):
+    for durable in ({}, {"journal": None, "seals": None}):
         state = zeros(SHAPES)
-        assert ring_over(buffers(state) | kept).write(*step(0)) == -1
+        assert ring_over(buffers(state) | durable).write(*step(0)) == -1
         assert state["head"].tolist() == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""A row is written whole or not at all, whichever way the kernels run."""
+"""A row is written whole or not at all, on every backend."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_every_dtype_is_stored_exactly(backend: str, dtype: torch.dtype) -> None
     storage = make(Field(3, dtype), Field((), dtype))
     values = torch.arange(6).view(2, 3).to(dtype), torch.arange(2).to(dtype)
     storage.write(1, values)
-    found = reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
-    for column, value, read in zip(storage.tensors, values, found, strict=True):
+    rows = reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
+    for column, value, read in zip(storage.tensors, values, rows, strict=True):
         assert torch.equal(column[1], value)
         assert torch.equal(read, value)
         assert not column[0].any()
@@ -89,7 +89,7 @@ def test_a_refused_row_leaves_every_column_as_it_was(position: int, wrong: Any, 
     assert all(torch.equal(column, old) for column, old in zip(storage.tensors, before, strict=True))
 
 
-def test_the_torch_path_dispatches_one_copy_a_step() -> None:
+def test_the_torch_path_dispatches_one_copy_per_step() -> None:
     class Count(TorchDispatchMode):
         calls = 0
 
@@ -107,7 +107,7 @@ def test_the_torch_path_dispatches_one_copy_a_step() -> None:
 
 
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
-def test_the_native_border_checks_what_it_is_given() -> None:
+def test_the_native_core_checks_its_arguments() -> None:
     native = kernels.native()
     column = torch.zeros(3, 2)
     columns = native.Columns([column], [False], 0)

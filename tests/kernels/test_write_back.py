@@ -1,4 +1,4 @@
-"""The native writer of mutable leaves takes only what fits: each argument is checked at the border."""
+"""The native writer of mutable leaves checks every argument and converts none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def filled() -> tuple[rl.ReplayBuffer, Any]:
     return replay, replay.storage._write_back  # type: ignore[attr-defined]
 
 
-def test_rows_are_written_and_slots_of_minus_one_passed_over() -> None:
+def test_rows_are_written_and_slots_of_minus_one_skipped() -> None:
     replay, core = filled()
     x = torch.tensor([[7, 8], [9, 9], [5, 6]], dtype=torch.int32)
     core.write(torch.tensor([2, -1, 0]), (x, None))
@@ -45,16 +45,18 @@ def test_rows_are_written_and_slots_of_minus_one_passed_over() -> None:
         ([[0]], (None, [1.0]), ValueError),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_written(slots: Any, values: Any, error: type[Exception]) -> None:
+def test_a_value_that_does_not_fit_is_refused_and_nothing_written(
+    slots: Any, values: Any, error: type[Exception]
+) -> None:
     replay, core = filled()
     before = replay[replay.ids()].clone()
-    given = tuple(None if value is None else torch.tensor(value) for value in values)  # int64 is not int32
+    arrays = tuple(None if value is None else torch.tensor(value) for value in values)  # int64 is not int32
     with pytest.raises(error):
-        core.write(torch.tensor(slots), given)
+        core.write(torch.tensor(slots), arrays)
     assert bool((replay[replay.ids()] == before).all())
 
 
-def test_rows_that_lie_apart_are_refused() -> None:
+def test_strided_rows_are_refused() -> None:
     replay, core = filled()
     with pytest.raises(ValueError, match="contiguous"):
         core.write(torch.tensor([0, 1]), (None, torch.zeros(4)[::2]))
@@ -80,7 +82,7 @@ def test_a_journal_has_room_for_a_row(words: int) -> None:
         )
 
 
-def test_a_noted_row_is_completed_and_a_slot_that_is_none_is_not_followed() -> None:
+def test_a_journalled_row_is_completed_and_an_invalid_slot_is_ignored() -> None:
     replay, _ = filled()
     journal = torch.zeros(3, dtype=torch.int64)
     memory = replay.storage._core.memory  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Histories of a tree of priorities, which any tree must live through as the written out line does."""
+"""Random updates of a priority tree, compared with priorities on a line."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.reference.priority import SlowTree
 HUGE, TINY = 1.7e308, 5e-324
 
 History = tuple[int, list[list[tuple[int, float]]]]
-"""A number of leaves, and batches of updates."""
+"""Number of leaves, and batches of updates."""
 
 _magnitudes = st.floats(-323.3, 308.2).map(lambda exponent: float(f"1e{int(exponent)}") * (1 + abs(exponent) % 0.7))
 _priorities = st.one_of(st.just(0.0), st.sampled_from([TINY, HUGE, 1.0]), st.floats(1e-3, 1e3), _magnitudes)
 
 
 @st.composite
-def histories(draw_from: st.DrawFn, *, most_leaves: int, most_batches: int) -> History:
-    num_leaves = draw_from(st.integers(1, most_leaves))
+def histories(draw_from: st.DrawFn, *, max_leaves: int, max_batches: int) -> History:
+    num_leaves = draw_from(st.integers(1, max_leaves))
     update = st.tuples(st.integers(0, num_leaves - 1), _priorities)
-    return num_leaves, draw_from(st.lists(st.lists(update, max_size=40), min_size=1, max_size=most_batches))
+    return num_leaves, draw_from(st.lists(st.lists(update, max_size=40), min_size=1, max_size=max_batches))
 
 
-def assert_lives(tree: Any, history: History, count: int, source: Any, *, keeps_smallest: bool, error: float) -> None:
-    """After every batch of updates the tree has the sums of the line, and draws leaves that lie there."""
+def check_history(tree: Any, history: History, count: int, source: Any, *, keeps_smallest: bool, error: float) -> None:
+    """Check after every batch that the tree has the sums of the line and draws the leaves of the line."""
     num_leaves, batches = history
     slow = SlowTree(num_leaves)
     for batch in batches:

@@ -71,9 +71,9 @@ ORDERED = [name for name, shape in SHAPES.items() if shape.options.get("next_obs
 @pytest.fixture
 def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs where the interpreter would have one: two items each, and pieces of wide leaves."""
-    from relive.kernels.triton import read, words  # noqa: PLC0415 (which need Triton)
+    from relive.kernels.triton import launching, read  # noqa: PLC0415 (which need Triton)
 
-    monkeypatch.setattr(words, "MAX_INTERPRETED", 2)
+    monkeypatch.setattr(launching, "MAX_INTERPRETED", 2)
     monkeypatch.setattr(read, "CHUNK", 1024)
 
 

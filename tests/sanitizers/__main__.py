@@ -32,19 +32,19 @@ EVERYTHING = (
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """How one sanitizer runs inside a Python that was built without it."""
+    """Settings of one sanitizer for a Python that was built without it."""
 
     mistake: str
-    """What it must report when it is planted."""
+    """Report of the planted bug."""
     preload: tuple[str, ...]
-    """Libraries that must be there before anything else. libstdc++: exceptions are intercepted in it."""
+    """Libraries to load first. libstdc++: the sanitizer intercepts its exceptions."""
     variable: str
     options: str
     tests: tuple[str, ...]
 
 
 SANITIZERS = {
-    # Python keeps some memory to the end: leaks are not what is looked for. Tests ask for more memory than there is.
+    # Python keeps some memory to the end: leaks are not checked. Tests request more memory than there is.
     "address": Sanitizer(
         "bounds",
         ("libasan.so", "libstdc++.so"),
@@ -64,7 +64,7 @@ SANITIZERS = {
 
 
 def build(name: str, folder: Path) -> Path:
-    """The package with a sanitized native core; returns the folder to import it from."""
+    """Build the package with a sanitized native core; return the folder to import it from."""
     site, tree = folder / "site", folder / "cmake"
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(ROOT / "src", site, ignore=shutil.ignore_patterns("__pycache__", "_native*.so"))
@@ -74,7 +74,7 @@ def build(name: str, folder: Path) -> Path:
         "Python_EXECUTABLE": sys.executable,
         "RELIVE_SANITIZE": name,
     }
-    # The cmake of this environment, if it has one.
+    # Use the cmake of this environment, if it has one.
     tools = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
     for step in (
         ["-S", ROOT, "-B", tree, *(f"-D{name}={value}" for name, value in settings.items())],
@@ -86,31 +86,31 @@ def build(name: str, folder: Path) -> Path:
 
 
 def library(name: str) -> str:
-    """Where the compiler has a library of its own."""
-    found = subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
-    return found.stdout.strip()
+    """Return the path of a library of the compiler."""
+    compiler = subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
+    return compiler.stdout.strip()
 
 
 def run(sanitizer: Sanitizer, folder: Path, *command: str) -> tuple[int, list[Path]]:
-    """The exit code of a Python command, and the files of what was reported in it."""
+    """Run a Python command; return its exit code and the files of its reports."""
     reports = folder / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (folder / "site", ROOT))),
-        "PYTHONMALLOC": "malloc",  # blocks of Python's own allocator have no borders that could be watched
-        "OMP_NUM_THREADS": "1",  # the threads of libgomp are synchronised in ways that are not seen
+        "PYTHONMALLOC": "malloc",  # blocks of Python's own allocator have no watched borders
+        "OMP_NUM_THREADS": "1",  # the synchronisation of libgomp's threads is invisible to sanitizers
         "LD_PRELOAD": " ".join(map(library, sanitizer.preload)),
         sanitizer.variable: f"{sanitizer.options}:log_path={reports}/report",
     }
-    # ThreadSanitizer knows fixed places of memory only.
+    # ThreadSanitizer needs memory at fixed addresses.
     command = ("setarch", platform.machine(), "-R", sys.executable, *command)
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     return done.returncode, [path for path in sorted(reports.iterdir()) if not _is_refusal(path.read_text())]
 
 
 def _is_refusal(report: str) -> bool:
-    """Whether a report tells only of memory that was asked for and not had, which is an ordinary error."""
+    """Whether a report is only about a failed allocation, which is an ordinary error."""
     lines = [line for line in report.splitlines() if line.strip()]
     return all("failed to allocate" in line for line in lines)
 

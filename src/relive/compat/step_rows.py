@@ -16,7 +16,7 @@ from relive.compat.pickling import restores
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
-from relive.kernels.row_writer import row_writer
+from relive.kernels.steps import row_writer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import check_nonempty
 from relive.schema.conversion import convert, misaligned_error
@@ -154,7 +154,7 @@ class StepRows:
 
     def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
         """Write the values of the leaves `places` into the row of the next step."""
-        misfit = self._writer.put(self._step, tuple(self._fit(i, values[i]) for i in places), places)
+        misfit = self._writer.write_converted(self._step, tuple(self._fit(i, values[i]) for i in places), places)
         if misfit >= 0:
             raise misaligned_error(self._leaves[places[misfit]][0])
 

@@ -17,7 +17,7 @@ from relive import lazy
 from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
 from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.priority import weights
+from relive.kernels.priority import importance_weights
 from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
@@ -48,7 +48,7 @@ def batch_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTot
     smallest = float(masses.min())
     if sampler.normalize == "global":
         smallest = min(smallest, *(shard.smallest for shard in totals))
-    return weights(masses, smallest, sampler.beta_after(before, before // len(masses)))
+    return importance_weights(masses, smallest, sampler.beta_after(before, before // len(masses)))
 
 
 class Writer:

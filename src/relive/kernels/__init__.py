@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, reduce
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ try:
     from relive.kernels import _native
 except ImportError:  # relive was installed without a compiler
     _native = None
-
-if TYPE_CHECKING:
-    from relive.kernels._native import Columns
 
 if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
@@ -51,12 +48,12 @@ complete: Callable[[Callable[[], object]], None] = getattr(_native, "complete", 
 
 
 def backend() -> Literal["native", "torch", "triton"]:
-    """The current backend for CPU tensors: the C++ core, torch ops, or Triton's interpreter."""
+    """Return the current backend for CPU tensors: the C++ core, torch ops, or Triton's interpreter."""
     return _forced or ("torch" if _active is None else "native")
 
 
 def native() -> Any:
-    """The native module; None if it is not installed or another backend is forced."""
+    """Return the native module; None if it is not installed or another backend is forced."""
     return _active
 
 
@@ -103,7 +100,7 @@ def _probe(device: torch.device) -> None:
 
 
 def _describe_failure(error: Exception) -> str:
-    """The installed version of Triton and the last line of the error."""
+    """Return the installed version of Triton and the last line of the error."""
     version = getattr(sys.modules.get("triton"), "__version__", "that cannot be imported")
     lines = str(error).strip().splitlines() or ["no message"]
     return f"Triton {version} ({type(error).__name__}: {lines[-1]})"
@@ -147,7 +144,7 @@ def force_torch() -> AbstractContextManager[None]:
 
 @contextmanager
 def without_exchange() -> Iterator[None]:
-    """Context manager that simulates a torch without DLPack's C exchange API (before 2.10)."""
+    """Simulate a torch without DLPack's C exchange API (before 2.10)."""
     if _native is None:
         yield
         return
@@ -159,7 +156,7 @@ def without_exchange() -> Iterator[None]:
 
 
 def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
-    """The backend for a ring in these tensors, with stacks of `frames` frames."""
+    """Return the backend for a ring in these tensors, with stacks of `frames` frames."""
     if runs_triton(tensors):
         return "triton"
     if not runs_native(tensors) or frames > native().MAX_FRAMES:
@@ -168,7 +165,7 @@ def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native
 
 
 def core() -> Any:
-    """The module with the classes of the native core: `_native` or `bridge`."""
+    """Return the module with the classes of the native core: `_native` or `bridge`."""
     if exchange():
         return _active
     from relive.kernels import bridge  # noqa: PLC0415 (needs the native core)
@@ -182,17 +179,17 @@ def locks_processes() -> bool:
 
 
 def lock_bytes() -> int:
-    """Bytes of a lock shared between processes."""
+    """Return the bytes of a lock shared between processes."""
     return native().LOCK_BYTES
 
 
 def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
-    """A re-entrant lock in shared memory; `recover` is called when its last holder died."""
+    """Make a re-entrant lock in shared memory; `recover` is called when its last holder died."""
     return native().ProcessLock(native_argument(memory), is_new, recover, seconds)
 
 
 def guarded_lock(guard: Callable[[], object]) -> Any:
-    """A re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
+    """Make a re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
     if _native is None:
         return locking.GuardedLock(guard)
     return _native.GuardedLock(threading.RLock(), guard)
@@ -204,17 +201,10 @@ def exchange() -> bool:
 
 
 def native_argument(tensor: torch.Tensor | None) -> Any:
-    """The form of a CPU tensor that the native core reads: the tensor, or its numpy view under an older torch."""
+    """Return what the native core reads of a CPU tensor: the tensor, or its numpy view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()
-
-
-def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: int) -> Columns | None:
-    """The native writer of rows into these tensors; None if the native core cannot handle them."""
-    if not runs_native(tensors):
-        return None
-    return native().Columns([native_argument(t) for t in tensors], list(optional), lead)
 
 
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
@@ -224,11 +214,6 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     # numpy lacks bfloat16: without the exchange API such columns use torch ops.
     exchange = _active.exchange()
     return all(t.is_cpu and t.ndim <= _active.MAX_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
-
-
-def reads_natively(tensors: list[torch.Tensor]) -> bool:
-    """Whether the native core reads these tensors without conversion and can return tensors."""
-    return exchange() and native().reads(tensors)
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:

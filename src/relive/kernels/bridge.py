@@ -17,7 +17,7 @@ from relive.kernels import _native
 def as_array(value: Any) -> Any:
     """Replace tensors by numpy views, also inside lists, tuples and dicts; return anything else unchanged."""
     if isinstance(value, dict):
-        return {name: as_array(each) for name, each in value.items()}
+        return {name: as_array(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(as_array, value))
     plain = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided
@@ -59,11 +59,11 @@ class RingMemory(_Bridge):
     def ids(self, slots: torch.Tensor, _: None) -> torch.Tensor:
         return self._map("ids", slots)
 
-    def ahead(self, slots: torch.Tensor, _: None) -> torch.Tensor:
-        return self._map("ahead", slots)
+    def count_following(self, slots: torch.Tensor, _: None) -> torch.Tensor:
+        return self._map("count_following", slots)
 
-    def behind(self, slots: torch.Tensor, _: None) -> torch.Tensor:
-        return self._map("behind", slots)
+    def count_preceding(self, slots: torch.Tensor, _: None) -> torch.Tensor:
+        return self._map("count_preceding", slots)
 
     def locate(self, ids: torch.Tensor, _: None) -> torch.Tensor | int:
         out = _numbers(len(ids))
@@ -94,13 +94,13 @@ class PriorityTree(_Bridge):
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
     def draw_weighted(self, count: int, bits: object, beta: float, by_smallest: bool) -> Any:
-        from relive.kernels.priority import weights  # noqa: PLC0415 (imports this module)
+        from relive.kernels.priority import importance_weights  # noqa: PLC0415 (imports this module)
 
         leaves = self.draw(count, bits)
         if leaves is None:
             return None
         priorities = self.get(leaves)
-        return leaves, weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
+        return leaves, importance_weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, *_: Any) -> None:
         """Not supported without tensors: the caller then uses `set`."""

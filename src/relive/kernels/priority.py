@@ -63,7 +63,7 @@ class PriorityTree(Protocol):
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`draw` with weights (smallest / priority)^beta, float32 [count] in (0, 1].
+        """Draw with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
         The smallest priority is that of all leaves with `by_smallest`, otherwise that of the drawn leaves. Weights are
         written to `weights` if passed.
@@ -144,14 +144,14 @@ class NativeTree:
 def _copy_weights(
     draw: tuple[torch.Tensor, torch.Tensor] | None, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Move the weights of a draw to the caller's tensor `out`, if there is one."""
+    """Copy the weights of a draw into `out`, unless it is None."""
     if draw is None or out is None:
         return draw
     with torch.inference_mode():  # `out` may be an inference tensor
         return draw[0], out.copy_(draw[1])
 
 
-def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
+def importance_weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
     """Return (smallest / priority)^beta, float32 [K] in (0, 1]."""
     # `smallest` as a tensor: torch would multiply a number with a reciprocal, which is infinite for denormals.
     smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
@@ -184,12 +184,12 @@ class _TorchTree:
         self._normal, self._tiny = self._sums.unbind(1)
         # Scales as a tensor: Python numbers in mixed operations may pass through float32.
         self._scales = torch.tensor([[_NORMAL], [_TINY]], dtype=torch.float64, device=device)
-        self._running = _Running(num_blocks, self._scales)
+        self._running = _RunningSums(num_blocks, self._scales)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         self._require_range(leaves)
         if isinstance(priorities, torch.Tensor):
-            self._leaves.scatter_(0, leaves, _last_of_each(leaves, priorities))
+            self._leaves.scatter_(0, leaves, _repeat_last_values(leaves, priorities))
         else:
             self._leaves.scatter_(0, leaves, priorities)
         if len(leaves) >= len(self._blocks):
@@ -211,29 +211,25 @@ class _TorchTree:
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         running = self._running
-        running.add_up(self._sums)
+        running.compute(self._sums)
         if self._is_cpu and not running.total.numpy() > 0:
             return None
         # In (0, total]: the first block with a running sum of at least a point is not empty.
         points = random.slices(count, self._leaves.device) * running.total
         block = torch.searchsorted(running.ends, points)
         points -= running.starts.index_select(0, block)
-        leaf = _first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)
+        leaf = _find_first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)
         return leaf.add_(block, alpha=self._size)
 
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _copy_weights(self._draw_weighted(count, random, beta, by_smallest), weights)
-
-    def _draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         leaves = self.draw(count, random)
         if leaves is None:
             return None
         priorities = self._leaves.index_select(0, leaves)
-        return leaves, weights(priorities, self.smallest() if by_smallest else priorities.min(), beta)
+        smallest = self.smallest() if by_smallest else priorities.min()
+        return _copy_weights((leaves, importance_weights(priorities, smallest, beta)), weights)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
         """Not supported: checking the priorities would synchronise with the device."""
@@ -265,7 +261,7 @@ class _TorchTree:
                 raise IndexError(f"leaf: expected 0 to {self.num_leaves - 1}, got {numbers.min()} to {numbers.max()}.")
 
 
-def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
     leaves = leaves.contiguous()  # searchsorted warns about strided input
     sorted_leaves, order = leaves.sort(stable=True)
@@ -273,7 +269,7 @@ def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return values.index_select(0, order.index_select(0, last))
 
 
-class _Running:
+class _RunningSums:
     """Non-decreasing running sums of blocks, constant across empty blocks, in the suitable scale.
 
     A parallel cumulative sum adds in a different order at each position: rounding may make it fall, or rise at a zero.
@@ -291,14 +287,14 @@ class _Running:
             self._running[:-2], self._running[1:-1], self._running[-2], self._running[-1],
         )  # fmt: skip
 
-    def add_up(self, sums: torch.Tensor) -> None:
+    def compute(self, sums: torch.Tensor) -> None:
         """Compute the running sums from the sums of blocks [blocks, 2] in both scales."""
         torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._positions))
         torch.where(self._normal_total >= _TINY_TOTAL, self._normal, self._tiny, out=self._running)
 
 
-def _first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Per row of [n, m], the first positive entry whose running sum reaches the point [n] > 0; else the last one."""
+def _find_first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Return, per row of [n, m], the first positive entry whose running sum reaches the point [n] > 0, or the last."""
     ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
     inside = points.minimum(ends.amax(1)).unsqueeze(1)
     return ends.ge_(inside).argmax(1)  # argmax finds the first 1 among zeros and ones

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from relive import kernels
-from relive.kernels.torch_ops import wide
+from relive.kernels.torch_ops import add_axes
 from relive.rng import Randomness
 from relive.schema.conversion import as_indexable
 
@@ -75,7 +75,7 @@ class _TorchReader:
         else:
             inside, is_padding = rows.clamp(min=0), rows < 0
             leaves = [column.index_select(0, inside) for column in self._columns]
-            leaves = [leaf.masked_fill_(wide(is_padding, leaf), 0) for leaf in leaves]
+            leaves = [leaf.masked_fill_(add_axes(is_padding, leaf), 0) for leaf in leaves]
         return [
             leaf if leaf.dtype == dtype else leaf.view(dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)
         ]

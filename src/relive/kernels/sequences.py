@@ -94,7 +94,7 @@ def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
 
 def find_sequences(flags: StepFlags, spec: SequenceSpec, tensors: list[torch.Tensor]) -> SequenceIndex:
     """Return the sequences of a rollout, by environment, then time, for a reader of `tensors`."""
-    if not kernels.reads_natively(tensors):
+    if not (kernels.exchange() and kernels.native().reads(tensors)):
         return _find_in_torch(flags, spec)
     return kernels.native().SequenceIndex(
         flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,

@@ -1,4 +1,4 @@
-"""The estimators in torch ops: for every device, inside `torch.compile`, and without a native core.
+"""Estimators and n-step sums in torch ops: for every device, inside `torch.compile`, and without a native core.
 
 Every estimator is a first-order recurrence backwards in time, `x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)`. It is
 solved by doubling: each round extends the sums from k to 2k rows by one shifted addition. T steps take log2(T) rounds
@@ -10,11 +10,10 @@ Arguments are checked by the callers: one shape and dtype, bool flags of that sh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-from relive.kernels.constants import powers
 
 
 def gae(
@@ -73,7 +72,7 @@ def vtrace(
     return _zero_invalid(advantage, invalid), _zero_invalid(excess + value, invalid)
 
 
-def wide(flags: Tensor, like: Tensor) -> Tensor:
+def add_axes(flags: Tensor, like: Tensor) -> Tensor:
     """View flags [B] with trailing axes of length one, to broadcast against `like` [B, …]."""
     return flags.view(-1, *(1,) * (like.ndim - 1))
 
@@ -104,7 +103,7 @@ def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
 
 
 def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
-    """Mask of steps t whose recurrence continues at t + 1: no end at t, and row t + 1 is valid."""
+    """Return the mask of steps t whose recurrence continues at t + 1: no end at t, and row t + 1 is valid."""
     open_ = torch.logical_or(terminated, truncated).logical_not_()
     if mask is not None:
         open_ = open_.logical_and_(mask.roll(-1, 0))
@@ -129,7 +128,7 @@ def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
 
 
 def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
-    """x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
+    """Return x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
     shifted = later.roll(-k, 0)
     longer = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
     return torch.where(linked, longer, x)
@@ -146,3 +145,35 @@ def _invert_mask(mask: Tensor | None) -> Tensor | None:
 
 def _zero_invalid(output: Tensor, invalid: Tensor | None) -> Tensor:
     return output if invalid is None else output.masked_fill(invalid, 0)
+
+
+# Small constant tensors, cached per device: creating them would be a launch in every call.
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)  # cached tensors are also used outside inference mode
+def count_from(start: int, stop: int, step: int, device: torch.device) -> Tensor:
+    """Return `torch.arange(start, stop, step)`, int64 [L]."""
+    return torch.arange(start, stop, step, device=device)
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)
+def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return γ^0 to γ^(count−1) as float64 [count], and γ^count down to γ^0 as float32 [count + 1]."""
+    factors = [1.0]
+    for _ in range(count):
+        factors.append(factors[-1] * gamma)
+    ascending = torch.tensor(factors[:-1], dtype=torch.float64, device=device)
+    return ascending, torch.tensor(factors[::-1], dtype=torch.float64, device=device).float()
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)
+def ends_of_run(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return offsets [3, 1] of first step, final state and last step of a run of `count` steps, and corrections [3, 1].
+
+    The corrections are added once per missing step at the end of the run.
+    """
+    offsets = torch.tensor([[0], [count], [count - 1]], device=device)
+    return offsets, torch.tensor([[0], [-1], [-1]], device=device)

@@ -148,10 +148,10 @@ class NativeBackend(Backend):
         return out
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.ahead(slots, None)
+        return self._core.count_following(slots, None)
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.behind(slots, None)
+        return self._core.count_preceding(slots, None)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.ids(slots, None)
@@ -188,7 +188,7 @@ class NativeBackend(Backend):
 
     def recompute_checksums(self) -> None:
         """Recompute the checksum of every row."""
-        self._core.seal_all()
+        self._core.recompute_checksums()
 
     def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import explain
 from relive.kernels import complete
-from relive.kernels.constants import count_from
+from relive.kernels.torch_ops import count_from
 from relive.schema.invariants import on_host
 from relive.storage import Allocator
 from relive.storage.codec import Node

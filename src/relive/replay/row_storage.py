@@ -137,9 +137,9 @@ class RowStorage:
             has_started = has_started | first[at]
             at = torch.where(has_started, at, ring.before(at))
             frame = frames[at]
-            parts.append(frame if field.pad == "repeat" else frame.masked_fill(wide(has_started, frame), 0))
+            parts.append(frame if field.pad == "repeat" else frame.masked_fill(add_axes(has_started, frame), 0))
         stack = torch.stack(parts[::-1], 1 + field.axis)
-        return stack.masked_fill(wide(missing, stack), 0).view(field.dtype)
+        return stack.masked_fill(add_axes(missing, stack), 0).view(field.dtype)
 
     # Conversion of a caller's values
 

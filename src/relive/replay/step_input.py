@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain
-from relive.kernels.flattening import Flattening
+from relive.kernels.steps import Flattening
 from relive.replay.row_storage import RowStorage
 from relive.schema.autoreset import true_next_obs
 from relive.schema.conversion import EnvIdConverter, as_tensor, path_name

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from relive.kernels.constants import count_from, ends_of_run
-from relive.kernels.torch_ops import n_step_sums, wide
+from relive.kernels.torch_ops import add_axes, count_from, ends_of_run, n_step_sums
 from relive.replay.read_plan import (
     DISCOUNT,
     INDEX,
@@ -140,7 +139,7 @@ class TorchReader(PlanReader):
                 read = backend.take(ring.after(flat), tuple(leaves))
                 is_none = flat < 0
                 for leaf in read:
-                    as_indexable(leaf).masked_fill_(wide(is_none, leaf), 0)  # as bits: torch cannot fill uint16
+                    as_indexable(leaf).masked_fill_(add_axes(is_none, leaf), 0)  # as bits: torch cannot fill uint16
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)

@@ -12,11 +12,10 @@ from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import RowDrawer, group_totals
 from relive.kernels.triton.priority_tree import TritonTree
-from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
-from relive.kernels.triton.rings import Rings
+from relive.kernels.triton.read import AT_FIRST, AT_LAST, AT_NEXT, AT_ROW, RowReader, Source
+from relive.kernels.triton.rings import MAX_COLUMNS, Frames, Leaf, Rings
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.windows import MAX_STEPS, Windows, find_windows
-from relive.kernels.triton.words import MAX_COLUMNS, Frames, Leaf
 from relive.kernels.triton.write import GROUPS, StepWriter
 from relive.replay.backend import ChangedSlots
 from relive.replay.read_plan import (
@@ -146,7 +145,7 @@ class TritonBackend(TorchBackend):
             super()._check_is_empty(has_rows)
 
 
-_PLACES = {Anchor.ROW: OWN, Anchor.LAST: LAST, Anchor.NEXT: NEXT, Anchor.FIRST: START}
+_ANCHORS = {Anchor.ROW: AT_ROW, Anchor.LAST: AT_LAST, Anchor.NEXT: AT_NEXT, Anchor.FIRST: AT_FIRST}
 
 
 def ring_arguments(rows: RowStorage) -> Rings:
@@ -197,12 +196,12 @@ class TritonReader(PlanReader):
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
         self._copied_paths, self._summed_paths = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
-            Source(nexts[rows.obs_leaves.index(read.leaf)], OWN.value)
+            Source(nexts[rows.obs_leaves.index(read.leaf)], AT_ROW.value)
             if nexts and read.group.anchor is Anchor.NEXT
-            else Source(leaves[read.leaf], _PLACES[read.group.anchor].value)
+            else Source(leaves[read.leaf], _ANCHORS[read.group.anchor].value)
             for read in copied_reads
         ]
-        rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].form) for read in summed]
+        rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].layout) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
     def reserve(self, count: int) -> Leaves:

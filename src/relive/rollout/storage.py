@@ -14,9 +14,8 @@ from relive import kernels, lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain
 from relive.kernels import complete
-from relive.kernels.flattening import Flattening
-from relive.kernels.row_writer import Which, row_writer
 from relive.kernels.sequences import StepFlags, reset_rows
+from relive.kernels.steps import Flattening, row_writer
 from relive.schema.assembly import assemble, selected_leaves
 from relive.schema.buffer_schemas import OPTIONAL
 from relive.schema.checks import check_nonempty
@@ -120,14 +119,14 @@ class Storage:
         self.write(self.num_stored, tuple(leaves), tuple(which))
         self.staged.update(fields)
 
-    def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> None:
+    def write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None = None) -> None:
         """Write one row of all tensors, or of the tensors `which`; after an error the row is unchanged."""
         if self.is_exposed and self._writer.have_moved():
             self._bind()
         if self._writer.write(row, leaves, which) >= 0:
             self._convert_and_write(row, leaves, which)
 
-    def _convert_and_write(self, row: int, leaves: tuple[Any, ...], which: Which) -> None:
+    def _convert_and_write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None) -> None:
         """Write leaves that the writer rejected, after conversion; raise if converting them added a step."""
         paths, fields = self.schema.paths, self.schema.fields
         indices = range(len(self.tensors)) if which is None else which

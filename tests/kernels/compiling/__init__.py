@@ -1,1 +1,1 @@
-"""Triton's kernels compiled, in processes of their own: in the process of the tests Triton may be an interpreter."""
+"""Tests that compile Triton's kernels, in new processes: in the process of the tests Triton may be an interpreter."""

@@ -17,8 +17,8 @@ pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'
 ROOT = Path(__file__).parents[3]
 
 
-def launched(device: str, *calls: str) -> list[Launch]:
-    """The launches of some calls, or of all, in a process where Triton compiles."""
+def run_calls(device: str, *calls: str) -> list[Launch]:
+    """Return the launches of these calls, by default of all, in a process where Triton compiles."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(CACHE)}
     command = [sys.executable, "-m", "tests.kernels.compiling.two_gpus", device, *calls]
@@ -28,31 +28,31 @@ def launched(device: str, *calls: str) -> list[Launch]:
 
 
 CACHE = ROOT / "build" / "triton" / "cache"
-"""What was compiled once; Triton compiles again where a kernel has changed."""
+"""Folder of compiled kernels; Triton recompiles a changed kernel."""
 
 
 def assert_everything_on_the_second_device(launches: list[Launch]) -> None:
-    """Its stream has the number 71; the device that was current was the first one."""
+    """Check that all launches are on device 1, whose stream has number 71, while device 0 was current."""
     assert launches
-    elsewhere = [launch for launch in launches if (launch.loaded, launch.device, launch.stream) != (1, 1, 71)]
-    assert not elsewhere
+    wrong = [launch for launch in launches if (launch.loaded, launch.device, launch.stream) != (1, 1, 71)]
+    assert not wrong
 
 
 def test_launches_go_to_the_device_of_the_buffer_from_every_thread() -> None:
-    launches = launched("cuda:1", "replay add", "minibatch of a rollout")
+    launches = run_calls("cuda:1", "replay add", "minibatch of a rollout")
     assert_everything_on_the_second_device(launches)
     again = [launch.kernel for launch in launches if launch.call.endswith("in a new thread")]
     assert again == ["write_kernel", "read_kernel"]
 
 
 @pytest.mark.thorough
-def test_every_kernel_is_launched_there_and_host_memory_can_stand_for_the_device() -> None:
-    launches = launched("cuda:1")
+def test_every_kernel_is_launched_on_the_device_or_on_simulated_host_memory() -> None:
+    launches = run_calls("cuda:1")
     assert_everything_on_the_second_device(launches)
     assert {launch.kernel for launch in launches} == {variant.kernel.__name__ for variant in variants()}
-    forced = launched("cpu")  # by `rl.kernels.force("triton")`
-    assert _called(forced) == _called(launches)
+    host_launches = run_calls("cpu")  # through `rl.kernels.force("triton")`
+    assert _list_calls(host_launches) == _list_calls(launches)
 
 
-def _called(launches: list[Launch]) -> list[tuple[str, str]]:
+def _list_calls(launches: list[Launch]) -> list[tuple[str, str]]:
     return [(launch.call, launch.kernel) for launch in launches if not launch.call.endswith("preparing")]

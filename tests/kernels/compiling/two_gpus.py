@@ -1,8 +1,8 @@
-"""Two GPUs that take launches and run nothing: `python -m tests.kernels.compiling.two_gpus` prints each launch.
+"""Two simulated GPUs that record launches: `python -m tests.kernels.compiling.two_gpus` prints each launch.
 
-Triton's own JIT and compiler work as on a GPU, and a driver in Python takes the launches. Tensors of `cuda:1`
-are torch's fake tensors, which have a device and no values: reading one back from the device raises. The script needs a
-process of its own, in which Triton is no interpreter, and prints a line of JSON for each launch.
+Triton's JIT and compiler work as on a GPU, and a driver in Python records the launches. Tensors of `cuda:1` are torch's
+fake tensors, which have a device and no values: reading one back raises. The script needs a process of its own, in
+which Triton is no interpreter.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ CAPABILITY = 80
 
 
 class Launch(NamedTuple):
-    """A launch, as the driver was told of it."""
+    """A launch as the driver received it."""
 
     call: str
     kernel: str
     loaded: int
-    """The device that the kernel was loaded on."""
+    """Device on which the kernel was loaded."""
     device: int
-    """The device that was current in the calling thread."""
+    """Current device of the calling thread."""
     stream: int
 
 
 class Gpus:
-    """The current device of each thread, and what was launched; a stream of device i has the number 70 + i."""
+    """The current device of each thread, and all launches; the stream of device i has number 70 + i."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
@@ -52,7 +52,7 @@ class Gpus:
         return getattr(self._thread, "device", 0)
 
     def exchange(self, device: int) -> int:
-        """Make a device the current one, if it is at least 0; returns the one before."""
+        """Make a device current unless it is negative; return the previous one."""
         before = self.current()
         if device >= 0:
             self._thread.device = device
@@ -68,16 +68,16 @@ class Stream(NamedTuple):
     cuda_stream: int
 
     def wait_stream(self, other: Stream) -> None:
-        """Nothing runs."""
+        """Do nothing: no launch runs."""
 
 
-def stream_of(gpus: Gpus, device: Any = None) -> Stream:
+def get_stream(gpus: Gpus, device: Any = None) -> Stream:
     index = gpus.current() if device is None or torch.device(device).index is None else torch.device(device).index
     return Stream(70 + index)
 
 
-def drive(gpus: Gpus) -> None:
-    """Let Triton launch on these GPUs."""
+def install_driver(gpus: Gpus) -> None:
+    """Make Triton launch on these GPUs."""
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415 (optional)
     from triton.backends.driver import DriverBase  # noqa: PLC0415
     from triton.runtime import driver  # noqa: PLC0415
@@ -111,7 +111,7 @@ def drive(gpus: Gpus) -> None:
             return gpus.current()
 
         def get_current_stream(self, device: int) -> int:
-            return stream_of(gpus, f"cuda:{device}").cuda_stream
+            return get_stream(gpus, f"cuda:{device}").cuda_stream
 
         def get_current_target(self) -> Any:
             return GPUTarget("cuda", CAPABILITY, 32)
@@ -129,19 +129,19 @@ def drive(gpus: Gpus) -> None:
 
 
 @contextmanager
-def torch_with(gpus: Gpus) -> Iterator[FakeTensorMode]:
-    """What torch says of devices is said of these, and tensors are fake ones."""
-    told: dict[str, Any] = {
+def patch_torch(gpus: Gpus) -> Iterator[FakeTensorMode]:
+    """Make torch report these GPUs, and return the mode of fake tensors."""
+    functions: dict[str, Any] = {
         "_exchange_device": gpus.exchange,
         "_maybe_exchange_device": gpus.exchange,
         "current_device": gpus.current,
-        "current_stream": lambda device=None: stream_of(gpus, device),
+        "current_stream": lambda device=None: get_stream(gpus, device),
         "get_device_capability": lambda device=None: divmod(CAPABILITY, 10),
         "is_available": lambda: True,
         "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as stack:
-        for name, function in told.items():
+        for name, function in functions.items():
             stack.enter_context(patch.object(torch.cuda, name, function))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda *_: None))
         stack.enter_context(patch.object(FakeTensorMode, "avoid_device_init", True))
@@ -153,12 +153,12 @@ def torch_with(gpus: Gpus) -> Iterator[FakeTensorMode]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """An address that no other memory has."""
+    """Return an address that no other memory has."""
     return (tensor.untyped_storage()._cdata << 16) + tensor.storage_offset() * tensor.element_size()
 
 
 def _part(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """`tensor[index]`: for this and for `copy_` torch's own bindings want a CUDA that is linked."""
+    """Compute `tensor[index]`: for this and for `copy_` torch's bindings need a linked CUDA."""
     axis = 0
     for each in index if isinstance(index, tuple) else (index,):
         if isinstance(each, int):
@@ -187,7 +187,7 @@ def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 
 def calls(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
-    """The calls of training loops, and of the kernels that these do not need."""
+    """Return the calls of training loops, and calls of all other kernels."""
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (which needs Triton)
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
 
@@ -214,7 +214,7 @@ def calls(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
 
 def run(gpus: Gpus, device: str, names: list[str], inside: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Make each call ready, call it, and call it again in a new thread."""
+    """Prepare each call, call it, and call it again in a new thread."""
     for name, prepare in calls(device).items():
         if names and name not in names:
             continue
@@ -225,7 +225,7 @@ def run(gpus: Gpus, device: str, names: list[str], inside: Callable[[], Abstract
             call()
 
         def again(call: Callable[[], object] = call) -> None:
-            with inside():  # which is a thread's own
+            with inside():  # the mode is local to a thread
                 call()
 
         gpus.call = f"{name}, in a new thread"
@@ -236,14 +236,14 @@ def run(gpus: Gpus, device: str, names: list[str], inside: Callable[[], Abstract
 def main(device: str, names: list[str]) -> None:
     """Run calls on `cuda:1` or, with `rl.kernels.force("triton")`, on the host; print every launch."""
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by Triton, for its alignment
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Triton reads it for its alignment
     gpus = Gpus()
-    drive(gpus)
+    install_driver(gpus)
     if device == "cpu":
         with rl.kernels.force("triton"):
             run(gpus, device, names, nullcontext)
     else:
-        with torch_with(gpus) as mode:
+        with patch_torch(gpus) as mode:
             run(gpus, device, names, lambda: mode)
     for launch in gpus.launches:
         sys.stdout.write(json.dumps(launch._asdict()) + "\n")

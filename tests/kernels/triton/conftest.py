@@ -1,4 +1,4 @@
-"""Every test in this folder runs under Triton's interpreter, but for those that compile in a process of their own."""
+"""Every test in this folder runs under Triton's interpreter; tests that compile use new processes."""
 
 from __future__ import annotations
 

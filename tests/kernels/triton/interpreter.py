@@ -1,8 +1,8 @@
 """Triton's interpreter in tests: without its emulation of overflows, and with the programs of a grid in any order.
 
-The interpreter runs one program after the other, each from its beginning to its end. So it shows a race between
-programs if they run in another order. Of the races inside a program it shows stores of several lanes to one place, if
-these come in another order, and never one between a store and a load of another warp.
+The interpreter runs whole programs one after another. Running them in another order shows races between programs.
+Storing the lanes of a program in another order shows races between stores to one address. Races between a store and a
+load of another warp stay hidden.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from relive import kernels
 
 Result = TypeVar("Result")
 Order = Callable[[int], Any]
-"""The numbers below n in some order."""
+"""Maps n to the numbers below n in some order."""
 
 
 def interpreter() -> Any:
-    """Triton's module, or a skip: without Triton, or where kernels are compiled for a GPU."""
+    """Return Triton's interpreter module. Skips the test without Triton, or if kernels are compiled for a GPU."""
     triton = pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
     if not triton.knobs.runtime.interpret:
         pytest.skip("needs Triton's interpreter (TRITON_INTERPRET=1), which runs where there is no GPU")
@@ -36,9 +36,9 @@ def interpreter() -> Any:
 
 @contextmanager
 def quick_arithmetic() -> Iterator[None]:
-    """Integers wrap and floats become infinite or NaN without a word, as on a GPU, at a tenth of the time.
+    """Disable checks for overflows, which a GPU lacks too: a tenth of the time.
 
-    The interpreter otherwise looks for overflows of integers, and numpy warns of others.
+    The interpreter otherwise checks integers, and numpy warns about floats.
     """
     module = interpreter()
     builder = module.interpreter_builder
@@ -52,7 +52,7 @@ def quick_arithmetic() -> Iterator[None]:
 
 @contextmanager
 def _patched_once(module: Any) -> Iterator[None]:
-    """Triton's language is made the interpreter's once for each launch, and not again for each function inside."""
+    """Patch Triton's language once per launch instead of once per function."""
     patch, done = module._patch_lang, set()
 
     def patch_once(function: Any) -> Any:
@@ -61,7 +61,7 @@ def _patched_once(module: Any) -> Iterator[None]:
         if not languages:
             return None
         is_outermost, scope = not done, patch(function)
-        if scope is None:  # before Triton 3.6 nothing is restored, and so nothing can be patched once
+        if scope is None:  # before Triton 3.6 nothing is restored after a function, so patching once is impossible
             return None
         done.update(languages)
         restore = scope.restore
@@ -77,14 +77,14 @@ def _patched_once(module: Any) -> Iterator[None]:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Everything that is made and called inside runs Triton's kernels on host memory as if it were a device's."""
+    """Run Triton's kernels on host memory, as on a device."""
     with quick_arithmetic(), kernels.force("triton"):
         yield
 
 
 @contextmanager
 def programs_in_order(order: Order) -> Iterator[None]:
-    """The programs of every grid that is launched inside run in this order, and the lanes of a store come in it."""
+    """Run the programs of every grid, and the lanes of every store, in this order."""
     builder = interpreter().interpreter_builder
     turn: Iterator[tuple[int, int, int]] = iter(())
 
@@ -98,7 +98,7 @@ def programs_in_order(order: Order) -> Iterator[None]:
         type(builder).set_grid_idx(builder, *next(turn))
 
     def create_masked_store(pointers: Any, value: Any, mask: Any, *how: Any) -> Any:
-        """A store to one place by several lanes of a program leaves what any of them stores."""
+        """A store by several lanes to one address keeps the value of the last lane in the order."""
         lanes = list(order(pointers.data.size))
         moved = [
             type(each)(
@@ -118,7 +118,7 @@ def programs_in_order(order: Order) -> Iterator[None]:
 
 
 def orders(count: int) -> list[Order]:
-    """The natural order, the reversed one, and random ones up to `count`."""
+    """The natural order, its reverse, and random orders: `count` in all."""
     return [range, lambda n: range(n - 1, -1, -1), *(partial(_shuffled, seed) for seed in range(count - 2))]
 
 
@@ -127,7 +127,7 @@ def _shuffled(seed: int, n: int) -> list[int]:
 
 
 def in_every_order(run: Callable[[], Result], count: int = 4) -> Result:
-    """What `run` returns, tensors in any nesting: bit for bit the same in `count` orders of the programs, or a race."""
+    """Return the tensors that `run` returns; fails if any bit differs between `count` orders of the programs."""
     results = []
     for order in orders(count):
         with programs_in_order(order):

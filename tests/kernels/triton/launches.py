@@ -1,4 +1,4 @@
-"""Counting what a device would be launched for: Triton's kernels, and torch's operations that are no views."""
+"""Counts launches on a device: Triton's kernels, and torch's operations other than views."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.kernels.triton.interpreter import interpreter
 
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::is_nonzero", "aten::equal"}
-"""Operations that look at what a device has computed."""
+"""Operations that read results of a device."""
 _FREE = {
     "aten::empty.memory_format", "aten::empty_strided", "aten::new_empty", "aten::empty_like", "aten::detach",
     "aten::lift_fresh", "aten::promote_types",
 }  # fmt: skip
-"""Operations that are no views and launch nothing either."""
+"""Operations that are not views and launch nothing."""
 
 
 class Launches(TorchDispatchMode):
-    """The names of the kernels and operations that run inside, in their order."""
+    """Names of the kernels and operations that run inside, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Launches(TorchDispatchMode):
 
         def counted(executor: Any, *arguments: Any, **keywords: Any) -> Any:
             names.append(executor.fn.__name__)
-            self._is_inside = True  # what the interpreter itself does with torch
+            self._is_inside = True  # excludes torch operations of the interpreter
             try:
                 return run(executor, *arguments, **keywords)
             finally:

@@ -1,4 +1,4 @@
-"""Uniform draws: exact however rows lie, the same in every order of programs, and the same on every machine."""
+"""Uniform draws: exact for every distribution of rows, equal in every order of programs and on every machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.kernels.triton.interpreter import in_every_order, interpreted, progra
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.kernels.triton import words
+from relive.kernels.triton import launching
 from relive.kernels.triton.stream import CELLS, MAX_DRAWS, DeviceStream
 
 CPU = torch.device("cpu")
 
 
 def block(steps: int, envs: int, ended: Any) -> dict[str, torch.Tensor]:
-    """Steps [steps, envs] that follow each other, and where they end."""
+    """Consecutive steps [steps, envs], and the mask of their ends."""
     obs = torch.arange(steps, dtype=torch.float32).view(-1, 1, 1).expand(steps, envs, 1).contiguous()
     flags = torch.as_tensor(ended).expand(steps, envs).contiguous()
     return {
@@ -31,7 +31,7 @@ def block(steps: int, envs: int, ended: Any) -> dict[str, torch.Tensor]:
 
 
 def many_final_rows() -> rl.ReplayBuffer:
-    """Every episode is one step: a reset and, of every other environment, a cut lie between two of them."""
+    """Episodes of one step, separated by a reset and, in every other environment, by a cut."""
     replay = rl.ReplayBuffer(60, 1, 1, num_envs=4, autoreset="NEXT_STEP", seed=1)
     for _ in range(6):
         replay.extend(block(2, 4, torch.tensor([[True], [False]])))
@@ -40,7 +40,7 @@ def many_final_rows() -> rl.ReplayBuffer:
 
 
 def unequal_fills() -> rl.ReplayBuffer:
-    """From one row to a full ring, with ends."""
+    """Environments from one row to a full ring, with ends."""
     replay = rl.ReplayBuffer(5 * 12, 1, 1, num_envs=5, seed=2)
     for env, steps in enumerate((1, 3, 7, 12, 20)):
         replay.extend(block(steps, 1, torch.arange(steps).view(-1, 1) % 3 == 1), env_ids=[env])
@@ -67,18 +67,18 @@ LAYOUTS: dict[str, Callable[[], rl.ReplayBuffer]] = {
 def test_every_transition_is_as_likely_as_any_other(name: str) -> None:
     with interpreted():
         replay = LAYOUTS[name]()
-        drawn = torch.cat([replay.storage.draw(1024, replay._random) for _ in range(4)])
-        ids = replay.storage.ids(drawn)
+        slots = torch.cat([replay.storage.draw(1024, replay._random) for _ in range(4)])
+        ids = replay.storage.ids(slots)
         stored = replay.ids()
     counts = torch.bincount(torch.searchsorted(stored, ids), minlength=len(stored)).double()
     assert torch.isin(ids, stored).all()
-    expected = len(drawn) / len(stored)
+    expected = len(slots) / len(stored)
     chi = float(((counts - expected) ** 2 / expected).sum())
     freedom = len(stored) - 1
     assert abs(chi - freedom) < 5 * np.sqrt(2 * freedom) + 1e-9, (chi, freedom)
 
 
-def test_a_buffer_whose_only_row_resets_is_not_searched_for_ever() -> None:
+def test_a_draw_from_a_buffer_with_only_a_reset_row_ends() -> None:
     with interpreted():
         replay = rl.ReplayBuffer(8, 1, 1, num_envs=1, autoreset="NEXT_STEP", seed=0)
         replay.extend(block(1, 1, True))
@@ -91,21 +91,21 @@ def test_a_buffer_whose_only_row_resets_is_not_searched_for_ever() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("items", [1, 64])
 def test_draws_do_not_depend_on_programs_nor_on_their_order(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn() -> list[torch.Tensor]:
+    def draw() -> list[torch.Tensor]:
         with interpreted():
             replay = unequal_fills()
             return [replay.storage.draw(75, replay._random) for _ in range(2)] + [stream_of(replay).numbers.clone()]
 
-    whole = drawn()
-    monkeypatch.setattr(words, "MAX_INTERPRETED", items)
-    for alone, other in zip(whole, in_every_order(drawn, 3), strict=True):
+    whole = draw()
+    monkeypatch.setattr(launching, "MAX_INTERPRETED", items)
+    for alone, other in zip(whole, in_every_order(draw, 3), strict=True):
         assert torch.equal(alone, other)
     assert not torch.equal(whole[0], whole[1])
     assert whole[2][1:].tolist() == [2] * 5 + [0] * (CELLS - 5)
 
 
 def test_a_seed_gives_these_rows_everywhere() -> None:
-    """Kept numbers: whoever has a GPU compares its rows with them."""
+    """Fixed rows, to be compared with the rows on a GPU."""
     with interpreted():
         replay = unequal_fills()
         assert int(stream_of(replay).numbers[0]) == KEY
@@ -133,17 +133,17 @@ def test_numbers_are_those_of_philox(call: int) -> None:
     stream = DeviceStream(11, CPU)
     stream.numbers[1] = call
     with interpreted():
-        found = stream.uniform(3, CPU).tolist()
+        numbers = stream.uniform(3, CPU).tolist()
     key = int(stream.numbers[0])
     expected = []
     for place in range(3):
         a, b, _, _ = philox([place, call & 0xFFFFFFFF, call >> 32, 0], key)
         expected.append((((a << 31) ^ b) >> 10) * 2.0**-53)
-    assert found == expected
+    assert numbers == expected
     assert stream.numbers[1:].tolist() == [call + 1] + [0] * (CELLS - 1)
 
 
-def test_a_stream_goes_back_to_a_snapshot() -> None:
+def test_a_stream_is_restored_from_a_snapshot() -> None:
     stream = DeviceStream(3, CPU)
     with interpreted():
         before = stream.snapshot()
@@ -157,25 +157,25 @@ def test_a_stream_goes_back_to_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize("left_over", [0, 1, 7])
-def test_whatever_the_counters_hold_no_draw_comes_again(left_over: int) -> None:
+def test_no_draw_repeats_whatever_the_counters_hold(left_over: int) -> None:
     stream, seen = DeviceStream(3, CPU), set()
-    stream.numbers[2] = left_over  # of a launch that was cut off, or beside another one
+    stream.numbers[2] = left_over  # counters of an interrupted launch, or of one beside another
     with interpreted(), programs_in_order(lambda n: range(n - 1, -1, -1)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "MAX_INTERPRETED", 16)
+        patch.setattr(launching, "MAX_INTERPRETED", 16)
         for _ in range(4):
             seen |= set(stream.uniform(70, CPU).tolist())
     assert len(seen) == 4 * 70
     assert stream.numbers[1:4].tolist() == [4, 4 + left_over, 4]
 
 
-def test_more_draws_than_a_launch_has_are_several_launches() -> None:
+def test_draws_beyond_the_limit_of_a_launch_take_several_launches() -> None:
     stream = DeviceStream(3, CPU)
     with interpreted():
         assert len(set(stream.uniform(MAX_DRAWS + 5, CPU).tolist())) == MAX_DRAWS + 5
     assert stream.numbers[1:3].tolist() == [2, 1]
 
 
-def test_a_generator_of_an_earlier_form_is_loaded() -> None:
+def test_a_generator_of_an_earlier_format_is_loaded() -> None:
     with interpreted():
         replay = rl.ReplayBuffer(8, 1, 1, seed=0)
         state = replay.state_dict()

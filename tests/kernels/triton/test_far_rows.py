@@ -1,4 +1,4 @@
-"""Rows beyond 2^31: three billion slots of memory that the machine need not have, since few pages of it are used."""
+"""Rows beyond 2^31: three billion slots, of which only the written pages take memory."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
 from relive.kernels.triton.draw import RowDrawer, group_totals
-from relive.kernels.triton.read import NEXT, OWN, RowReader, Source
-from relive.kernels.triton.rings import Rings
+from relive.kernels.triton.launching import as_words
+from relive.kernels.triton.read import AT_NEXT, AT_ROW, RowReader, Source
+from relive.kernels.triton.rings import Frames, Leaf, Rings
 from relive.kernels.triton.stream import CELLS
 from relive.kernels.triton.windows import Windows, find_windows
-from relive.kernels.triton.words import Frames, Leaf, as_words
 from relive.kernels.triton.write import StepWriter
 
 SLOTS, WIDTH = 3_000_000_000, 3
 NO_RESERVE = 0x4000
-"""Linux's flag for memory that is not there until it is written; Python has a name for it from 3.13 on."""
+"""Linux's flag for memory that is allocated when it is written; Python names it from 3.13 on."""
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The interpreter copies every argument back onto itself after a launch, which would touch all memory."""
+    """Keep the interpreter from copying every argument back after a launch, which would touch all memory."""
     monkeypatch.setattr(interpreter().GridExecutor, "_restore_args_dev", lambda *_: None)
     with quick_arithmetic():
         yield
 
 
 def far(*shape: int) -> torch.Tensor:
-    """Bytes that are zero, and take memory only where they are written."""
+    """Return zero bytes that take memory only where they are written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     return torch.from_numpy(np.frombuffer(mmap.mmap(-1, int(np.prod(shape)), flags=flags), np.uint8)).view(*shape)
 
@@ -47,27 +47,27 @@ def rings(head: int) -> Rings:
 
 
 @pytest.mark.parametrize("head", [2**31 - 2, SLOTS - 2, 5 * SLOTS - 2])
-def test_steps_are_written_drawn_and_read_there(head: int) -> None:
+def test_steps_are_written_drawn_and_read_beyond_2_to_the_31(head: int) -> None:
     ring, obs, others = rings(head), Leaf.of(far(SLOTS, 1, WIDTH), Frames(), 4), []
     for _ in range(2):
         others.append(Leaf.of(far(SLOTS, 1), Frames(), 4))
-    given = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
+    obs_rows = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
     flags = (torch.zeros(4, 1, dtype=torch.uint8),) * 2
     totals, broken, unknown = group_totals(ring.count), *torch.zeros(2, 1, dtype=torch.int64)
     writer = StepWriter(ring, [obs], [], others, totals, (broken, unknown), flags=(0, 1), next_step=False)
-    writer.write((given[:4],), (given[1:],), flags, 1, 4, None, None)
+    writer.write((obs_rows[:4],), (obs_rows[1:],), flags, 1, 4, None, None)
     slots = torch.tensor([(head + i) % SLOTS for i in range(4)])
     assert ring.kind[slots, 0].tolist() == [1] * 4
     assert (int(ring.head), int(ring.count), int(ring.open)) == (head + 4, 4, 1)
     stream = torch.tensor([7] + CELLS * [0])
-    drawn = RowDrawer(ring, totals).draw(stream, 40)
-    assert set(drawn.tolist()) == set(slots.tolist())
+    flat_slots = RowDrawer(ring, totals).draw(stream, 40)
+    assert set(flat_slots.tolist()) == set(slots.tolist())
     out = [torch.zeros(4, WIDTH, dtype=torch.uint8) for _ in range(2)]
     ids = torch.zeros(4, dtype=torch.int64)
-    reader = RowReader(ring, [Source(obs, OWN.value), Source(obs, NEXT.value)])
+    reader = RowReader(ring, [Source(obs, AT_ROW.value), Source(obs, AT_NEXT.value)])
     reader.read(slots, [as_words(leaf) for leaf in out], ids)
-    assert torch.equal(out[0], given[:4, 0])
-    assert torch.equal(out[1], given[1:, 0])
+    assert torch.equal(out[0], obs_rows[:4, 0])
+    assert torch.equal(out[1], obs_rows[1:, 0])
     assert ids.tolist() == [head + i for i in range(4)]
     mask, train, is_first = (torch.zeros(1, 4, dtype=torch.uint8) for _ in range(3))
     windows = Windows(torch.zeros(1, 4, dtype=torch.int64), mask, train, is_first, ids)

@@ -1,4 +1,4 @@
-"""Many items of many columns in one launch, and the minibatches of rollouts that are read so."""
+"""Reading items of many columns in one launch, and minibatches of rollouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, ENVS = 5, 4
 
 
 def column(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """A column of recognisable bytes: any bits are a number of any dtype, NaN too; of bools they are 0 and 1."""
+    """Return a column of recognisable bits, NaN included; bools are 0 and 1."""
     form = (STEPS, ENVS, *shape)
     size = torch.empty(form, dtype=dtype).numel() * torch.empty(0, dtype=dtype).element_size()
     most = 2 if dtype == torch.bool else 256
@@ -45,23 +45,23 @@ columns = st.lists(
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(columns, st.lists(st.integers(-1, STEPS * ENVS - 1), max_size=30), st.booleans())
 def test_items_of_any_dtype_and_shape_are_those_of_torch(
-    forms: list[tuple[tuple[int, ...], torch.dtype]], picked: list[int], given_out: bool
+    forms: list[tuple[tuple[int, ...], torch.dtype]], chosen: list[int], given_out: bool
 ) -> None:
     tensors = [column(shape, dtype, seed) for seed, (shape, dtype) in enumerate(forms)]
-    index = torch.tensor([7, *picked, 3])
+    index = torch.tensor([7, *chosen, 3])
     with interpreted():
-        mine = reader(tensors, 2, STEPS * ENVS)
+        triton_reader = reader(tensors, 2, STEPS * ENVS)
         if given_out:
-            found = [torch.empty((len(picked), *shape), dtype=dtype) for shape, dtype in forms]
-            mine.take_into(index, 1, 1 + len(picked), found, padded=True)
+            items = [torch.empty((len(chosen), *shape), dtype=dtype) for shape, dtype in forms]
+            triton_reader.take_into(index, 1, 1 + len(chosen), items, padded=True)
         else:
-            found = mine.take(index, 1, 1 + len(picked), padded=True)
+            items = triton_reader.take(index, 1, 1 + len(chosen), padded=True)
     rows = index[1:-1]
-    for got, tensor in zip(found, tensors, strict=True):
+    for item, tensor in zip(items, tensors, strict=True):
         if tensor.numel():
             expected = bits(tensor).view(STEPS * ENVS, -1)[rows.clamp(min=0)]
             expected[rows < 0] = 0
-            assert torch.equal(bits(got), expected.flatten())
+            assert torch.equal(bits(item), expected.flatten())
 
 
 def test_targets_with_strides_are_filled() -> None:
@@ -86,7 +86,7 @@ def filled(**settings: Any) -> rl.RolloutBuffer:
     return rollout
 
 
-def test_minibatches_are_two_launches_each_at_most_and_none_waits() -> None:
+def test_a_minibatch_takes_at_most_two_launches_and_never_waits() -> None:
     with interpreted():
         rollout = filled()
         with Launches() as launches:

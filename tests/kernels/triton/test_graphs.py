@@ -24,7 +24,7 @@ ENVS, BATCH = 3, 8
 
 
 class Graph:
-    """What was launched inside `captured`; nothing runs there."""
+    """Launches made inside `captured`, which are not run."""
 
     def __init__(self) -> None:
         self._launches: list[tuple[Any, ...]] = []
@@ -61,7 +61,7 @@ class Learner:
         self.out = self.replay.sample(BATCH)
 
     def give(self, number: int) -> None:
-        """What the environments do in step `number`: some start again, some end."""
+        """Set the inputs of step `number`: some environments start again, some end."""
         begins = torch.tensor([number % 3 == env for env in range(ENVS)]).view(-1, 1) * 100.0
         self.step["obs"].fill_(number).add_(begins)
         self.step["next_obs"].fill_(number + 1)
@@ -75,7 +75,7 @@ class Learner:
 
 
 def assert_same(a: Learner, b: Learner) -> None:
-    """Every tensor of both buffers, and the last batch, bit for bit."""
+    """Compare every tensor of both buffers, and the last batch, bit for bit."""
     for one, other in zip(a.replay.storage.rows.tensors, b.replay.storage.rows.tensors, strict=True):
         assert torch.equal(one, other)
     for name in ("obs", "next_obs", "reward", "index", "weight"):
@@ -87,7 +87,7 @@ def assert_same(a: Learner, b: Learner) -> None:
     assert len(a.replay) == len(b.replay)
 
 
-def test_replays_beside_eager_calls_after_clear_and_from_another_thread_are_what_eager_calls_are() -> None:
+def test_replays_equal_eager_calls_also_after_clear_and_from_another_thread() -> None:
     with interpreted():
         learner, eager, graph = Learner(), Learner(), Graph()
         with graph.captured():
@@ -110,7 +110,7 @@ def test_replays_beside_eager_calls_after_clear_and_from_another_thread_are_what
             learner.replay.check()
 
 
-def test_after_clear_the_host_asks_the_device_whether_replays_have_stored_rows() -> None:
+def test_after_clear_the_host_reads_whether_replays_have_stored_rows() -> None:
     with interpreted():
         learner, graph = Learner(), Graph()
         with graph.captured():

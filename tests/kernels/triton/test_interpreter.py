@@ -1,4 +1,4 @@
-"""The harness itself: planted mistakes are found."""
+"""The test harness finds planted mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ tl = pytest.importorskip("triton.language", reason="needs Triton: pip install 'r
 
 @triton.jit
 def _count_kernel(counts, turns, next_turn):
-    """Each program counts itself, and notes when its turn came."""
+    """Each program counts itself, and records its turn."""
     me = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.atomic_add(counts + me, 1)
     tl.store(turns + me, tl.atomic_add(next_turn, 1))
@@ -21,19 +21,19 @@ def _count_kernel(counts, turns, next_turn):
 
 @triton.jit
 def _last_program_wins_kernel(out):
-    """The planted race: every program stores its number to one place."""
+    """Planted race: every program stores its number to one address."""
     tl.store(out, tl.program_id(0))
 
 
 @triton.jit
 def _sum_by_atomics_kernel(x, out):
-    """The subtler race: a float sum rounds in the order in which it is added."""
+    """Planted race: a float sum rounds in the order of its additions."""
     tl.atomic_add(out, tl.load(x + tl.program_id(0)))
 
 
 @triton.jit
 def _lanes_to_one_place_kernel(out):
-    """The race inside a program: every lane stores its number to one place."""
+    """Planted race inside a program: every lane stores its number to one address."""
     lane = tl.arange(0, 8)
     tl.store(out + lane * 0, lane, lane < 6)
 
@@ -53,7 +53,7 @@ def test_every_program_runs_once_in_each_order(order):
     assert turns.argsort().tolist() == list(order(6))
 
 
-def test_after_the_order_the_programs_run_as_before():
+def test_programs_run_in_natural_order_afterwards():
     counts, turns, next_turn = (torch.zeros(n, dtype=torch.int32) for n in (6, 6, 1))
     with programs_in_order(orders(2)[1]):
         pass

@@ -1,4 +1,4 @@
-"""Prioritized replay buffers on Triton's kernels, beside the same buffers on the native core."""
+"""Prioritized replay buffers on Triton's kernels, against the same buffers on the native core."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def buffer(capacity: int = 60, seed: int = 0, **settings: Any) -> rl.ReplayBuffe
 
 
 def step(time: int, ends: tuple[int, ...] = (), cuts: tuple[int, ...] = ()) -> dict[str, torch.Tensor]:
-    """A step of all environments that goes on from the one before, but for the environments `cuts`."""
+    """Return a step of all environments that continues the previous one, except in the environments `cuts`."""
     obs = torch.full((NUM_ENVS, 2), float(time))
     obs[list(cuts)] += 0.5
     flags = torch.zeros(NUM_ENVS, dtype=torch.bool)
@@ -61,11 +61,11 @@ def assert_same_masses(mine: rl.ReplayBuffer, native: rl.ReplayBuffer) -> None:
 class TestLaunches:
     @pytest.mark.parametrize(("normalize", "draw"), select(("batch", 2), of=[("batch", 2), ("global", 1)]))
     def test_each_call_is_a_few_launches(self, normalize: str, draw: int) -> None:
-        given, priority = step(5), torch.rand(16)
+        values, priority = step(5), torch.rand(16)
         with interpreted():
             replay = filled(normalize=normalize)
             with Launches() as adding:
-                replay.add(**given)
+                replay.add(**values)
             with Launches() as sampling:
                 batch = replay.sample(16)
             with Launches() as updating:
@@ -92,7 +92,7 @@ class TestBesideTheNativeCore:
             mine = filled(18, 12, normalize=normalize)
             assert_same_masses(mine, native)
             ids = native.ids()
-            index = torch.cat([ids[::2], ids[:5], torch.tensor([0, 1])])  # some twice, two overwritten
+            index = torch.cat([ids[::2], ids[:5], torch.tensor([0, 1])])  # some ids twice, two of overwritten rows
             priority = torch.rand(len(index), generator=torch.Generator().manual_seed(0)) * 5
             assert int(mine.update_priority(index, priority)) == native.update_priority(index, priority) == 2
             assert_same_masses(mine, native)
@@ -107,8 +107,8 @@ class TestBesideTheNativeCore:
             replay.update_priority(replay.ids(), torch.arange(1.0, 1 + len(replay)))
             batch = replay.sample(40)
             run: Any = replay.sampler
-            drawn = run.masses(replay.storage.locate(batch["index"]))
-        expected = (float(drawn.min()) / drawn) ** 0.7  # the smallest priority is the first row's, and may be drawn
+            masses = run.masses(replay.storage.locate(batch["index"]))
+        expected = (float(masses.min()) / masses) ** 0.7  # the first row has the smallest priority, and may be drawn
         ratio = batch["weight"].double() / expected
         assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=1e-6)
         assert float(batch["weight"].max()) <= 1
@@ -144,10 +144,10 @@ class TestBesideTheNativeCore:
 
 
 class TestFaults:
-    """What a device alone knows is skipped there, counted, and told by `check`."""
+    """Faults that only the device sees are skipped, counted, and reported by `check`."""
 
     @pytest.mark.parametrize("wrong", select(math.nan, of=[math.nan, -1.0, math.inf, 1e200]))
-    def test_priorities_that_are_none(self, wrong: float, tmp_path: Path) -> None:
+    def test_invalid_priorities_are_faults(self, wrong: float, tmp_path: Path) -> None:
         with interpreted():
             replay = filled(alpha=2.0)
             ids, before = replay.ids(), masses(replay).clone()
@@ -159,7 +159,7 @@ class TestFaults:
                 replay.save(tmp_path)
             assert torch.equal(masses(rl.load(tmp_path)), masses(replay))
 
-    def test_ids_that_were_never_given(self) -> None:
+    def test_ids_that_were_never_issued_are_faults(self) -> None:
         with interpreted():
             replay = filled()
             before = masses(replay).clone()
@@ -168,7 +168,7 @@ class TestFaults:
             with pytest.raises(rl.InvariantError, match="index: expected ids of stored transitions, got 3 others"):
                 replay.check()
 
-    def test_draws_of_zeros_alone(self) -> None:
+    def test_draws_from_zeros_are_counted_as_faults(self) -> None:
         with interpreted():
             replay = filled(eps=0.0)
             replay.update_priority(replay.ids(), torch.zeros(len(replay)))
@@ -238,7 +238,7 @@ class TestCheckpoints:
 
 def _sums(replay: rl.ReplayBuffer) -> tuple[torch.Tensor, torch.Tensor]:
     run: Any = replay.sampler
-    return run.tree._sums, run.tree._least
+    return run.tree._sums, run.tree._minima
 
 
 @pytest.mark.thorough
@@ -255,7 +255,7 @@ def test_programs_in_any_order_sample_the_same() -> None:
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """Steps, with ends and cuts, and updates of rows by age, some of which are gone or come twice."""
+    """Steps with ends and cuts, and updates of rows by age; some rows are overwritten or repeated."""
     envs = st.lists(st.integers(0, NUM_ENVS - 1), max_size=2).map(tuple)
     adds = st.tuples(st.just("add"), st.tuples(envs, envs))
     rows = st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1e6)), min_size=1, max_size=12)
@@ -265,7 +265,7 @@ def stories(draw: st.DrawFn) -> list[tuple[str, Any]]:
 @pytest.mark.thorough
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories(), st.sampled_from(["batch", "global"]))
-def test_any_story_gives_the_masses_of_the_native_core(story: list[tuple[str, Any]], normalize: str) -> None:
+def test_any_history_gives_the_masses_of_the_native_core(story: list[tuple[str, Any]], normalize: str) -> None:
     native = buffer(15, normalize=normalize)
     with interpreted():
         mine = buffer(15, normalize=normalize)

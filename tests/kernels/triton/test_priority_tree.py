@@ -1,4 +1,4 @@
-"""The tree of priorities in Triton, against the native tree, priorities on a line and rings written out."""
+"""The priority tree in Triton, against the native tree, priorities on a line, and written-out rings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from relive.replay.ring import Ring
 from relive.storage import LocalAllocator
-from tests.kernels.tree_histories import HUGE, TINY, History, assert_lives, histories
+from tests.kernels.tree_histories import HUGE, TINY, History, check_history, histories
 from tests.kernels.triton.interpreter import in_every_order
 from tests.tiers import select
 
@@ -22,8 +22,8 @@ pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'
 import triton
 import triton.language as tl
 
-from relive.kernels.priority import NativeTree, RingTensors, weights
-from relive.kernels.triton import priorities as triton_kernels
+from relive.kernels.priority import NativeTree, RingTensors, importance_weights
+from relive.kernels.triton import priority_tree
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
 
@@ -34,8 +34,8 @@ def doubles(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def tree_of(priorities: Any) -> TritonTree:
-    """A tree with these priorities, one leaf each."""
+def make_tree(priorities: Any) -> TritonTree:
+    """Return a tree with these priorities, one leaf each."""
     tree = TritonTree(len(priorities), CPU)
     tree.set(torch.arange(len(priorities)), doubles(priorities))
     return tree
@@ -47,8 +47,8 @@ def stream(seed: int = 0) -> DeviceStream:
 
 @pytest.fixture
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What many draws take under the interpreter is the number of programs."""
-    monkeypatch.setattr(triton_kernels, "DRAW_BLOCK", 1024)
+    """Use few programs: under the interpreter they determine the time of many draws."""
+    monkeypatch.setattr(priority_tree, "DRAW_BLOCK", 1024)
 
 
 class TestSums:
@@ -57,16 +57,16 @@ class TestSums:
     )
     def test_every_node_has_the_running_sums_of_its_children(self, num_leaves: int) -> None:
         values = np.random.default_rng(num_leaves).random(num_leaves)
-        tree = tree_of(values)
+        tree = make_tree(values)
         assert tree.check() == 0
         assert float(tree.total()) == pytest.approx(values.sum(), rel=1e-13)
         assert float(tree.smallest()) == values.min()
         assert tree.check() == 0
 
     def test_the_check_sees_a_sum_a_leaf_and_a_minimum_that_are_wrong(self) -> None:
-        tree = tree_of([1.0] * 300)
+        tree = make_tree([1.0] * 300)
         tree.smallest()
-        for tensor, place in ((tree._sums[0], 40), (tree._sums[1], 50), (tree._leaves, 7), (tree._least, 3)):
+        for tensor, place in ((tree._sums[0], 40), (tree._sums[1], 50), (tree._leaves, 7), (tree._minima, 3)):
             before = float(tensor[place])
             tensor[place] = 0.5
             assert tree.check() > 1e-3
@@ -74,17 +74,17 @@ class TestSums:
             assert tree.check() == 0
 
     def test_updates_leave_the_bits_that_a_rebuild_gives(self) -> None:
-        # Which is what makes a resumed run draw the same rows.
+        # Equal bits make a resumed run draw the same rows.
         generator = np.random.default_rng(3)
-        tree = tree_of(generator.random(1000))
+        tree = make_tree(generator.random(1000))
         tree.smallest()
         for _ in range(5):
             leaves = torch.from_numpy(generator.integers(0, 1000, 60))
             tree.set(leaves, torch.from_numpy(10 ** generator.uniform(-8, 8, 60)))
-        sums, least = tree._sums.clone(), tree._least.clone()
+        sums, least = tree._sums.clone(), tree._minima.clone()
         tree.rebuild()
         assert torch.equal(sums, tree._sums)
-        assert torch.equal(least, tree._least)
+        assert torch.equal(least, tree._minima)
 
     @pytest.mark.thorough
     def test_many_updates_leave_no_drift(self) -> None:
@@ -105,7 +105,7 @@ class TestSums:
         assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
 
     @pytest.mark.parametrize("count", select(40, of=[40, 513, 1500]))
-    def test_of_several_priorities_for_a_leaf_the_last_counts_as_in_the_native_core(self, count: int) -> None:
+    def test_the_last_priority_of_a_repeated_leaf_counts_as_in_the_native_core(self, count: int) -> None:
         generator = np.random.default_rng(count)
         leaves = torch.from_numpy(generator.integers(0, 30, count))
         values = torch.from_numpy(generator.random(count))
@@ -124,7 +124,7 @@ class TestSums:
         assert tree.get(torch.arange(40)[1::2]).count_nonzero() == 0
 
     def test_no_leaves_change_nothing(self) -> None:
-        tree = tree_of([1.0, 2.0])
+        tree = make_tree([1.0, 2.0])
         tree.set(torch.empty(0, dtype=torch.int64), doubles([]))
         assert tree.leaves_view().tolist() == [1, 2]
 
@@ -136,19 +136,19 @@ class TestSums:
             tree.set(leaves, values)
             return tree.leaves_view(), tree._sums
 
-        found, _ = in_every_order(run, 3)
-        assert found[[2, 5, 9]].tolist() == [5, 6, 4]
+        masses, _ = in_every_order(run, 3)
+        assert masses[[2, 5, 9]].tolist() == [5, 6, 4]
 
 
 class TestScale:
-    """The line from the smallest denormal to the largest double."""
+    """Priorities from the smallest denormal to the largest double."""
 
     @pytest.mark.parametrize("value", select(HUGE, TINY, of=[HUGE, 1e308, 1e200, 1e-200, 1e-308, 1e-320, TINY]))
     def test_equal_priorities_of_any_size_are_equally_likely(self, value: float) -> None:
-        assert tree_of([value] * 100).draw(100, stream()).tolist() == list(range(100))
+        assert make_tree([value] * 100).draw(100, stream()).tolist() == list(range(100))
 
     @pytest.mark.thorough
-    def test_a_tree_moves_between_the_ends(self) -> None:
+    def test_a_tree_switches_between_tiny_and_huge_priorities(self) -> None:
         tree, everything = TritonTree(100, CPU), torch.arange(100)
         tree.smallest()
         for value in (1.0, HUGE, TINY, 1e-8, 1e-320, HUGE, 1.0, 0.0, 1e-310, 0.0, 1.0):
@@ -159,15 +159,15 @@ class TestScale:
             if value:
                 assert tree.draw(100, stream()).tolist() == everything.tolist()
 
-    def test_only_the_largest_matter_beside_the_smallest(self) -> None:
-        tree = tree_of([TINY] * 50 + [HUGE] + [TINY] * 50)
+    def test_huge_priorities_outweigh_tiny_ones(self) -> None:
+        tree = make_tree([TINY] * 50 + [HUGE] + [TINY] * 50)
         assert (tree.draw(100, stream()) == 50).all()
         tree.set(torch.tensor([50]), 0.0)
         assert len(tree.draw(100, stream()).unique()) == 100
         assert float(tree.total()) == pytest.approx(100 * TINY)
 
-    def test_the_total_is_infinite_where_float64_ends(self) -> None:
-        tree = tree_of([1e308] * 3)
+    def test_the_total_is_infinite_beyond_float64(self) -> None:
+        tree = make_tree([1e308] * 3)
         assert float(tree.total()) == math.inf
         tree.set(torch.tensor([0, 1]), 1.0)
         assert float(tree.total()) == 1e308
@@ -176,7 +176,7 @@ class TestScale:
 @triton.jit
 def _descend_kernel(sums, points, out, num_leaves: tl.int64, levels, root: tl.int64, BLOCK: tl.constexpr):  # pyright: ignore
     lane = tl.arange(0, BLOCK)
-    leaf = triton_kernels._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
+    leaf = priority_tree._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
     tl.store(out + lane, leaf)
 
 
@@ -185,42 +185,42 @@ class TestDraws:
         generator = np.random.default_rng(8)
         values = generator.random(300) * (generator.random(300) < 0.3)
         values[-40:] = 0
-        tree = tree_of(values)
+        tree = make_tree(values)
         sums = tree._sums[0]
         ends = torch.cat([sums[: 19 * 16], sums[-16:], doubles([0.0, 1.0, math.inf])])
         borders = torch.cat([ends, ends.nextafter(doubles(0.0)), ends.nextafter(doubles(1.0)), doubles([0.0] * 47)])
-        found = torch.empty(1024, dtype=torch.int64)
+        leaves = torch.empty(1024, dtype=torch.int64)
         points = torch.nn.functional.pad(borders, (0, 1024 - len(borders)))
         launch: Any = _descend_kernel[(1,)]
-        launch(sums, points, found, tree.num_leaves, tree._levels, len(sums) - 1, BLOCK=1024)
-        assert (tree.get(found) > 0).all()
+        launch(sums, points, leaves, tree.num_leaves, tree._levels, len(sums) - 1, BLOCK=1024)
+        assert (tree.get(leaves) > 0).all()
 
     @pytest.mark.thorough
     @pytest.mark.usefixtures("_few_programs")
     @pytest.mark.parametrize("values", [(1e-320, 1e308), (1e-8, 1e8), (0.1, 0.3), (1e-300, TINY), (HUGE, 1.0)], ids=str)
     def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
         priorities = np.random.default_rng(1).choice((0.0, 0.0, *values), 3000)
-        priorities[-200:] = 0  # whole groups of nothing at the end, where rounding would fall off
-        tree, source = tree_of(priorities), stream(3)
-        drawn = torch.cat([tree.draw(1000, source) for _ in range(10)])
-        assert (tree.get(drawn) > 0).all()
+        priorities[-200:] = 0  # empty groups at the end, where rounding could select a leaf past the last positive one
+        tree, source = make_tree(priorities), stream(3)
+        leaves = torch.cat([tree.draw(1000, source) for _ in range(10)])
+        assert (tree.get(leaves) > 0).all()
 
     @pytest.mark.usefixtures("_few_programs")
     def test_draws_follow_the_priorities(self) -> None:
-        tree, source = tree_of([k for k in (1, 5, 0, 2, 3, 7) for _ in range(20)]), stream(5)
+        tree, source = make_tree([k for k in (1, 5, 0, 2, 3, 7) for _ in range(20)]), stream(5)
         assert self.statistic(tree, source, 20) < 5
         tree.set(torch.arange(20), 9.0)
         assert self.statistic(tree, source, 20) < 5
 
     @pytest.mark.usefixtures("_few_programs")
     def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
-        tree = tree_of([1.0] * 120)
-        tree.leaves_view()[:60] *= 1.5  # which the sums do not know of
+        tree = make_tree([1.0] * 120)
+        tree.leaves_view()[:60] *= 1.5  # the sums are not updated
         assert self.statistic(tree, stream(5), 20) > 5
 
     @staticmethod
     def statistic(tree: TritonTree, source: DeviceStream, batches: int) -> float:
-        """How many standard deviations χ² of independent draws is above its mean."""
+        """Return by how many standard deviations χ² of independent draws exceeds its mean."""
         seen = torch.cat([tree.draw(1000, source) for _ in range(batches)]).bincount(minlength=tree.num_leaves)
         expected = tree.leaves_view() / tree.leaves_view().sum() * seen.sum()
         drawable = expected > 0
@@ -230,7 +230,7 @@ class TestDraws:
         return (chi_squared - freedom) / math.sqrt(2 * freedom)
 
     def test_programs_in_any_order_draw_and_weigh_the_same(self) -> None:
-        tree = tree_of(np.random.default_rng(0).random(500))
+        tree = make_tree(np.random.default_rng(0).random(500))
         for by_smallest in (False, True):
 
             def run(by_smallest: bool = by_smallest) -> Any:
@@ -244,22 +244,22 @@ class TestDraws:
 
     def test_the_batch_and_all_leaves_normalise_weights(self) -> None:
         priorities = np.random.default_rng(1).random(400) + 1e-3
-        tree = tree_of(priorities)
+        tree = make_tree(priorities)
         for beta in (0.0, 0.4, 1.0):
             for by_smallest in (False, True):
-                leaves, found = tree.draw_weighted(70, stream(2), beta, by_smallest)
-                drawn = tree.get(leaves)
-                smallest = float(tree.smallest()) if by_smallest else float(drawn.min())
-                assert torch.allclose(found, weights(drawn, smallest, beta), rtol=1e-6, atol=0)
-                assert by_smallest or float(found.max()) == 1
+                leaves, weights = tree.draw_weighted(70, stream(2), beta, by_smallest)
+                masses = tree.get(leaves)
+                smallest = float(tree.smallest()) if by_smallest else float(masses.min())
+                assert torch.allclose(weights, importance_weights(masses, smallest, beta), rtol=1e-6, atol=0)
+                assert by_smallest or float(weights.max()) == 1
 
-    def test_weights_of_faint_and_huge_priorities_are_above_zero(self) -> None:
-        tree = tree_of([TINY, HUGE, HUGE, HUGE])
+    def test_weights_of_tiny_and_huge_priorities_are_positive(self) -> None:
+        tree = make_tree([TINY, HUGE, HUGE, HUGE])
         for beta in (0.4, 1.0, 3.0):
-            _, found = tree.draw_weighted(8, stream(), beta, True)
-            expected = weights(doubles([HUGE] * 8), TINY, beta)
-            assert torch.allclose(found, expected, rtol=1e-6, atol=0)
-            assert (found > 0).all()
+            _, weights = tree.draw_weighted(8, stream(), beta, True)
+            expected = importance_weights(doubles([HUGE] * 8), TINY, beta)
+            assert torch.allclose(weights, expected, rtol=1e-6, atol=0)
+            assert (weights > 0).all()
 
     def test_a_tree_of_zeros_draws_leaves_inside(self) -> None:
         leaves = TritonTree(1001, CPU).draw(40, stream())
@@ -268,12 +268,12 @@ class TestDraws:
 
     @pytest.mark.filterwarnings("ignore:All-NaN")  # numpy, for the interpreter
     def test_wrong_sums_never_lead_outside(self) -> None:
-        tree = tree_of([1.0] * 101)
+        tree = make_tree([1.0] * 101)
         for value in (0.0, math.nan, math.inf, 1e308):
             tree._sums.fill_(value)
-            drawn = tree.draw(40, stream())
-            assert drawn.min() >= 0
-            assert drawn.max() < 101
+            leaves = tree.draw(40, stream())
+            assert leaves.min() >= 0
+            assert leaves.max() < 101
 
 
 class TestAccepting:
@@ -301,11 +301,11 @@ class TestAccepting:
         tree.accept(torch.arange(2), doubles([1e-300, 0.0]), 2.0, 0.0)
         assert tree.leaves_view().tolist() == [TINY, 0.0]
 
-    def test_what_is_no_priority_is_skipped_and_counted(self) -> None:
-        tree = tree_of([1.0] * 6)
-        given = doubles([math.nan, -1.0, math.inf, 1e300, 2.0, math.nan, 3.0])
-        stale = tree.accept(torch.tensor([0, 1, 2, 3, 4, 4, -1]), given, 2.0, 0.0)
-        # The last number for leaf 4 is none, so the one before it counts; 1e300 squared is none.
+    def test_invalid_priorities_are_skipped_and_counted(self) -> None:
+        tree = make_tree([1.0] * 6)
+        priorities = doubles([math.nan, -1.0, math.inf, 1e300, 2.0, math.nan, 3.0])
+        stale = tree.accept(torch.tensor([0, 1, 2, 3, 4, 4, -1]), priorities, 2.0, 0.0)
+        # The last priority of leaf 4 is invalid, so the preceding one counts; 1e300 squared is invalid too.
         assert tree.leaves_view().tolist() == [1, 1, 1, 1, 4, 1]
         assert int(stale) == 1
         assert tree.faults.tolist() == [5, 0, 0]
@@ -332,11 +332,11 @@ class TestAccepting:
         expected.set(slots[slots >= 0], doubles(range(1, 85))[slots >= 0])
         assert tree.leaves_view().tolist() == expected.leaves_view().tolist()
         assert int(stale) == int((slots < 0).sum())
-        never[ids == -1] = False  # which names no row
+        never[ids == -1] = False  # -1 names no row
         assert tree.faults.tolist() == [0, int(never.sum()), 0]
 
-    def test_a_write_gives_new_rows_the_largest_mass_and_takes_it_from_lost_ones(self) -> None:
-        tree = tree_of([2.0] * 20)
+    def test_a_write_sets_new_rows_to_the_largest_mass_and_lost_rows_to_zero(self) -> None:
+        tree = make_tree([2.0] * 20)
         tree.largest.fill_(9.0)
         kind = torch.tensor([0, 1, 2, 3, 4] * 4, dtype=torch.uint8)
         touched, changed = torch.tensor([1, 2, 6, 0, 6, 5]), torch.tensor([True, True, True, True, True, False])
@@ -347,7 +347,7 @@ class TestAccepting:
 
 @pytest.mark.thorough
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(histories(most_leaves=300, most_batches=4), st.integers(1, 40), st.booleans())
-def test_any_history_agrees_with_the_written_out_line(history: History, count: int, keeps_smallest: bool) -> None:
+@given(histories(max_leaves=300, max_batches=4), st.integers(1, 40), st.booleans())
+def test_any_history_agrees_with_priorities_on_a_line(history: History, count: int, keeps_smallest: bool) -> None:
     tree = TritonTree(history[0], CPU)
-    assert_lives(tree, history, count, stream(1), keeps_smallest=keeps_smallest, error=0.0)
+    check_history(tree, history, count, stream(1), keeps_smallest=keeps_smallest, error=0.0)

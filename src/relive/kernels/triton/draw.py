@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch, Variant
-from relive.kernels.triton.rings import TRANSITION, Rings, slot_of
+from relive.kernels.triton.launching import SIZES, Launch
+from relive.kernels.triton.rings import TRANSITION, Rings, get_newest, get_slot
 from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
 
 BLOCK = CELL.value
@@ -30,18 +30,18 @@ MAX_TURNS = tl.constexpr(4096)
 
 
 @triton.jit
-def _environment(count, totals, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+def _choose_env(count, totals, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexpr):
     """Select an environment for each random number [B], in proportion to its count."""
     group = tl.arange(0, GROUPS)
     ends = tl.cumsum(tl.load(totals + group), axis=0)
     point = bits % tl.maximum(tl.max(ends, axis=0), 1)
-    passed = ends[None, :] <= point[:, None]
-    chosen = tl.minimum(tl.sum(passed.to(tl.int32), axis=1), GROUPS - 1)
-    point -= tl.max(tl.where(passed, ends[None, :], 0), axis=1)
-    env = chosen[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    is_before = ends[None, :] <= point[:, None]
+    index = tl.minimum(tl.sum(is_before.to(tl.int32), axis=1), GROUPS - 1)
+    point -= tl.max(tl.where(is_before, ends[None, :], 0), axis=1)
+    env = index[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     ends = tl.cumsum(tl.load(count + env, env < num_envs, other=0), axis=1)
-    chosen = chosen * GROUP + tl.sum((ends <= point[:, None]).to(tl.int32), axis=1)
-    return tl.minimum(chosen, num_envs - 1).to(tl.int64)
+    index = index * GROUP + tl.sum((ends <= point[:, None]).to(tl.int32), axis=1)
+    return tl.minimum(index, num_envs - 1).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -51,34 +51,34 @@ def draw_rows_kernel(
     GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Draw flat slots of transitions [rows], uniformly with replacement."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    valid = place < rows
-    key, call = tl.load(stream), load_calls(stream, place, valid)
-    bits, candidate = random_pair(key, call, place, 0)
-    env = _environment(count, totals, num_envs, bits, GROUP, GROUPS)
-    newest = tl.load(head + env, valid, other=0) - 1 + tl.load(is_open + env, valid, other=0).to(tl.int64)
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = position < rows
+    key, call = tl.load(stream), load_calls(stream, position, valid)
+    bits, candidate = random_pair(key, call, position, 0)
+    env = _choose_env(count, totals, num_envs, bits, GROUP, GROUPS)
+    newest = get_newest(head, is_open, env, valid)
     oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - alive + 1)
     window = tl.maximum(newest - oldest + 1, 1)
     oldest = tl.maximum(oldest, 0)
-    slot = slot_of(oldest + candidate % window, env, slots, num_envs)
-    drawable = valid & (tl.load(count + env, valid, other=0) > 0)
-    missing = drawable & (tl.load(kind + slot, valid, other=0) != TRANSITION)
+    slot = get_slot(oldest + candidate % window, env, slots, num_envs)
+    has_rows = valid & (tl.load(count + env, valid, other=0) > 0)
+    is_missing = has_rows & (tl.load(kind + slot, valid, other=0) != TRANSITION)
     turn = 1
-    while (tl.max(missing.to(tl.int32), axis=0) > 0) & (turn < MAX_TURNS):
-        bits, candidate = random_pair(key, call, place, turn)
-        tried = slot_of(oldest + bits % window, env, slots, num_envs)
-        slot = tl.where(missing, tried, slot)
-        missing = missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
-        tried = slot_of(oldest + candidate % window, env, slots, num_envs)
-        slot = tl.where(missing, tried, slot)
-        missing = missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
+    while (tl.max(is_missing.to(tl.int32), axis=0) > 0) & (turn < MAX_TURNS):
+        bits, candidate = random_pair(key, call, position, turn)
+        tried_slot = get_slot(oldest + bits % window, env, slots, num_envs)
+        slot = tl.where(is_missing, tried_slot, slot)
+        is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
+        tried_slot = get_slot(oldest + candidate % window, env, slots, num_envs)
+        slot = tl.where(is_missing, tried_slot, slot)
+        is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
         turn += 1
-    tl.store(out + place, slot, valid)
-    count_calls(stream, place, call, valid)
+    tl.store(out + position, slot, valid)
+    count_calls(stream, position, call, valid)
 
 
 def group_size(num_envs: int) -> int:
-    """Number of environments per group, about equal to the number of groups."""
+    """Return the number of environments per group, about equal to the number of groups."""
     return triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
 
 
@@ -115,21 +115,7 @@ class RowDrawer:
 
     def _bind(self, key: tuple[int, int], stream: torch.Tensor) -> Launch:
         rings = self._rings
-        own = stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, self._totals
+        fixed = stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, self._totals
         sizes = rings.slots, rings.num_envs, rings.alive
-        self._launches[key] = launch = Launch(draw_rows_kernel, (*own, *sizes), {**self._constants, "BLOCK": key[0]})
+        self._launches[key] = launch = Launch(draw_rows_kernel, (*fixed, *sizes), {**self._constants, "BLOCK": key[0]})
         return launch
-
-
-_TYPES = {"out": "*i64", "stream": "*i64", "kind": "*u8", "head": "*i64", "is_open": "*u8", "floor": "*i64"}
-_TYPES |= {"count": "*i64", "totals": "*i64"}
-
-
-def _variant(name: str, num_envs: int) -> Variant:
-    types = _TYPES | dict.fromkeys(("rows", "slots", "num_envs", "alive"), "i64")
-    group = group_size(num_envs)
-    constants = {"GROUP": group, "GROUPS": triton.next_power_of_2(triton.cdiv(num_envs, group)), "BLOCK": BLOCK}
-    return Variant(draw_rows_kernel, name, types, constants, _options(num_envs), tuple(_TYPES))
-
-
-VARIANTS = (_variant("4,096 environments", 4096), _variant("65,536 environments", 65_536), _variant("1 environment", 1))

@@ -1,7 +1,21 @@
-"""The priority tree on a device: its memory and launches. The kernels are in `priorities`."""
+"""The priority tree on a device: kernels that set, mark and draw leaves, and their launches.
 
-# Constants of kernels are passed as plain values.
-# pyright: reportArgumentType=false
+Leaves are float64. Every node stores the running sums of its 16 children, added from left to right: one cache line,
+with which a draw compares its point. Levels are stored from the lowest one up; a node of level l covers 16^(l + 1)
+leaves, and the top level is one node. Nodes above a changed leaf are recomputed from their children, without
+differences or atomics: the same updates give the same bits.
+
+Leaves are multiplied by a power of two before they are summed, as in the native core: in the normal scale sums cannot
+overflow, in the tiny scale denormal leaves keep their digits. Sums are stored in both scales, and a draw uses the one
+that suits the total.
+
+A change takes a few dependent launches: ids to leaves, leaves to masses, then one program per dirty subtree of 16³
+leaves, and one program for the levels above.
+"""
+
+# Jitted functions are Triton's language, which pyright takes for Python.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
 from __future__ import annotations
 
@@ -9,12 +23,303 @@ import math
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from relive.kernels.priority import RingTensors
-from relive.kernels.triton import priorities as kernels
-from relive.kernels.triton.launching import Launch
-from relive.kernels.triton.stream import MAX_DRAWS, draw_blocks
-from relive.kernels.triton.words import blocks
+from relive.kernels.triton.launching import SIZES, Launch, blocks
+from relive.kernels.triton.rings import FINAL, TRANSITION, get_newest, get_slot
+from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
+
+NORMAL = tl.constexpr(2.0**-64)
+TINY = tl.constexpr(2.0**512)
+TINY_TOTAL = tl.constexpr(2.0**-400)
+"""If the normal total is below this, all leaves are small enough for the tiny scale."""
+MIN_WEIGHT = tl.constexpr(2.0**-126)
+"""The smallest normal float32: a weight of zero would drop the row."""
+SUBTREE_LEVELS = 3
+"""Number of tree levels in a subtree."""
+SUBTREE = tl.constexpr(16**SUBTREE_LEVELS)
+"""Number of leaves in a subtree."""
+BLOCK = 256
+DRAW_BLOCK = 2 * CELL.value
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+TOP_OPTIONS = {**OPTIONS, "num_warps": 8}
+
+
+# Kernels that recompute sums
+
+
+@triton.jit
+def _renew_nodes(children, step, factor, child_minima, entries, nodes, minima, group, mask, HAS_MINIMA: tl.constexpr):
+    """Recompute the running sums of these nodes and the smallest positive leaf below each."""
+    values = ()
+    for j in tl.static_range(16):
+        child = group * 16 + j
+        values = values + (tl.load(children + child * step, mask & (child < entries), other=0.0),)  # noqa: RUF005
+    total = tl.zeros(group.shape, tl.float64)
+    for j in tl.static_range(16):
+        total = total + values[j] * factor
+        tl.store(nodes + group * 16 + j, total, mask)
+    if HAS_MINIMA:
+        smallest = tl.full(group.shape, float("inf"), tl.float64)
+        for j in tl.static_range(16):
+            child = group * 16 + j
+            value = tl.load(child_minima + child, mask & (child < entries), other=0.0)
+            smallest = tl.where((value > 0) & (value < smallest), value, smallest)
+        tl.store(minima + group, smallest, mask)
+
+
+@triton.jit
+def _renew_parents(sums, minima, first_child, first, entries, size, group, HAS_MINIMA: tl.constexpr):
+    """Recompute these nodes in both scales from their children, which start at node `first_child`."""
+    inside = group * 16 < entries
+    for scale in tl.static_range(2):
+        scaled_sums = sums + scale * size
+        _renew_nodes(
+            scaled_sums + first_child * 16 + 15, 16, 1.0, minima + first_child, entries,
+            scaled_sums + first * 16, minima + first, group, inside, HAS_MINIMA,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=SIZES)
+def renew_kernel(
+    leaves, sums, minima, dirty, num_leaves: tl.int64, size: tl.int64, LEVELS: tl.constexpr, HAS_MINIMA: tl.constexpr
+):
+    """Recompute dirty subtrees, one per program. `size` is the number of sums per scale."""
+    subtree = tl.program_id(0).to(tl.int64)
+    is_dirty = tl.load(dirty + subtree) != 0
+    tl.debug_barrier()  # all warps must have read the flag before it is cleared
+    if is_dirty:
+        tl.store(dirty + subtree, (subtree * 0).to(tl.uint8))
+        group = subtree * 256 + tl.arange(0, 256)
+        inside = group * 16 < num_leaves
+        _renew_nodes(leaves, 1, NORMAL, leaves, num_leaves, sums, minima, group, inside, HAS_MINIMA)
+        _renew_nodes(leaves, 1, TINY, leaves, num_leaves, sums + size, minima, group, inside, False)
+        first_child = num_leaves * 0
+        entries = (num_leaves + 15) // 16
+        if LEVELS > 1:
+            tl.debug_barrier()
+            group = subtree * 16 + tl.arange(0, 16)
+            _renew_parents(sums, minima, first_child, entries, entries, size, group, HAS_MINIMA)
+        if LEVELS > 2:
+            tl.debug_barrier()
+            first_child = entries
+            entries = (entries + 15) // 16
+            group = subtree + tl.arange(0, 1)
+            _renew_parents(sums, minima, first_child, first_child + entries, entries, size, group, HAS_MINIMA)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def renew_top_kernel(
+    sums, minima, num_leaves: tl.int64, size: tl.int64, levels: tl.int64, HAS_MINIMA: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Recompute the levels above the subtrees in one program."""
+    nodes = (num_leaves + 15) // 16
+    upper_nodes = (nodes + 15) // 16
+    first_child = nodes + upper_nodes
+    entries = (upper_nodes + 15) // 16
+    for _ in range(3, levels):
+        for start in range(0, (entries + 15) // 16, BLOCK):
+            group = start + tl.arange(0, BLOCK).to(tl.int64)
+            _renew_parents(sums, minima, first_child, first_child + entries, entries, size, group, HAS_MINIMA)
+        first_child += entries
+        entries = (entries + 15) // 16
+        tl.debug_barrier()
+
+
+# Changes
+
+
+@triton.jit
+def _power(x, exponent):
+    """Return x^exponent of positive float64; exactly x for an exponent of 1."""
+    # The interpreter lacks libdevice's pow.
+    return tl.where(exponent == 1.0, x, tl.exp2(exponent * tl.log2(x)))
+
+
+@triton.jit
+def get_mass(priority, alpha, eps):
+    """Return (priority + eps)^alpha. Positive for a positive base, so that its leaf can be drawn; NaN if invalid."""
+    base = priority + eps
+    mass = _power(tl.where(base > 0, base, 1.0), alpha)
+    smallest = (base * 0 + 1).to(tl.int64).to(tl.float64, bitcast=True)
+    mass = tl.where(mass > 0, mass, smallest)
+    return tl.where(base > 0, mass, tl.where(base == 0, base, float("nan")))
+
+
+@triton.jit
+def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
+    """Return flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
+    is_id = inside & (ids >= 0)
+    positive = tl.where(is_id, ids, 0)
+    env, row = positive % num_envs, positive // num_envs
+    next_row = tl.load(head + env, is_id, other=0)
+    newest = get_newest(head, is_open, env, is_id)
+    slot = get_slot(row, env, slots, num_envs)
+    row_kind = tl.load(kind + slot, is_id, other=0)
+    in_window = is_id & (row > newest - alive)
+    is_unknown = inside & ((ids < -1) | (is_id & (row >= next_row)) | (in_window & (row_kind == FINAL)))
+    return tl.where(in_window & (row_kind == TRANSITION) & ~is_unknown, slot, -1), is_unknown
+
+
+@triton.jit
+def _add_count(counter, mask):
+    count = tl.sum(mask.to(tl.int64), axis=0)
+    if count > 0:
+        tl.atomic_add(counter, count)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def accept_kernel(
+    index, priority, touched, masses, stale, count: tl.int64, stamps, largest, faults, kind, head, is_open,
+    num_leaves: tl.int64, slots: tl.int64, num_envs: tl.int64, alive: tl.int64, alpha: tl.float64, eps: tl.float64,
+    BY_ID: tl.constexpr, TRANSFORMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Check the inputs, compute leaves and masses, and stamp each leaf with its last position in the input.
+
+    Leaves, or rows by id with BY_ID, get the mass (priority + eps)^alpha with TRANSFORMS, else the priority itself.
+    Leaves and ids of -1 and overwritten rows are counted in `stale`. Invalid priorities and ids never issued are
+    skipped and counted in `faults`. `largest` holds the bits of a float64, which sort like the float.
+    """
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < count
+    leaf = tl.load(index + position, inside, other=-1)
+    is_unknown = inside & (leaf >= num_leaves)
+    if BY_ID:
+        leaf, is_unknown = _locate(leaf, kind, head, is_open, slots, num_envs, alive, inside)
+    value = tl.load(priority + position, inside, other=0).to(tl.float64)
+    mass = value
+    if TRANSFORMS:
+        mass = get_mass(value, alpha, eps)
+    infinity = float("inf")
+    is_valid = (value >= 0) & (value < infinity) & (mass < infinity)
+    is_stored = inside & (leaf >= 0) & ~is_unknown
+    accepted = is_stored & is_valid
+    tl.store(touched + position, tl.where(accepted, leaf, -1), inside)
+    tl.store(masses + position, mass, inside)
+    tl.atomic_max(stamps + leaf, (position + 1).to(tl.int32), accepted)
+    _add_count(stale, inside & ~is_stored)
+    _add_count(faults + 1, is_unknown)
+    if TRANSFORMS:
+        _add_count(faults, inside & ~is_valid)
+        largest_here = tl.max(tl.where(accepted, value, 0.0), axis=0)
+        tl.atomic_max(largest, largest_here.to(tl.int64, bitcast=True))
+
+
+@triton.jit(do_not_specialize=SIZES)
+def set_kernel(touched, masses, count: tl.int64, leaves, stamps, dirty, BLOCK: tl.constexpr):
+    """Set the masses of leaves. The last mass wins if a leaf repeats."""
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    leaf = tl.load(touched + position, position < count, other=-1)
+    # Among all positions of a leaf only the last one matches the stamp, and it then clears the stamp.
+    is_last = (leaf >= 0) & (tl.load(stamps + leaf, leaf >= 0, other=0) == (position + 1).to(tl.int32))
+    tl.store(leaves + leaf, tl.load(masses + position, is_last, other=0.0), is_last)
+    tl.store(stamps + leaf, tl.zeros((BLOCK,), tl.int32), is_last)
+    tl.store(dirty + leaf // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), is_last)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def mark_kernel(
+    touched, changed, count: tl.int64, kind, leaves, dirty, largest, alpha: tl.float64, eps: tl.float64,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Set slots changed by a write: the mass of the largest priority for transitions, otherwise zero."""
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < count
+    mask = tl.load(changed + position, inside, other=0) != 0
+    slot = tl.load(touched + position, mask, other=0)
+    row_kind = tl.load(kind + slot, mask, other=0)
+    # A repeated slot is set to the same number twice.
+    tl.store(leaves + slot, tl.where(row_kind == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), mask)
+    tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), mask)
+
+
+# Draws
+
+
+@triton.jit
+def _next_smaller(x):
+    """Return the next smaller float64 of a positive x; 0 for 0."""
+    bits = x.to(tl.int64, bitcast=True)
+    return tl.where(x > 0, bits - 1, 0).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
+    """Find the leaves that contain points [BLOCK] of the total.
+
+    At each level the first child whose sum exceeds the point is chosen.
+
+    A child of zero is never chosen. Rounding may put a point at or past the end of a node: it is then moved to just
+    before the end.
+    """
+    node = tl.zeros((BLOCK,), tl.int64)
+    first = (root + 1) // 16  # index after the last node
+    for i in range(levels):
+        shift = 4 * (levels - i)
+        nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
+        first -= nodes
+        node = tl.minimum(node, nodes - 1)  # has an effect only if sums are wrong or all zero
+        at = (first + node) * 16
+        ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
+        inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))
+        is_before = ends <= inside[:, None]
+        point = inside - tl.max(tl.where(is_before, ends, 0.0), axis=1)
+        node = node * 16 + tl.minimum(tl.sum(is_before.to(tl.int64), axis=1), 15)
+    return tl.minimum(node, num_leaves - 1)
+
+
+@triton.jit
+def _weight(smallest, priority, beta):
+    """Return (smallest / priority)^beta, in (0, 1]."""
+    ratio = smallest / priority
+    weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
+    # The ratio may underflow in float64, and its power in float32.
+    weight = tl.where(ratio > 0, weight, tl.where(beta > 0, ratio, 1.0))
+    return tl.where(weight < MIN_WEIGHT, MIN_WEIGHT, weight).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def prioritized_draw_kernel(
+    drawn_leaves, priorities, weights, start: tl.int64, rows: tl.int64, count: tl.int64, beta: tl.float64,
+    stream, leaves, sums, minima, faults, num_leaves: tl.int64, levels: tl.int64, root: tl.int64, size: tl.int64,
+    HAS_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draw leaves [rows] with their priorities, one from each of `count` equal slices of the total, from `start` on.
+
+    HAS_WEIGHTS also computes weights relative to the smallest of all priorities.
+    """
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < rows
+    call = load_calls(stream, position, inside)
+    bits, _ = random_pair(tl.load(stream), call, position, 0)
+    # The second term has 53 random bits: a number in [0, 1).
+    share = (start + position).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
+    is_tiny = tl.load(sums + root) < TINY_TOTAL
+    scaled_sums = sums + tl.where(is_tiny, size, 0)
+    total = tl.load(scaled_sums + root)
+    leaf = _descend(scaled_sums, share * (total / count), num_leaves, levels, root, BLOCK)
+    priority = tl.load(leaves + leaf, inside, other=float("inf"))
+    tl.store(drawn_leaves + position, leaf, inside)
+    tl.store(priorities + position, priority, inside)
+    if HAS_WEIGHTS:
+        tl.store(weights + position, _weight(tl.load(minima + (root + 1) // 16 - 1), priority, beta), inside)
+    if (tl.program_id(0) == 0) & (start == 0) & ~(total > 0):
+        tl.store(faults + 2, tl.load(faults + 2) + 1)
+    count_calls(stream, position, call, inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: tl.constexpr):
+    """Compute weights relative to the smallest drawn priority, which every program searches."""
+    smallest = tl.full((BLOCK,), float("inf"), tl.float64)
+    for start in range(0, count, BLOCK):
+        position = start + tl.arange(0, BLOCK).to(tl.int64)
+        smallest = tl.minimum(smallest, tl.load(priorities + position, position < count, other=float("inf")))
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    priority = tl.load(priorities + position, position < count, other=1.0)
+    tl.store(weights + position, _weight(tl.min(smallest, axis=0), priority, beta), position < count)
 
 
 class TritonTree:
@@ -38,8 +343,8 @@ class TritonTree:
         self._leaves = torch.zeros(num_leaves, dtype=torch.float64, device=device)
         self._sums = torch.zeros(2, self._size, dtype=torch.float64, device=device)
         """Sums in the normal and in the tiny scale."""
-        self._least = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
-        self._subtrees = -(-num_leaves // kernels.SUBTREE.value)
+        self._minima = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
+        self._subtrees = -(-num_leaves // SUBTREE.value)
         self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
         """Flags of subtrees with changed leaves."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
@@ -48,13 +353,13 @@ class TritonTree:
         """Largest priority passed to `accept`."""
         self.faults = torch.zeros(3, dtype=torch.int64, device=device)
         """Numbers of invalid priorities, of ids or leaves never issued, and of draws from an empty tree."""
-        self._keeps_least = False
+        self._keeps_minima = False
         """Whether minima are maintained: from their first use on, because they cost time."""
         self._launches: dict[Any, Launch] = {}
 
-    def _bind(self, key: Any, kernel: Any, own: tuple[Any, ...], **constants: Any) -> Launch:
+    def _bind(self, key: Any, kernel: Any, fixed: tuple[Any, ...], **constants: Any) -> Launch:
         """Bind a kernel to its fixed arguments and cache the launch under `key`."""
-        self._launches[key] = launch = Launch(kernel, own, {**kernels.OPTIONS, **constants})
+        self._launches[key] = launch = Launch(kernel, fixed, {**OPTIONS, **constants})
         return launch
 
     # Changes
@@ -62,7 +367,7 @@ class TritonTree:
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if not isinstance(priorities, torch.Tensor):
             priorities = torch.full_like(leaves, priorities, dtype=torch.float64)
-        self._update(leaves, priorities, None, 1.0, 0.0, is_mass=True)
+        self._update(leaves, priorities, None, 1.0, 0.0, transforms=False)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
         """Not supported: use `accept`, which does not synchronise."""
@@ -75,24 +380,24 @@ class TritonTree:
         Returns the number of skipped leaves of -1 and overwritten rows (int64 []). Invalid priorities and ids never
         issued are skipped too, and counted in `faults`. The last priority wins if a leaf repeats.
         """
-        return self._update(index, priority, ring, alpha, eps, is_mass=False)
+        return self._update(index, priority, ring, alpha, eps, transforms=True)
 
     def mark(self, touched: torch.Tensor, changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float) -> None:
         """Set changed leaves to the mass of the largest priority for transitions (by `kind`), otherwise to zero."""
         count = len(touched)
         if not count:
             return
-        block, programs = blocks(count, kernels.BLOCK)
+        block, programs = blocks(count, BLOCK)
         key = "mark", alpha, eps, block, kind.data_ptr()
         mark = self._launches.get(key) or self._bind(
-            key, kernels.mark_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
+            key, mark_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
         )
         mark(kind, (programs, 1, 1), touched, changed, count)
         self._renew()
 
     def _update(
         self, index: torch.Tensor, priority: torch.Tensor, ring: RingTensors | None, alpha: float, eps: float, *,
-        is_mass: bool,
+        transforms: bool,
     ) -> torch.Tensor:  # fmt: skip
         count, leaves = len(index), self._leaves
         stale = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -100,39 +405,37 @@ class TritonTree:
             return stale
         index, priority = index.contiguous(), priority.contiguous()
         touched, masses = torch.empty_like(index), torch.empty(count, dtype=torch.float64, device=self._device)
-        block, programs = blocks(count, kernels.BLOCK)
-        key = alpha, eps, is_mass, priority.dtype, block, None if ring is None else ring.kind.data_ptr()
-        accept = self._launches.get(key) or self._bind_accept(key, ring, alpha, eps, is_mass, block)
+        block, programs = blocks(count, BLOCK)
+        key = alpha, eps, transforms, priority.dtype, block, None if ring is None else ring.kind.data_ptr()
+        accept = self._launches.get(key) or self._bind_accept(key, ring, alpha, eps, transforms, block)
         accept(leaves, (programs, 1, 1), index, priority, touched, masses, stale, count)
         key = "set", block
-        put = self._launches.get(key) or self._bind(
-            key, kernels.set_kernel, (leaves, self._stamps, self._dirty), BLOCK=block
-        )
-        put(leaves, (programs, 1, 1), touched, masses, count)
+        set_ = self._launches.get(key) or self._bind(key, set_kernel, (leaves, self._stamps, self._dirty), BLOCK=block)
+        set_(leaves, (programs, 1, 1), touched, masses, count)
         self._renew()
         return stale
 
     def _bind_accept(
-        self, key: Any, ring: RingTensors | None, alpha: float, eps: float, is_mass: bool, block: int
+        self, key: Any, ring: RingTensors | None, alpha: float, eps: float, transforms: bool, block: int
     ) -> Launch:
-        where = (self._dirty, self.faults, self._dirty) if ring is None else ring[:3]
+        mask = (self._dirty, self.faults, self._dirty) if ring is None else ring[:3]
         sizes = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.alive)
-        own = self._stamps, self.largest.view(torch.int64), self.faults, *where, self.num_leaves, *sizes, alpha, eps
-        return self._bind(key, kernels.accept_kernel, own, BY_ID=ring is not None, IS_MASS=is_mass, BLOCK=block)
+        fixed = self._stamps, self.largest.view(torch.int64), self.faults, *mask, self.num_leaves, *sizes, alpha, eps
+        return self._bind(key, accept_kernel, fixed, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block)
 
     def _renew(self) -> None:
         """Recompute dirty subtrees and the levels above them."""
-        sums, least, sizes = self._sums, self._least, (self.num_leaves, self._size)
-        by_least = self._keeps_least
-        renew = self._launches.get(("renew", by_least)) or self._bind(
-            ("renew", by_least), kernels.renew_kernel, (self._leaves, sums, least, self._dirty, *sizes),
-            LEVELS=min(self._levels, kernels.LOWER), LEAST=by_least,
+        sums, minima, sizes = self._sums, self._minima, (self.num_leaves, self._size)
+        has_minima = self._keeps_minima
+        renew = self._launches.get(("renew", has_minima)) or self._bind(
+            ("renew", has_minima), renew_kernel, (self._leaves, sums, minima, self._dirty, *sizes),
+            LEVELS=min(self._levels, SUBTREE_LEVELS), HAS_MINIMA=has_minima,
         )  # fmt: skip
         renew(sums, (self._subtrees, 1, 1))
-        if self._levels > kernels.LOWER:
-            top = self._launches.get(("top", by_least)) or self._bind(
-                ("top", by_least), kernels.renew_top_kernel, (sums, least, *sizes, self._levels), LEAST=by_least,
-                BLOCK=kernels.BLOCK, **kernels.TOP_OPTIONS,
+        if self._levels > SUBTREE_LEVELS:
+            top = self._launches.get(("top", has_minima)) or self._bind(
+                ("top", has_minima), renew_top_kernel, (sums, minima, *sizes, self._levels), HAS_MINIMA=has_minima,
+                BLOCK=BLOCK, **TOP_OPTIONS,
             )  # fmt: skip
             top(sums, (1, 1, 1))
 
@@ -143,16 +446,16 @@ class TritonTree:
 
     def total(self) -> torch.Tensor:
         normal, tiny = self._sums[:, -1]
-        is_tiny = normal < kernels.TINY_TOTAL.value
-        return torch.where(is_tiny, tiny / kernels.TINY.value, normal / kernels.NORMAL.value)
+        is_tiny = normal < TINY_TOTAL.value
+        return torch.where(is_tiny, tiny / TINY.value, normal / NORMAL.value)
 
     def smallest(self) -> torch.Tensor:
-        self._keep_least()
-        return self._least[-1].clone()
+        self._build_minima()
+        return self._minima[-1].clone()
 
-    def _keep_least(self) -> None:
-        if not self._keeps_least:
-            self._keeps_least = True
+    def _build_minima(self) -> None:
+        if not self._keeps_minima:
+            self._keeps_minima = True
             self.rebuild()
 
     # Draws
@@ -164,14 +467,14 @@ class TritonTree:
         self, count: int, random: Any, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if by_smallest:
-            self._keep_least()
+            self._build_minima()
         if weights is None:
             weights = torch.empty(count, dtype=torch.float32, device=self._device)
         leaves, priorities = self._draw(count, random, beta, weights if by_smallest else None)
         if count and not by_smallest:
-            block, programs = blocks(count, kernels.BLOCK)
+            block, programs = blocks(count, BLOCK)
             key = "weigh", block
-            weigh = self._launches.get(key) or self._bind(key, kernels.weigh_kernel, (), BLOCK=block)
+            weigh = self._launches.get(key) or self._bind(key, weigh_kernel, (), BLOCK=block)
             weigh(priorities, (programs, 1, 1), priorities, weights, count, beta)
         return leaves, weights
 
@@ -185,13 +488,13 @@ class TritonTree:
         for start in range(0, count, MAX_DRAWS):
             part = out if count <= MAX_DRAWS else tuple(each[start : start + MAX_DRAWS] for each in out)
             rows = min(count - start, MAX_DRAWS)
-            block, programs = draw_blocks(rows, kernels.DRAW_BLOCK)
+            block, programs = draw_blocks(rows, DRAW_BLOCK)
             key = weights is None, block, numbers.data_ptr()
             launch = self._launches.get(key) or self._bind(
-                key, kernels.prioritized_draw_kernel,
-                (numbers, self._leaves, self._sums, self._least, self.faults,
+                key, prioritized_draw_kernel,
+                (numbers, self._leaves, self._sums, self._minima, self.faults,
                  self.num_leaves, self._levels, self._size - 1, self._size),
-                IS_WEIGHED=weights is not None, BLOCK=block,
+                HAS_WEIGHTS=weights is not None, BLOCK=block,
             )  # fmt: skip
             launch(numbers, (programs, 1, 1), *part, start, rows, count, beta)
         return leaves, priorities
@@ -207,8 +510,8 @@ class TritonTree:
 
     def check(self) -> float:
         worst = 0.0
-        for scale, sums in zip((kernels.NORMAL.value, kernels.TINY.value), self._sums, strict=True):
-            values, least, first = self._leaves * scale, self._leaves, 0
+        for scale, sums in zip((NORMAL.value, TINY.value), self._sums, strict=True):
+            values, minima, first = self._leaves * scale, self._leaves, 0
             while first < self._size // 16:
                 groups = -(-len(values) // 16)
                 padding = (0, groups * 16 - len(values))
@@ -216,9 +519,9 @@ class TritonTree:
                 stored = sums[first * 16 : (first + groups) * 16].view(groups, 16)
                 error = torch.where(stored == running, 0.0, (stored - running).abs() / running)
                 worst = max(worst, error.nan_to_num(math.inf).max().item())
-                positive = torch.where(least > 0, least, math.inf)
-                least = torch.nn.functional.pad(positive, padding, value=math.inf).view(groups, 16).amin(1)
-                if self._keeps_least and not torch.equal(least, self._least[first : first + groups]):
+                positive = torch.where(minima > 0, minima, math.inf)
+                minima = torch.nn.functional.pad(positive, padding, value=math.inf).view(groups, 16).amin(1)
+                if self._keeps_minima and not torch.equal(minima, self._minima[first : first + groups]):
                     worst = math.inf
                 values, first = stored[:, -1], first + groups
         return worst

@@ -1,6 +1,7 @@
 """Reading of batches in one launch: leaves of rows, next observations, n-step reward sums and ids.
 
-Rows are flat slots; -1 reads zeros. A leaf has a form (see `words.Form`) and a place: OWN, LAST, NEXT or START.
+Rows are flat slots; -1 reads zeros. A leaf has a layout (`rings.LeafLayout`) and an anchor: the row at which it is
+read.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -16,52 +17,67 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch, Variant
-from relive.kernels.triton.rings import TRANSITION, Rings, earlier, later, row_of
-from relive.kernels.triton.words import INTERPRETED, MAX_COLUMNS, Form, Frames, Leaf, blocks
+from relive.kernels.triton.launching import INTERPRETED, SIZES, Launch, blocks
+from relive.kernels.triton.rings import (
+    FRAMES,
+    MAX_COLUMNS,
+    TILE,
+    TRANSITION,
+    WIDTH,
+    ZERO,
+    Frames,
+    Leaf,
+    LeafLayout,
+    Rings,
+    find_frame,
+    get_newest,
+    get_row,
+    step_back,
+    step_forward,
+)
 
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
-OWN = tl.constexpr(0)
-"""Place of a leaf that is read at the drawn row."""
-LAST = tl.constexpr(1)
-"""Place of a leaf that is read at the last of the n steps."""
-NEXT = tl.constexpr(2)
-"""Place of a leaf that is read at the row after the last step."""
+AT_ROW = tl.constexpr(0)
+"""Anchor of a leaf that is read at the drawn row."""
+AT_LAST = tl.constexpr(1)
+"""Anchor of a leaf that is read at the last of the n steps."""
+AT_NEXT = tl.constexpr(2)
+"""Anchor of a leaf that is read at the row after the last step."""
+AT_FIRST = tl.constexpr(3)
+"""Anchor of a leaf that is read at the first row of a sequence: one item per sequence."""
 CHUNK = 1 << 20 if INTERPRETED else 2048
 """Maximum number of words of a row that one program copies."""
-START = tl.constexpr(3)
-"""Place of a leaf that is read at the first row of a sequence: one item per sequence."""
 
 
 @triton.jit
-def _copy(stored, out, first, slot, item, where, start, stop, num_envs, size, FORM: tl.constexpr):
+def _copy_leaf(stored, out, first, slot, item, mask, start, stop, num_envs, size, LAYOUT: tl.constexpr):
     """Copy words `start` to `stop` of the rows at slots [B] to items of `out`, rebuilding stacks from frames."""
-    some = where & (slot >= 0)
-    for begin in range(start, stop, FORM[1]):
-        column = begin + tl.arange(0, FORM[1])
-        within = (column < FORM[0])[None, :]
+    is_row = mask & (slot >= 0)
+    for begin in range(start, stop, LAYOUT[TILE]):
+        column = begin + tl.arange(0, LAYOUT[TILE])
+        in_row = (column < LAYOUT[WIDTH])[None, :]
         at = slot
-        started = slot < 0
-        for back in range(FORM[2]):
-            words = tl.load(stored + at[:, None] * FORM[0] + column[None, :], some[:, None] & within, other=0)
-            if FORM[4]:
-                words = tl.where(started[:, None], 0, words)
-            word = column
-            if FORM[2] > 1:
-                frame = FORM[2] - 1 - back
-                word = column // FORM[3] * (FORM[2] * FORM[3]) + frame * FORM[3] + column % FORM[3]
-                started |= tl.load(first + at, some, other=0) != 0
-                at = tl.where(started, at, earlier(at, 1, num_envs, size))
-            tl.store(out + item[:, None] * (FORM[0] * FORM[2]) + word[None, :], words, where[:, None] & within)
+        has_started = slot < 0
+        for back in range(LAYOUT[FRAMES]):
+            words = tl.load(stored + at[:, None] * LAYOUT[WIDTH] + column[None, :], is_row[:, None] & in_row, other=0)
+            if LAYOUT[ZERO]:
+                words = tl.where(has_started[:, None], 0, words)
+            word = find_frame(column, LAYOUT[FRAMES] - 1 - back, LAYOUT)
+            if LAYOUT[FRAMES] > 1:
+                has_started |= tl.load(first + at, is_row, other=0) != 0
+                at = tl.where(has_started, at, step_back(at, 1, num_envs, size))
+            tl.store(
+                out + item[:, None] * (LAYOUT[WIDTH] * LAYOUT[FRAMES]) + word[None, :], words, mask[:, None] & in_row
+            )
 
 
 @triton.jit
-def _steps_taken(kind, slot, some, num_envs, size, n, N: tl.constexpr):
-    """Number of steps per row: up to n, until the end of the episode or the newest row."""
-    step = tl.arange(0, N)
-    at = later(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
-    inside = some[:, None] & (step < n)[None, :]
+def _count_steps(kind, slot, is_row, num_envs, size, n, STEPS: tl.constexpr):
+    """Count the steps per row: up to n, until the end of the episode or the newest row."""
+    step = tl.arange(0, STEPS)
+    at = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
+    inside = is_row[:, None] & (step < n)[None, :]
     is_step = tl.load(kind + at, inside, other=0) == TRANSITION
     # The row itself is always a step.
     ends = tl.where(is_step | (step == 0)[None, :], n, step[None, :])
@@ -77,124 +93,137 @@ def _to_bfloat16(x):
 
 
 @triton.jit
-def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma, FORM: tl.constexpr):
+def _sum_rewards(reward, out, slot, item, mask, num_steps, num_envs, size, n, gamma, LAYOUT: tl.constexpr):
     """Sum γ^i r over the steps, in the order and dtype of the native core."""
     number = reward.dtype.element_ty
-    some = where & (slot >= 0)
-    for start in range(0, FORM[0], FORM[1]):
-        column = start + tl.arange(0, FORM[1])
-        within = (column < FORM[0])[None, :]
-        total = tl.load(reward + slot[:, None] * FORM[0] + column[None, :], some[:, None] & within, other=0)
+    is_row = mask & (slot >= 0)
+    for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
+        column = start + tl.arange(0, LAYOUT[TILE])
+        in_row = (column < LAYOUT[WIDTH])[None, :]
+        total = tl.load(reward + slot[:, None] * LAYOUT[WIDTH] + column[None, :], is_row[:, None] & in_row, other=0)
         if number == tl.bfloat16:
             total = total.to(tl.float32)
         factor = tl.full((), 1.0, tl.float64)
         at = slot
         for step in range(1, n):
-            at = later(at, 1, num_envs, size)
+            at = step_forward(at, 1, num_envs, size)
             factor = factor * gamma
-            here = some & (taken > step)
-            more = tl.load(reward + at[:, None] * FORM[0] + column[None, :], here[:, None] & within, other=0)
+            is_step = is_row & (num_steps > step)
+            term = tl.load(reward + at[:, None] * LAYOUT[WIDTH] + column[None, :], is_step[:, None] & in_row, other=0)
             if number == tl.bfloat16:
-                more = more.to(tl.float32)
-            more = more.to(tl.float64) * factor
+                term = term.to(tl.float32)
+            term = term.to(tl.float64) * factor
             # Round like torch: to float32, then to half. The sum of two halves is exact enough in float32.
             if number == tl.bfloat16:
-                more = _to_bfloat16(total + _to_bfloat16(more.to(tl.float32)))
+                term = _to_bfloat16(total + _to_bfloat16(term.to(tl.float32)))
             elif number == tl.float16:
-                more = (total.to(tl.float32) + more.to(tl.float32).to(number).to(tl.float32)).to(number)
+                term = (total.to(tl.float32) + term.to(tl.float32).to(number).to(tl.float32)).to(number)
             else:
-                more = total + more.to(number)
-            total = tl.where(here[:, None], more, total)
-        tl.store(out + item[:, None] * FORM[0] + column[None, :], total.to(number), where[:, None] & within)
+                term = total + term.to(number)
+            total = tl.where(is_step[:, None], term, total)
+        tl.store(out + item[:, None] * LAYOUT[WIDTH] + column[None, :], total.to(number), mask[:, None] & in_row)
 
 
 @triton.jit
-def _discount(taken, n, gamma):
-    """γ^k for k steps, as float32."""
+def _discount(num_steps, n, gamma):
+    """Return γ^k for k steps, as float32."""
     power = tl.full((), 1.0, tl.float64)
-    factor = taken.to(tl.float64) * 0.0
+    factor = num_steps.to(tl.float64) * 0.0
     for step in range(1, n + 1):
         power = power * gamma
-        factor = tl.where(taken == step, power, factor)
+        factor = tl.where(num_steps == step, power, factor)
     return factor.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def read_kernel(
-    outs, slots_given, sums, ids, discounts, rows: tl.int64, length: tl.int64, n: tl.int32, gamma: tl.float64,
+    outs, flat_slots, sums, ids, discounts, rows: tl.int64, length: tl.int64, n: tl.int32, gamma: tl.float64,
     sources, rewards, kind, first, head, is_open, slots: tl.int64, num_envs: tl.int64, size: tl.int64,
-    FORMS: tl.constexpr, PLACES: tl.constexpr, PIECES: tl.constexpr, REWARDS: tl.constexpr,
-    HAS_IDS: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    LAYOUTS: tl.constexpr, ANCHORS: tl.constexpr, FIRST_PIECES: tl.constexpr, REWARDS: tl.constexpr,
+    HAS_IDS: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Read all leaves of `rows` rows. From 1 on, the second grid axis enumerates pieces of wide leaves."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     piece = tl.program_id(1)
-    valid = place < rows
-    slot = tl.load(slots_given + place, valid, other=-1)
-    some = slot >= 0
+    valid = position < rows
+    slot = tl.load(flat_slots + position, valid, other=-1)
+    is_row = slot >= 0
     last = slot
-    taken = place * 0 + 1
-    if N > 0:
-        taken = _steps_taken(kind, slot, some, num_envs, size, n, N)
-        last = tl.where(some, later(slot, taken - 1, num_envs, size), slot)
-    following = tl.where(some, later(last, 1, num_envs, size), slot)
-    for i in tl.static_range(len(FORMS)):
+    num_steps = position * 0 + 1
+    if STEPS > 0:
+        num_steps = _count_steps(kind, slot, is_row, num_envs, size, n, STEPS)
+        last = tl.where(is_row, step_forward(slot, num_steps - 1, num_envs, size), slot)
+    following = tl.where(is_row, step_forward(last, 1, num_envs, size), slot)
+    for i in tl.static_range(len(LAYOUTS)):
         at = slot
-        if PLACES[i] == LAST:
+        if ANCHORS[i] == AT_LAST:
             at = last
-        if PLACES[i] == NEXT:
+        if ANCHORS[i] == AT_NEXT:
             at = following
-        item = place
-        where = valid
-        if PLACES[i] == START:
-            item = place // length
-            where = valid & (place % length == 0)
-        start = (piece - PIECES[i]) * CHUNK
-        if (start >= 0) & (start < FORMS[i][0]):
-            stop = tl.minimum(start + CHUNK, FORMS[i][0])
-            _copy(sources[i], outs[i], first, at, item, where, start, stop, num_envs, size, tl.constexpr(FORMS[i]))
+        item = position
+        mask = valid
+        if ANCHORS[i] == AT_FIRST:
+            item = position // length
+            mask = valid & (position % length == 0)
+        start = (piece - FIRST_PIECES[i]) * CHUNK
+        if (start >= 0) & (start < LAYOUTS[i][WIDTH]):
+            stop = tl.minimum(start + CHUNK, LAYOUTS[i][WIDTH])
+            _copy_leaf(
+                sources[i], outs[i], first, at, item, mask, start, stop, num_envs, size, tl.constexpr(LAYOUTS[i])
+            )
     if piece == 0:
         for i in tl.static_range(len(REWARDS)):
             _sum_rewards(
-                rewards[i], sums[i], slot, place, valid, taken, num_envs, size, n, gamma, tl.constexpr(REWARDS[i])
+                rewards[i],
+                sums[i],
+                slot,
+                position,
+                valid,
+                num_steps,
+                num_envs,
+                size,
+                n,
+                gamma,
+                tl.constexpr(REWARDS[i]),
             )
-        if N > 0:
-            tl.store(discounts + place, _discount(taken, n, gamma), valid)
+        if STEPS > 0:
+            tl.store(discounts + position, _discount(num_steps, n, gamma), valid)
         if HAS_IDS:
-            row = row_of(slot, head, is_open, slots, num_envs, valid)
-            tl.store(ids + place, row * num_envs + slot % num_envs, valid)
+            newest = get_newest(head, is_open, slot % num_envs, valid)
+            row = get_row(slot, newest, slots, num_envs)
+            tl.store(ids + position, row * num_envs + slot % num_envs, valid)
 
 
-def _rows(pieces: int) -> int:
-    """Rows per program: fewer if wide leaves are read in pieces."""
+def _rows_per_program(pieces: int) -> int:
+    """Return the number of rows per program: fewer if wide leaves are read in pieces."""
     return 16 if pieces == 1 else 8
 
 
 class Source(NamedTuple):
-    """A leaf to read and its place: OWN, LAST, NEXT or START."""
+    """A leaf to read, and its anchor."""
 
     leaf: Leaf
-    place: int
+    anchor: int
 
 
 class RowReader:
     """Reads fixed leaves of many batches."""
 
     def __init__(
-        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = ()
+        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, LeafLayout]] = ()
     ) -> None:
-        """`rewards` are flat float tensors with their forms, summed over n steps."""
+        """`rewards` are flat float tensors with their layouts, summed over n steps."""
         self._rings, self._launches = rings, dict[tuple[bool, int, int], Launch]()
         self._words = tuple(source.leaf.words for source in sources)
-        self._forms = tuple(source.leaf.form for source in sources)
-        self._places = tuple(source.place for source in sources)
-        self._rewards, self._reward_forms = tuple(r for r, _ in rewards), tuple(form for _, form in rewards)
+        self._layouts = tuple(source.leaf.layout for source in sources)
+        self._anchors = tuple(source.anchor for source in sources)
+        self._rewards, self._reward_layouts = tuple(r for r, _ in rewards), tuple(layout for _, layout in rewards)
         pieces, self._pieces = [], 1
-        for form in self._forms:
-            wide = form[0] > CHUNK
-            pieces.append(self._pieces if wide else 0)
-            self._pieces += triton.cdiv(form[0], CHUNK) if wide else 0
-        self._starts = tuple(pieces)
+        for layout in self._layouts:
+            is_cut = layout[0] > CHUNK
+            pieces.append(self._pieces if is_cut else 0)
+            self._pieces += triton.cdiv(layout[0], CHUNK) if is_cut else 0
+        self._first_pieces = tuple(pieces)
 
     def read(
         self, slots: torch.Tensor, outs: Sequence[torch.Tensor], ids: torch.Tensor | None = None, *, length: int = 1,
@@ -202,8 +231,8 @@ class RowReader:
     ) -> None:  # fmt: skip
         """Fill `outs` in the order of the sources. `length`: steps per sequence in `slots`."""
         rings, rows = self._rings, slots.numel()
-        block, programs = blocks(rows, _rows(self._pieces))
-        key = ids is not None, _power_of_two(n), block
+        block, programs = blocks(rows, _rows_per_program(self._pieces))
+        key = ids is not None, _next_power_of_two(n), block
         launch = self._launches.get(key) or self._bind(key)
         launch(
             slots, (programs, self._pieces, 1), tuple(outs), slots, tuple(sums) or (rings.head,),
@@ -212,19 +241,19 @@ class RowReader:
 
     def _bind(self, key: tuple[bool, int, int]) -> Launch:
         rings, (has_ids, steps, block) = self._rings, key
-        own = self._words, self._rewards or (rings.head,), rings.kind, rings.first, rings.head, rings.open
+        fixed = self._words, self._rewards or (rings.head,), rings.kind, rings.first, rings.head, rings.open
         constants = {
-            "FORMS": self._forms, "PLACES": self._places, "PIECES": self._starts,
-            "REWARDS": self._reward_forms if steps else (), "HAS_IDS": has_ids, "N": steps, "CHUNK": CHUNK,
+            "LAYOUTS": self._layouts, "ANCHORS": self._anchors, "FIRST_PIECES": self._first_pieces,
+            "REWARDS": self._reward_layouts if steps else (), "HAS_IDS": has_ids, "STEPS": steps, "CHUNK": CHUNK,
             "BLOCK": block, **OPTIONS,
         }  # fmt: skip
-        launch = Launch(read_kernel, (*own, rings.slots, rings.num_envs, rings.size), constants, (self._words,))
+        launch = Launch(read_kernel, (*fixed, rings.slots, rings.num_envs, rings.size), constants, (self._words,))
         self._launches[key] = launch
         return launch
 
 
-def _power_of_two(n: int) -> int:
-    """The smallest power of two of at least n; 0 for 0."""
+def _next_power_of_two(n: int) -> int:
+    """Return the smallest power of two of at least n; 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
@@ -234,10 +263,10 @@ class TritonGather:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         items = [column.flatten(0, lead - 1) for column in columns]
         self._forms = [(item.shape[1:], item.dtype, item.device) for item in items]
-        self._some = [i for i, item in enumerate(items) if item.numel()]
+        self._nonempty = [i for i, item in enumerate(items) if item.numel()]
         """Indices of the columns that are not empty."""
-        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._some]
-        self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, OWN.value) for leaf in leaves])
+        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty]
+        self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         count = stop - start
@@ -255,47 +284,12 @@ class TritonGather:
                 target.copy_(values)
 
     def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
-        if stop > start and self._some:
+        if stop > start and self._nonempty:
             rows = index[start:stop].contiguous()
-            self._reader.read(rows, [out[i] for i in self._some])  # an index of -1 gives zeros
+            self._reader.read(rows, [out[i] for i in self._nonempty])  # an index of -1 gives zeros
 
 
 def _placeholder_rings(column: torch.Tensor) -> Rings:
-    """Placeholder state of rings for plain items, which `read_kernel` does not access."""
+    """Make placeholder rings for plain items: `read_kernel` does not access them."""
     numbers, flags = (torch.empty(1, dtype=dtype, device=column.device) for dtype in (torch.int64, torch.uint8))
     return Rings(flags, flags, numbers, flags, flags, numbers, numbers, len(column), 1, len(column))
-
-
-_RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
-
-
-def _variant(
-    name: str, leaves: Sequence[tuple[str, Form, int]], rewards: Sequence[str] = (), n: int = 0, length: int = 1,
-    pieces: Sequence[int] | None = None,
-) -> Variant:  # fmt: skip
-    words = tuple(word for word, _, _ in leaves)
-    numbers = tuple(f"*{number}" for number in rewards) or ("*i64",)
-    types = {"outs": words, "slots_given": "*i64", "sums": numbers, "ids": "*i64", "discounts": "*fp32"}
-    types |= {"sources": words, "rewards": numbers, **_RINGS}
-    aligned = tuple(types)
-    types |= {**dict.fromkeys(("rows", "length", "slots", "num_envs", "size"), "i64"), "n": "i32", "gamma": "fp64"}
-    constants = {
-        "FORMS": tuple(form for _, form, _ in leaves), "PLACES": tuple(place for _, _, place in leaves),
-        "PIECES": tuple(pieces or [0] * len(leaves)), "REWARDS": tuple((1, 1, 1, 1, False) for _ in rewards),
-        "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": _rows(1 + max(pieces or [0])),
-    }  # fmt: skip
-    return Variant(read_kernel, name, types, constants, OPTIONS, aligned)
-
-
-_ROBOT = ("*i32", (48, 64, 1, 1, False))
-_ONE = (1, 1, 1, 1, False)
-_REST = [("*i32", (12, 16, 1, 1, False), 0), ("*u8", _ONE, 1), ("*u8", _ONE, 1)]
-_STACK = ("*u8", (7_056, 128, 4, 1, False))
-
-VARIANTS = (
-    _variant("transitions of 48 floats", [(*_ROBOT, 0), *_REST, ("*i32", _ONE, 0), (*_ROBOT, 2)]),
-    _variant("3 steps", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2)], ["fp32"], n=4),
-    _variant("5 steps, three rewards", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2)], ["fp64", "fp16", "bf16"], n=8),
-    _variant("sequences of 16", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2), ("*i16", (256, 128, 1, 1, False), 3)], length=16),
-    _variant("4 stacked frames", [(*_STACK, 0), *_REST, (*_STACK, 2)], pieces=[1, 0, 0, 0, 5]),
-)

@@ -1,4 +1,8 @@
-"""The state of rings for kernels, and slot arithmetic: `replay/ring.py` in Triton. Flat slots and rows are int64."""
+"""Memory of a replay buffer for kernels: state of its rings, layouts of its leaves, and slot arithmetic.
+
+The arithmetic is that of `replay/ring.py`. Flat slots and rows are int64. Leaves are copied and compared as words:
+integers of at most eight bytes, regardless of the dtype.
+"""
 
 # Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -7,16 +11,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+
+from relive.kernels.triton.launching import INTERPRETED, as_words
 
 EMPTY = tl.constexpr(0)
 TRANSITION = tl.constexpr(1)
 FINAL = tl.constexpr(2)
 PENDING = tl.constexpr(3)
 HISTORY = tl.constexpr(4)
+MAX_COLUMNS = 1 << 14 if INTERPRETED else 128
+"""Maximum number of words in a row of a tile."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +49,77 @@ class Rings:
         return self.slots * self.num_envs
 
 
+LeafLayout = tuple[int, int, int, int, bool]
+"""Words per row, words per tile, and `k`, `inner` and `zero` of the `Frames` of a leaf: a constant of kernels."""
+WIDTH, TILE, FRAMES, INNER, ZERO = (tl.constexpr(i) for i in range(5))
+
+
+class Frames(NamedTuple):
+    """Memory layout of the frames of a stack; a plain leaf has one frame."""
+
+    k: int = 1
+    inner: int = 1
+    """Number of adjacent elements of a frame in the stack."""
+    zero: bool = False
+    """Whether frames before the start of an episode are zeros instead of repeating its first frame."""
+
+
+class Leaf(NamedTuple):
+    """A tensor [slots, num_envs, …] of rows, or of single frames."""
+
+    words: torch.Tensor
+    layout: LeafLayout
+
+    @staticmethod
+    def of(column: torch.Tensor, frames: Frames, max_columns: int) -> Leaf:
+        """Make a leaf whose tiles have at most `max_columns` columns."""
+        words = as_words(column)
+        width = words.numel() // (column.shape[0] * column.shape[1])
+        per_item = width // max(column[0, 0].numel(), 1)
+        return Leaf(
+            words,
+            (width, min(triton.next_power_of_2(width), max_columns), frames.k, frames.inner * per_item, frames.zero),
+        )
+
+
 @triton.jit
-def slot_of(row, env, slots, num_envs):
-    """Flat slots of non-negative rows."""
+def find_frame(column, frame, LAYOUT: tl.constexpr):
+    """Return the positions of one frame's words in a stack."""
+    word = column
+    if LAYOUT[FRAMES] > 1:
+        word = column // LAYOUT[INNER] * (LAYOUT[FRAMES] * LAYOUT[INNER]) + column % LAYOUT[INNER]
+        word += frame * LAYOUT[INNER]
+    return word
+
+
+@triton.jit
+def get_slot(row, env, slots, num_envs):
+    """Return the flat slots of non-negative row numbers."""
     return row % slots * num_envs + env
 
 
 @triton.jit
-def later(flat, steps, num_envs, size):
-    """Flat slots `steps` rows later; `steps` is less than the number of slots."""
-    moved = flat + steps * num_envs
-    return tl.where(moved >= size, moved - size, moved)
+def step_forward(flat, steps, num_envs, size):
+    """Return the flat slots `steps` rows later; `steps` is less than the number of slots."""
+    target = flat + steps * num_envs
+    return tl.where(target >= size, target - size, target)
 
 
 @triton.jit
-def earlier(flat, steps, num_envs, size):
-    """Flat slots `steps` rows earlier; `steps` is less than the number of slots."""
-    moved = flat - steps * num_envs
-    return tl.where(moved < 0, moved + size, moved)
+def step_back(flat, steps, num_envs, size):
+    """Return the flat slots `steps` rows earlier; `steps` is less than the number of slots."""
+    target = flat - steps * num_envs
+    return tl.where(target < 0, target + size, target)
 
 
 @triton.jit
-def row_of(flat, head, is_open, slots, num_envs, where):
-    """Rows stored at flat slots, among the newest S rows."""
-    env = flat % num_envs
-    top = tl.load(head + env, where, other=0) - 1 + tl.load(is_open + env, where, other=0).to(tl.int64)
-    age = (top - flat // num_envs) % slots
-    return top - tl.where(age < 0, age + slots, age)
+def get_newest(head, is_open, env, mask):
+    """Return the newest row numbers of environments."""
+    return tl.load(head + env, mask, other=0) - 1 + tl.load(is_open + env, mask, other=0).to(tl.int64)
+
+
+@triton.jit
+def get_row(flat, newest, slots, num_envs):
+    """Return the row numbers stored at flat slots, from the newest rows of their environments."""
+    age = (newest - flat // num_envs) % slots
+    return newest - tl.where(age < 0, age + slots, age)

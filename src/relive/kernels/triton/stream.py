@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 
 from relive.errors import require
-from relive.kernels.triton.launching import OPTIONS, SIZES, Variant, launch
-from relive.kernels.triton.words import blocks
+from relive.kernels.triton.launching import OPTIONS, SIZES, blocks, launch
 from relive.rng import Randomness
 
 if TYPE_CHECKING:
@@ -29,15 +28,15 @@ CELL = tl.constexpr(16)
 """Number of adjacent positions that share a counter; a program draws for a multiple of it."""
 CELLS = 2048
 MAX_DRAWS = CELLS * CELL.value
-"""Largest number of positions per launch."""
+"""Maximum number of positions per launch."""
 
 
 @triton.jit
-def random_pair(key, call, place, turn):
-    """Two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
+def random_pair(key, call, position, turn):
+    """Draw two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    a, b, c, d = tl.philox(key, place.to(tl.uint32), low, high, (place * 0 + turn).to(tl.uint32))
+    a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + turn).to(tl.uint32))
     return _join(a, b), _join(c, d)
 
 
@@ -47,28 +46,28 @@ def _join(a, b):
 
 
 @triton.jit
-def load_calls(stream, place, inside):
+def load_calls(stream, position, inside):
     """Load the number of previous draws at these positions [B]."""
-    return tl.load(stream + 1 + place // CELL, inside, other=0)
+    return tl.load(stream + 1 + position // CELL, inside, other=0)
 
 
 @triton.jit
-def count_calls(stream, place, call, inside):
+def count_calls(stream, position, call, inside):
     """Increment the counters of these positions, at the end of a program."""
     tl.debug_barrier()  # all warps must have read the counters
-    tl.store(stream + 1 + place // CELL, call + 1, inside & (place % CELL == 0))
+    tl.store(stream + 1 + position // CELL, call + 1, inside & (position % CELL == 0))
 
 
 @triton.jit(do_not_specialize=SIZES)
 def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
-    """Uniform float64 in [0, 1)."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    call = load_calls(stream, place, inside)
-    bits, _ = random_pair(tl.load(stream), call, place, 0)
+    """Draw uniform float64 in [0, 1)."""
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < count
+    call = load_calls(stream, position, inside)
+    bits, _ = random_pair(tl.load(stream), call, position, 0)
     # 53 bits times a power of two: exact.
-    tl.store(out + place, (bits >> 10).to(tl.float64) * 1.1102230246251565e-16, inside)
-    count_calls(stream, place, call, inside)
+    tl.store(out + position, (bits >> 10).to(tl.float64) * 1.1102230246251565e-16, inside)
+    count_calls(stream, position, call, inside)
 
 
 def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
@@ -76,13 +75,13 @@ def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
     out = torch.empty(count, dtype=torch.float64, device=stream.device)
     for part in out.split(MAX_DRAWS):
         block, programs = draw_blocks(len(part), 256)
-        launch(uniform_kernel, stream, programs)(stream, part, len(part), BLOCK=block, **OPTIONS)
+        launch(uniform_kernel, stream, programs, stream, part, len(part), BLOCK=block, **OPTIONS)
     return out
 
 
-def draw_blocks(count: int, most: int) -> tuple[int, int]:
-    """Positions per program, in whole cells, and number of programs."""
-    block = max(blocks(count, most)[0], CELL.value)
+def draw_blocks(count: int, per_program: int) -> tuple[int, int]:
+    """Return positions per program, in whole cells, and number of programs."""
+    block = max(blocks(count, per_program)[0], CELL.value)
     return block, -(-count // block)
 
 
@@ -120,8 +119,8 @@ class DeviceStream(Randomness):
             self._reset()
             return
         # An earlier format had one counter for all positions.
-        is_old = saved.spec("philox") == (torch.int64, (2,))
-        numbers = saved.read_array("philox", (2 if is_old else 1 + CELLS,), torch.int64)
+        has_one_counter = saved.spec("philox") == (torch.int64, (2,))
+        numbers = saved.shaped("philox", (2 if has_one_counter else 1 + CELLS,), torch.int64)
         if bool((numbers < 0).any()):
             raise saved.array_node("philox", numbers.tolist()).error("a key and numbers of draws, all at least 0")
         self.numbers[0].copy_(numbers[0])
@@ -137,9 +136,5 @@ class DeviceStream(Randomness):
 
     def check(self) -> None:
         super().check()
-        smallest = int(self.numbers.min())
-        require(smallest >= 0, "generator", "a key and numbers of draws, all at least 0", smallest)
-
-
-_TYPES = {"stream": "*i64", "out": "*fp64", "count": "i64"}
-VARIANTS = (Variant(uniform_kernel, "256 numbers", _TYPES, {"BLOCK": 256}, OPTIONS, ("stream", "out")),)
+        lowest = int(self.numbers.min())
+        require(lowest >= 0, "generator", "a key and numbers of draws, all at least 0", lowest)

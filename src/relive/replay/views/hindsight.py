@@ -10,7 +10,7 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.kernels.torch_ops import wide
+from relive.kernels.torch_ops import add_axes
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
 from relive.replay.views.view import TRANSITION, ReadContext, View
@@ -119,7 +119,7 @@ class Hindsight:
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
-                steps[path] = torch.where(wide(changed, converted), converted, steps[path])
+                steps[path] = torch.where(add_axes(changed, converted), converted, steps[path])
 
 
 def _find_leaf(schema: Schema, name: str | Path) -> Path:

@@ -1,0 +1,149 @@
+"""Steps of a caller: flattening into leaves, and copying these into one row of many tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+
+from relive import kernels
+from relive.errors import SchemaError, explain
+from relive.schema.fields import Field, Schema, Tree
+
+
+class Flattening:
+    """Flattens the fields of a step in the schema's order: one native call for plain dicts, tuples and lists.
+
+    Args:
+        schema: declares the fields.
+        positional: names of the required fields, passed by position.
+        named: names of the optional fields, passed by name.
+    """
+
+    def __init__(self, schema: Schema, positional: Sequence[str], named: Sequence[str] = ()) -> None:
+        self._schema, self._positional, self._named = schema, tuple(positional), tuple(named)
+        native = kernels.native()
+        trees = ({name: _nesting(schema.trees[name]) for name in names} for names in (positional, named))
+        self._native = None if native is None else native.Flattener(*trees)
+
+    def __call__(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the leaves of all fields. Raises a SchemaError that names an undeclared key or field."""
+        leaves = None if self._native is None else self._native.flatten(values, extra)
+        return tuple(chain.from_iterable(self.by_field(values, extra).values())) if leaves is None else leaves
+
+    def by_field(
+        self, values: tuple[Any, ...], extra: dict[str, Any], staged: Container[str] = ()
+    ) -> dict[str, tuple[Any, ...]]:
+        """Return the leaves of each field that is not staged. Raises if a staged field is passed again."""
+        schema, leaves = self._schema, {}
+        for name in extra:
+            schema.require(name)
+        names = (*self._positional, *self._named)
+        for name, value in zip(names, (*values, *map(extra.get, self._named)), strict=True):
+            if name not in staged:
+                leaves[name] = schema.flatten(name, value)
+            elif value is not None:
+                remedy = "It is staged already: leave it out."
+                raise SchemaError(explain(name, "one value per step", "a second value", remedy))
+        return leaves
+
+
+def _nesting(tree: Tree) -> Any:
+    """Return the nested names of a field's parts; None for a leaf."""
+    return None if isinstance(tree, Field) else {name: _nesting(part) for name, part in tree.items()}
+
+
+class RowWriter(Protocol):
+    """Writes rows of tensors [rows, N, …]: one native call, or two dispatched torch copies.
+
+    Every step overwrites the row of a tensor with a single row.
+    """
+
+    def write(self, row: int, leaves: tuple[Any, ...], columns: tuple[int, ...] | None = None) -> int:
+        """Copy leaves as passed by the caller. Return -1, or the position of a leaf that needs conversion.
+
+        Writes all leaves or none; a leaf of None zeroes the row of an optional tensor. `columns`: indices of
+        the tensors to write, all by default.
+        """
+        ...
+
+    def write_converted(
+        self, row: int, leaves: tuple[torch.Tensor | None, ...], columns: tuple[int, ...] | None
+    ) -> int:
+        """Copy converted leaves. Return -1, or the position of a leaf whose memory cannot be read."""
+        ...
+
+    def have_moved(self) -> bool:
+        """Whether the memory of a tensor has moved since construction, as after `share_memory_`."""
+        ...
+
+
+def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
+    """Make a writer into these tensors. Without an environment axis (N = 1), leaves lack the axis N."""
+    if not kernels.runs_native(tensors):
+        return _TorchRows(tensors, has_env_axis)
+    arrays = [kernels.native_argument(tensor) for tensor in tensors]
+    return _NativeRows(kernels.native().Columns(arrays, list(optional), 0 if has_env_axis else 1), tensors)
+
+
+class _NativeRows:
+    def __init__(self, native: Any, tensors: Sequence[torch.Tensor]) -> None:
+        self.write = native.write
+        self.have_moved = native.have_moved if kernels.exchange() else _Addresses(tensors).have_moved
+
+    def write_converted(
+        self, row: int, leaves: tuple[torch.Tensor | None, ...], columns: tuple[int, ...] | None
+    ) -> int:
+        return self.write(row, tuple(map(kernels.native_argument, leaves)), columns)
+
+
+class _Addresses:
+    """Addresses of tensors at construction."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._addresses = tensors, [tensor.data_ptr() for tensor in tensors]
+
+    def have_moved(self) -> bool:
+        return [tensor.data_ptr() for tensor in self._tensors] != self._addresses
+
+
+class _TorchRows:
+    def __init__(self, tensors: Sequence[torch.Tensor], has_env_axis: bool) -> None:
+        self._tensors = [tensor if has_env_axis else tensor.squeeze(1) for tensor in tensors]
+        self.have_moved = _Addresses(tensors).have_moved
+        self._views: list[tuple[torch.Tensor, ...]] = []
+
+    def write(self, row: int, leaves: tuple[Any, ...], columns: tuple[int, ...] | None = None) -> int:
+        """Return 0: every leaf needs conversion. Return -1 without leaves."""
+        return 0 if leaves else -1
+
+    def write_converted(
+        self, row: int, leaves: tuple[torch.Tensor | None, ...], columns: tuple[int, ...] | None
+    ) -> int:
+        if not self._views:
+            # Cached views: a step is then two dispatched copies.
+            rows = max(map(len, self._tensors))
+            with torch.inference_mode(False):  # the views are also written outside inference mode
+                views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
+            self._views = list(zip(*views, strict=True))
+        views = self._views[row]
+        pairs = list(zip(views if columns is None else [views[i] for i in columns], leaves, strict=True))
+        missing = [view for view, leaf in pairs if leaf is None]
+        for word in (torch.int32, torch.uint8):
+            copies = [(view, _words(leaf)) for view, leaf in pairs if leaf is not None and view.dtype == word]
+            if copies:
+                torch._foreach_copy_([view for view, _ in copies], [leaf for _, leaf in copies])
+        if missing:
+            torch._foreach_zero_(missing)
+        return -1
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as flat int32, or as bytes if its items are not a multiple of four bytes.
+
+    Devices copy many tensors in one launch only if all have the same dtype.
+    """
+    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return flat.view(-1).view(torch.int32 if tensor.element_size() % 4 == 0 else torch.uint8)
