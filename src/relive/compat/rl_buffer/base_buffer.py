@@ -30,7 +30,7 @@ class ResetStrategy(Enum):
     """`add` to a full buffer removes all steps first."""
 
 
-class Sized:
+class SizedBuffer:
     """Sizes in time steps and in transitions, devices, statistics and the reset strategy of a buffer."""
 
     current_size: Any
@@ -79,7 +79,7 @@ class Sized:
         return self.current_size
 
 
-class BaseBuffer(Sized):
+class BaseBuffer(SizedBuffer):
     """A buffer with sizes in time steps, statistics, and a strategy for when it is full.
 
     A subclass of yours allocates its own tensors and writes them in `add_context`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +13,11 @@ import torch
 from relive import estimators
 from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, fit_tree, flags, refuse_full, track
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
-from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES, StepRows, fit
-from relive.compat.views import declare, memory_views, named_leaves, rows_at
+from relive.compat.views import declare, memory_views, named_leaves
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
-from relive.schema.checks import check_positive_int
 
 __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]
 
@@ -49,9 +48,12 @@ class SequenceBatch(RolloutBatch):
 
 
 _STEP = ("obs", "action", "reward", "terminated", "value", "log_prob")
-_FIELD_NAMES = {"observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob"}
-_SCORES = {"returns": "return", "advantages": "advantage"}
-_SEQUENCES = {**_FIELD_NAMES, **_SCORES, "masks": "mask", "starts": "is_first"}
+_BATCH_FIELDS = {
+    "observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob", "returns": "return",
+    "advantages": "advantage",
+}  # fmt: skip
+"""The core's name of each field of a batch."""
+_SEQUENCE_FIELDS = {**_BATCH_FIELDS, "masks": "mask", "starts": "is_first"}
 
 
 class RolloutBuffer(BaseBuffer):
@@ -61,29 +63,16 @@ class RolloutBuffer(BaseBuffer):
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        stats_tracker: StatsTracker,
-        obs_dtype: Any = torch.float32,
-        action_dtype: torch.dtype = torch.float32,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
-        *,
+        self, buffer_size: int, num_envs: int, obs_shape: Any, action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker, obs_dtype: Any = torch.float32, action_dtype: torch.dtype = torch.float32,
+        gamma: float = 0.99, gae_lambda: float = 0.95, device: torch.device = CPU,
+        store_device: torch.device | None = None, reset_strategy: ResetStrategy = ResetStrategy.ERROR, *,
         seed: int | None = None,
-    ) -> None:
-        storage_device = torch.device(device if store_device is None else store_device)
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        seed = experiment_seed(seed)
-        make = partial(_Rollout, buffer_size, num_envs, *fields, device=storage_device, seed=seed)
-        self._rows = StepRows(make, _STEP)
-        self._random = generator_on(storage_device, seed)
+    ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        settings: dict[str, Any] = {"device": self.store_device, "seed": experiment_seed(seed)}
+        self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
 
@@ -113,16 +102,9 @@ class RolloutBuffer(BaseBuffer):
             raise AttributeError(explain("_full", self._rows.is_full, full, "Set _pos to the number of rows written."))
 
     def add(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        value: Any,
-        log_prob: Any,
-        infos: Mapping[str, Any] | None = None,
-        done_reasons: Sequence[str | None] | None = None,
-    ) -> None:
+        self, obs: Any, action: Any, reward: Any, done: Any, value: Any, log_prob: Any,
+        infos: Mapping[str, Any] | None = None, done_reasons: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         """Store one step of every environment; `done` is True where this step ended its episode."""
         rows = self._rows
         refuse_full(rows.is_full, self.reset_strategy)
@@ -161,25 +143,12 @@ class RolloutBuffer(BaseBuffer):
         over = fit("last_dones", flags(_flat(last_dones)), ended[0])
         self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
-    def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
+    def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
         self._score("get")
-        return self._batches(check_positive_int("batch_size", batch_size), shuffle)
-
-    def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
-        rows, storage_device = self._rows, self.store_device
-        total = rows.step * self.num_envs
-        memory = {theirs: rows.flat[ours] for theirs, ours in _FIELD_NAMES.items()}
-        memory |= {theirs: rows.view(ours).flatten() for theirs, ours in _SCORES.items()}
-        order = torch.randperm(total, generator=self._random, device=storage_device) if shuffle else None
-        for start in range(0, total, batch_size):
-            batch = slice(start, min(start + batch_size, total))
-            fields = {
-                name: x[batch].clone() if order is None else rows_at(order[batch], x) for name, x in memory.items()
-            }
-            if storage_device != self.device:
-                fields = {name: x.to(self.device) for name, x in fields.items()}
-            yield RolloutBatch(**fields)
+        fields = _BATCH_FIELDS.values()
+        batches = self.core.minibatches(batch_size, shuffle=shuffle, fields=fields, device=self.device)
+        return (RolloutBatch(**{theirs: batch[ours] for theirs, ours in _BATCH_FIELDS.items()}) for batch in batches)
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
@@ -190,7 +159,9 @@ class RolloutBuffer(BaseBuffer):
         """
         self._score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
-        return (SequenceBatch(**{theirs: each[ours] for theirs, ours in _SEQUENCES.items()}) for each in sequences)
+        return (
+            SequenceBatch(**{theirs: batch[ours] for theirs, ours in _SEQUENCE_FIELDS.items()}) for batch in sequences
+        )
 
     def _score(self, where: str, name: str = "advantage") -> torch.Tensor:
         """The advantages or returns of the stored steps; raise if they are not computed."""

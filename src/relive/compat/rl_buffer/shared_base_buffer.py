@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from relive.compat.rl_buffer.base_buffer import Sized
+from relive.compat.rl_buffer.base_buffer import SizedBuffer
 
 
-class SharedBaseBuffer(Sized, ABC):
+class SharedBaseBuffer(SizedBuffer, ABC):
     """Sizes, statistics and position of a buffer that several processes use; a worker may have no tracker."""
 
     @abstractmethod

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
-from relive.compat.rl_buffer.replay_buffer import TransitionBuffer, Transitions
+from relive.compat.rl_buffer.replay_buffer import TransitionBuffer
 from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.concurrent import Handle, connect
@@ -35,34 +34,6 @@ class SharedStates:
     """rl-buffer's shared counters. Empty here: the shared memory of the rows includes them."""
 
 
-class SharedTransitions(Transitions):
-    """A core replay buffer in new shared memory, or in the memory of another process if a `handle` is given.
-
-    A spawned process that receives this object as an argument uses the same memory; any other copy has its own memory.
-    """
-
-    def __init__(
-        self, make: Callable[[], _Replay], obs_shape: Any, handle: Handle | None = None, seed: int | None = None
-    ) -> None:
-        super().__init__(make if handle is None else partial(connect, handle, seed=seed), obs_shape)
-        self._make = make
-
-    def rejoin(self) -> SharedTransitions:
-        """Open the memory again in a forked child, which must not use its parent's handles."""
-        return SharedTransitions(self._make, self._obs_shape, self.core.handle())
-
-    def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is None:
-            return super().__getstate__()
-        return {"make": self._make, "obs_shape": self._obs_shape, "handle": self.core.handle()}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        if "handle" in state:
-            self.__init__(**state)
-        else:
-            super().__setstate__(state)
-
-
 class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
@@ -72,45 +43,48 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        stats_tracker: StatsTracker | None,
-        is_main_process: bool,
-        shared_memory_components: SharedMemoryComponents | None = None,
-        shared_states: SharedStates | None = None,
-        obs_dtype: Any = torch.float32,
-        action_dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
-        *,
+        self, buffer_size: int, num_envs: int, obs_shape: Any, action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker | None, is_main_process: bool,
+        shared_memory_components: SharedMemoryComponents | None = None, shared_states: SharedStates | None = None,
+        obs_dtype: Any = torch.float32, action_dtype: torch.dtype = torch.float32, device: torch.device = CPU,
+        store_device: torch.device | None = None, reset_strategy: ResetStrategy = ResetStrategy.RECURRENT, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         components = shared_memory_components
         _check_components(is_main_process, components, shared_states)
         if store_device is not None and torch.device(store_device) != CPU:
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
-        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
-        handle = None if components is None else components.handle
-        self._shared, self._process = SharedTransitions(make, obs_shape, handle, make.keywords["seed"]), os.getpid()
+        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
+        self._use(self._make() if components is None else connect(components.handle, seed=self._make.keywords["seed"]))
+
+    def _use(self, core: _Replay) -> None:
+        super()._use(core)
+        self._process = os.getpid()
 
     @property
-    def _transitions(self) -> SharedTransitions:
-        if self._process != os.getpid():  # this process is a forked child
-            self._shared, self._process = self._shared.rejoin(), os.getpid()
-        return self._shared
+    def core(self) -> _Replay:
+        """The relive buffer underneath."""
+        if self._process != os.getpid():  # a forked child must not use its parent's handles
+            self._use(connect(self._core.handle()))
+        return self._core
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_shared": self._transitions}
+        """Return the contents; for a process that is being spawned, the handle of the memory instead."""
+        if get_spawning_popen() is None:
+            return super().__getstate__()
+        attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
+        return {**attributes, "handle": self.core.handle()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._process = os.getpid()
+        attributes = dict(state)
+        handle = attributes.pop("handle", None)
+        if handle is None:
+            super().__setstate__(attributes)
+        else:
+            vars(self).update(attributes)
+            self._use(connect(handle))
 
     def pos(self) -> int:
         """The position of the next time step: from 0 after `reset` to `buffer_size - 1`, then 0 again."""
