@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
-from relive.compat.rl_buffer.replay_buffer import REPLAY_FIELDS, ReplayBatch, StoredTransitions
+from relive.compat.rl_buffer.replay_buffer import REPLAY_FIELDS, LocalReplayBuffer, ReplayBatch
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
 from relive.errors import explain
@@ -32,7 +32,7 @@ _FIELDS = REPLAY_FIELDS | {"indices": "index", "weights": "weight"}
 
 @dataclass
 class _Beta:
-    """A settable exponent of the importance weights."""
+    """Exponent of the importance weights, as a schedule that returns a settable value."""
 
     value: float
 
@@ -40,7 +40,7 @@ class _Beta:
         return self.value
 
 
-class PrioritizedReplayBuffer(StoredTransitions):
+class PrioritizedReplayBuffer(LocalReplayBuffer):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn by priority `(|td| + epsilon)^alpha`.
 
     New rows get the largest priority so far. `alpha`, `beta` and `epsilon` may be set at any time.
@@ -57,7 +57,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
         Prioritized(alpha, beta, epsilon)  # raises if a setting is invalid
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._current_beta = _Beta(beta)
-        # The core gets priorities to the power of alpha: its own exponent could not change later.
+        # The exponent of a core is fixed; `alpha` is not, so `update_priorities` applies it.
         sampler = Prioritized(1.0, self._current_beta, 0.0)
         self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
         self._use(self._make())
@@ -74,7 +74,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
 
     @property
     def sum_tree(self) -> SumTree:
-        """A tree of the priorities of all rows; leaf t · num_envs + env belongs to row t of the memory."""
+        """Tree of all priorities; leaf t · num_envs + env belongs to environment env in row t of the memory."""
         return RowTree(self.core)
 
     @property

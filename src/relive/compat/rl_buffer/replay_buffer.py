@@ -17,12 +17,12 @@ from relive.compat.rl_buffer.base_buffer import (
     BaseBuffer,
     ResetStrategy,
     SizedBuffer,
+    as_bools,
+    check_not_full,
     fit_tree,
-    flags,
-    refuse_full,
-    track,
+    update_stats,
 )
-from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, is_tree, memory_views
 from relive.errors import SchemaError, explain
@@ -97,13 +97,13 @@ class TransitionBuffer(SizedBuffer):
         core, tracker = self.core, self._stats_tracker
         with core._lock:  # other processes and threads may add too: check and write must be atomic
             is_full = self._is_full
-            refuse_full(is_full, self.reset_strategy)
+            check_not_full(is_full, self.reset_strategy)
             step = self._convert(obs, action, reward, done, next_obs, truncated)
             if tracker is not None:  # before the write, since the tracker may refuse the metrics
-                ended = on_host(step[3])
+                ended = to_numpy(step[3])
                 if getattr(tracker, "truncated_ends", False) is True:
-                    ended = ended | on_host(step[4])
-                track(tracker, ended, step[2], infos, done_reasons)
+                    ended = ended | to_numpy(step[4])
+                update_stats(tracker, ended, step[2], infos, done_reasons)
             if is_full and self.reset_strategy is ResetStrategy.AUTO:
                 self.reset()
             core.add(*step)
@@ -113,22 +113,22 @@ class TransitionBuffer(SizedBuffer):
         """Called after each stored step."""
 
     def _convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
-        """Convert one step for the core. `truncated` and `next_obs` may be exchanged."""
+        """Convert one step for the core. `truncated` and `next_obs` may be swapped."""
         if self._is_swapped(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
-        values = (obs, action, reward, flags(done), flags(truncated), next_obs)
+        values = (obs, action, reward, as_bools(done), as_bools(truncated), next_obs)
         step = [fit_tree(name, value, place) for (name, place), value in zip(self._places, values, strict=True)]
         _refuse_shared(step[0], step[5])
         return step
 
     def _is_swapped(self, next_obs: Any, truncated: Any) -> bool:
-        """Whether `next_obs` are flags: by their shape, or by their dtype if observations are scalars."""
+        """Whether `next_obs` has the shape of flags; if observations are scalars, whether it has their dtype."""
         if self.obs_shape:
             return np.shape(next_obs) == (self.num_envs,) and not is_tree(next_obs)
         return _are_bools(next_obs) and not _are_bools(truncated) and self._places[0][1].dtype is not torch.bool
 
     def get(self, batch_size: int) -> ReplayBatch:
-        """Draw transitions with replacement; the batch is limited to the number of stored transitions."""
+        """Draw transitions with replacement; `batch_size` is at most the number of stored transitions."""
         available = self.total_current_size
         if 0 < available < batch_size:
             raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
@@ -141,7 +141,7 @@ class TransitionBuffer(SizedBuffer):
             raise ValueError("Cannot sample from empty buffer: add a step first.")
         batch = core.sample(batch_size)
         batch = batch if self.device == core.device else to_device(batch, self.device)
-        return {theirs: batch[ours] for theirs, ours in names.items()}
+        return {name: batch[core_name] for name, core_name in names.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
@@ -160,7 +160,7 @@ def _are_bools(value: Any) -> bool:
 
 
 def _refuse_shared(obs: Any, next_obs: Any) -> None:
-    """Raise if observation and next observation share memory: the environment has overwritten the first."""
+    """Raise if `next_obs` shares memory with `obs`: the environment has overwritten `obs`."""
     if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
@@ -169,25 +169,25 @@ def _refuse_shared(obs: Any, next_obs: Any) -> None:
         raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
 
 
-class StoredTransitions(TransitionBuffer, BaseBuffer):
-    """Base class of the buffers of one process; counts its steps."""
+class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
+    """Base class of the replay buffers of one process; counts the steps."""
 
-    _at = 0
+    _position = 0
     _is_full = False
 
-    def _forget(self) -> None:
-        self._at, self._is_full = 0, False
+    def _remove_steps(self) -> None:
+        self._position, self._is_full = 0, False
         self.core.clear()
 
     @property
     def _pos(self) -> int:
-        return self._at
+        return self._position
 
     @_pos.setter
     def _pos(self, pos: int) -> None:
         if pos == 0:
-            self._forget()
-        elif pos != self._at:
+            self._remove_steps()
+        elif pos != self._position:
             raise AttributeError(explain("_pos", "0, which forgets every step", pos, "Add steps with add."))
 
     @property
@@ -199,18 +199,18 @@ class StoredTransitions(TransitionBuffer, BaseBuffer):
         if full and not self._is_full:
             raise AttributeError(explain("_full", "False, or a full buffer", full, "Add steps with add."))
         if self._is_full and not full:
-            self._forget()
+            self._remove_steps()
 
     def _count_step(self) -> None:
-        self._at = self._at % self._buffer_size + 1
-        self._is_full = self._is_full or self._at == self._buffer_size
+        self._position = self._position % self._buffer_size + 1
+        self._is_full = self._is_full or self._position == self._buffer_size
 
     def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
         """Raise a TypeError: steps are stored with `add`."""
         raise TypeError(f"{type(self).__name__}.add_context: expected add(obs, …), got rows to be written by hand.")
 
 
-class ReplayBuffer(StoredTransitions):
+class ReplayBuffer(LocalReplayBuffer):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn uniformly.
 
     `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.

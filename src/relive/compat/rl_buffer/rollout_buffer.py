@@ -11,8 +11,16 @@ from typing import Any
 import torch
 
 from relive import estimators
-from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, fit_tree, flags, refuse_full, track
-from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.compat.rl_buffer.base_buffer import (
+    CPU,
+    BaseBuffer,
+    ResetStrategy,
+    as_bools,
+    check_not_full,
+    fit_tree,
+    update_stats,
+)
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES, StepRows, fit
 from relive.compat.views import declare, memory_views, named_leaves
@@ -47,7 +55,7 @@ class SequenceBatch(RolloutBatch):
     starts: torch.Tensor
 
 
-_STEP = ("obs", "action", "reward", "terminated", "value", "log_prob")
+_STEP_FIELDS = ("obs", "action", "reward", "terminated", "value", "log_prob")
 _BATCH_FIELDS = {
     "observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob", "returns": "return",
     "advantages": "advantage",
@@ -72,7 +80,7 @@ class RolloutBuffer(BaseBuffer):
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
         settings: dict[str, Any] = {"device": self.store_device, "seed": experiment_seed(seed)}
-        self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP)
+        self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP_FIELDS)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
 
@@ -81,7 +89,7 @@ class RolloutBuffer(BaseBuffer):
         """The relive buffer underneath, with the stored steps."""
         return self._rows.core
 
-    def _forget(self) -> None:
+    def _remove_steps(self) -> None:
         self._rows.clear()
 
     @property
@@ -107,17 +115,17 @@ class RolloutBuffer(BaseBuffer):
     ) -> None:  # fmt: skip
         """Store one step of every environment; `done` is True where this step ended its episode."""
         rows = self._rows
-        refuse_full(rows.is_full, self.reset_strategy)
-        values = (obs, action, reward, flags(done), value, log_prob)
+        check_not_full(rows.is_full, self.reset_strategy)
+        values = (obs, action, reward, as_bools(done), value, log_prob)
         step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, values, strict=True)]
-        track(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
+        update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
         rows.write(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
 
     @contextmanager
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """Yield the position for one step that is written into `_observations`, …; see `BaseBuffer.add_context`."""
+        """Yield the row of the next step in `_observations`, `_actions`, …; see `BaseBuffer.add_context`."""
         if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
             self._make_room()
         with super().add_context(*args, **kwargs) as pos:
@@ -127,7 +135,7 @@ class RolloutBuffer(BaseBuffer):
         if self.reset_strategy is ResetStrategy.AUTO:
             self.reset()
             return
-        for name in _STEP:
+        for name in _STEP_FIELDS:
             for _, tensor in named_leaves(name, self._rows.tensors[name]):
                 tensor[:-1] = tensor[1:].clone()
         self._rows.step -= 1
@@ -139,16 +147,16 @@ class RolloutBuffer(BaseBuffer):
         is True, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fit("last_values", _flat(last_values), value[0])
-        over = fit("last_dones", flags(_flat(last_dones)), ended[0])
+        last = fit("last_values", _flatten(last_values), value[0])
+        over = fit("last_dones", as_bools(_flatten(last_dones)), ended[0])
         self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
-        self._score("get")
-        fields = _BATCH_FIELDS.values()
-        batches = self.core.minibatches(batch_size, shuffle=shuffle, fields=fields, device=self.device)
-        return (RolloutBatch(**{theirs: batch[ours] for theirs, ours in _BATCH_FIELDS.items()}) for batch in batches)
+        self._computed_score("get")
+        device = None if self.device == self.store_device else self.device
+        batches = self.core.minibatches(batch_size, shuffle=shuffle, fields=_BATCH_FIELDS.values(), device=device)
+        return (RolloutBatch(**{name: batch[field] for name, field in _BATCH_FIELDS.items()}) for batch in batches)
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
@@ -157,24 +165,24 @@ class RolloutBuffer(BaseBuffer):
 
         `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
         """
-        self._score("get_sequences")
+        self._computed_score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
         return (
-            SequenceBatch(**{theirs: batch[ours] for theirs, ours in _SEQUENCE_FIELDS.items()}) for batch in sequences
+            SequenceBatch(**{name: batch[field] for name, field in _SEQUENCE_FIELDS.items()}) for batch in sequences
         )
 
-    def _score(self, where: str, name: str = "advantage") -> torch.Tensor:
-        """The advantages or returns of the stored steps; raise if they are not computed."""
+    def _computed_score(self, where: str, name: str = "advantage") -> torch.Tensor:
+        """Return the advantages or returns of the stored steps; raise if they are not computed."""
         if name not in self._rows.scores:
             remedy = "Call compute_returns_and_advantages first."
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP)
+    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP_FIELDS)
     _advantages, _returns = memory_views(*SCORES)
 
     def _memory_of(self, field: str) -> Any:
-        return self._score(f"{field}s", field) if field in SCORES else self._rows.view(field)
+        return self._computed_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages to mean 0 and population standard deviation 1."""
@@ -197,7 +205,7 @@ class RolloutBuffer(BaseBuffer):
     @property
     def advantages_std(self) -> float:
         """Unbiased standard deviation of the advantages; 0 for a single one."""
-        return _deviation(self._advantages)
+        return _unbiased_std(self._advantages)
 
     @property
     def returns_mean(self) -> float:
@@ -207,7 +215,7 @@ class RolloutBuffer(BaseBuffer):
     @property
     def returns_std(self) -> float:
         """Unbiased standard deviation of the returns; 0 for a single one."""
-        return _deviation(self._returns)
+        return _unbiased_std(self._returns)
 
 
 def _normalize(x: torch.Tensor) -> None:
@@ -215,10 +223,10 @@ def _normalize(x: torch.Tensor) -> None:
     x.sub_(mean).div_(deviation + 1e-6)
 
 
-def _deviation(x: torch.Tensor) -> float:
+def _unbiased_std(x: torch.Tensor) -> float:
     return float(x.std()) if x.numel() > 1 else 0.0
 
 
-def _flat(value: Any) -> torch.Tensor:
+def _flatten(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
     return tensor.flatten()

@@ -24,14 +24,14 @@ __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
 @dataclass
 class SharedMemoryComponents:
-    """A small handle of the main process's memory, to send to a worker."""
+    """A handle of the main process's memory, small enough to send to a worker."""
 
     handle: Handle
 
 
 @dataclass
 class SharedStates:
-    """rl-buffer's shared counters. Empty here: the shared memory of the rows includes them."""
+    """rl-buffer's shared counters. Empty: the core counts in its shared memory."""
 
 
 class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
@@ -51,7 +51,13 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         components = shared_memory_components
-        _check_components(is_main_process, components, shared_states)
+        if is_main_process and (components is not None or shared_states is not None):
+            remedy = "Leave them out: the main process makes them."
+            raise ValueError(explain("SharedReplayBuffer", "no shared components in the main process", "some", remedy))
+        if not is_main_process and components is None:
+            remedy = "Pass shared_memory_components= of the main process's buffer."
+            expected = "the main process's shared components in a worker"
+            raise ValueError(explain("SharedReplayBuffer", expected, None, remedy))
         if store_device is not None and torch.device(store_device) != CPU:
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
@@ -123,16 +129,3 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
         """The constructor arguments for workers."""
         return SharedMemoryComponents(self.core.handle()), SharedStates()
-
-
-def _check_components(is_main_process: bool, memory_components: Any, states: Any) -> None:
-    if is_main_process and (memory_components is not None or states is not None):
-        remedy = "Leave them out: the main process makes them."
-        where, expected = "SharedReplayBuffer", "no shared components in the main process"
-        raise ValueError(
-            explain(where, expected, type(states if memory_components is None else memory_components).__name__, remedy)
-        )
-    if not is_main_process and memory_components is None:
-        remedy = "Pass shared_memory_components= of the main process's buffer."
-        where, expected = "SharedReplayBuffer", "the main process's shared components in a worker"
-        raise ValueError(explain(where, expected, None, remedy))
