@@ -8,7 +8,7 @@ import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
-from relive.compat.apexrl.buffer.specs import leaves_of, to_place
+from relive.compat.apexrl.buffer.specs import list_leaves, to_device
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare
@@ -53,8 +53,8 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store an observation and the expert's action: one row, or a batch of rows [B, …]."""
-        leaves_of("obs", self.obs_shape, obs)  # raises ApexRL's error for another structure
-        self.core.add(to_place(obs, self.device), to_place(action, self.device))
+        list_leaves("obs", self.obs_shape, obs)  # raises ApexRL's error for another structure
+        self.core.add(to_device(obs, self.device), to_device(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """Draw `batch_size` rows as `(obs, expert_actions)`."""
