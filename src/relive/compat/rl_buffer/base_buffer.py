@@ -79,7 +79,7 @@ class BaseBuffer(SizedBuffer):
     """
 
     _pos: Any = 0
-    """Number of stored time steps; in a full buffer, the number of the row after the newest step."""
+    """Number of the row after the newest step, from 1 to the capacity; 0 in an empty buffer."""
     _full: Any = False
 
     def _remove_steps(self) -> None:
@@ -108,7 +108,7 @@ class BaseBuffer(SizedBuffer):
     ) -> Iterator[int]:  # fmt: skip
         """Yield the row of the next step, for a subclass with its own tensors; a block that raises stores no step.
 
-        With `RECURRENT` the row after the last one is row 0.
+        With `RECURRENT` row 0 follows the last row.
         """
         check_not_full(self.full, self.reset_strategy)
         if self.full and self.reset_strategy is ResetStrategy.AUTO:

@@ -32,7 +32,7 @@ _FIELDS = REPLAY_FIELDS | {"indices": "index", "weights": "weight"}
 
 @dataclass
 class _Beta:
-    """Exponent of the importance weights, as a schedule that returns a settable value."""
+    """A schedule of the importance weights' exponent that returns a settable value."""
 
     value: float
 
@@ -54,10 +54,10 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        Prioritized(alpha, beta, epsilon)  # raises if a setting is invalid
+        Prioritized(alpha, beta, epsilon)  # only to check the settings
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._current_beta = _Beta(beta)
-        # The exponent of a core is fixed; `alpha` is not, so `update_priorities` applies it.
+        # The core's own exponent cannot change, but `alpha` may: `update_priorities` applies `alpha`.
         sampler = Prioritized(1.0, self._current_beta, 0.0)
         self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
         self._use(self._make())

@@ -49,7 +49,7 @@ REPLAY_FIELDS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "dones": "terminated", "truncateds": "truncated",
     "next_observations": "next_obs",
 }  # fmt: skip
-"""The core's name of each field of a batch, in the order of the core's `add`."""
+"""Core's name of each field of a batch, in the order of the core's `add`."""
 
 
 class TransitionBuffer(SizedBuffer):
@@ -76,7 +76,7 @@ class TransitionBuffer(SizedBuffer):
         """Set `_make`, a picklable function that makes the core."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        # "stored": with shared next observations an episode's last one would take a row of the capacity.
+        # "stored": otherwise the last observation of each episode would occupy a row of the capacity.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
         self._make = partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
 
@@ -122,7 +122,7 @@ class TransitionBuffer(SizedBuffer):
         return step
 
     def _is_swapped(self, next_obs: Any, truncated: Any) -> bool:
-        """Whether `next_obs` has the shape of flags; if observations are scalars, whether it has their dtype."""
+        """Whether `next_obs` has the shape of flags; if observations are scalars, whether only `next_obs` has bools."""
         if self.obs_shape:
             return np.shape(next_obs) == (self.num_envs,) and not is_tree(next_obs)
         return _are_bools(next_obs) and not _are_bools(truncated) and self._places[0][1].dtype is not torch.bool

@@ -31,7 +31,7 @@ __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance
 
 
 def explained_variance(y_pred: torch.Tensor, y_true: torch.Tensor) -> float:
-    """Fraction of the variance of `y_true` that `y_pred` explains (`relive.explained_variance`)."""
+    """Return the fraction of the variance of `y_true` that `y_pred` explains; see `relive.explained_variance`."""
     return float(estimators.explained_variance(y_pred, y_true))
 
 
@@ -60,7 +60,7 @@ _BATCH_FIELDS = {
     "observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob", "returns": "return",
     "advantages": "advantage",
 }  # fmt: skip
-"""The core's name of each field of a batch."""
+"""Core's name of each field of a batch."""
 _SEQUENCE_FIELDS = {**_BATCH_FIELDS, "masks": "mask", "starts": "is_first"}
 
 
@@ -161,9 +161,9 @@ class RolloutBuffer(BaseBuffer):
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
     ) -> Iterator[SequenceBatch]:
-        """Yield every stored step once, as sequences `[B, L]` for recurrent policies; ends of episodes cut them.
+        """Yield every stored step once, as sequences `[B, L]` that stop at the end of an episode.
 
-        `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
+        `sequence_length=None` yields whole episodes. See `relive.RolloutBuffer.sequences`.
         """
         self._computed_score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
@@ -199,22 +199,22 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def advantages_mean(self) -> float:
-        """The mean advantage."""
+        """Mean of the advantages."""
         return float(self._advantages.mean())
 
     @property
     def advantages_std(self) -> float:
-        """Unbiased standard deviation of the advantages; 0 for a single one."""
+        """Unbiased standard deviation of the advantages; 0 for a single step."""
         return _unbiased_std(self._advantages)
 
     @property
     def returns_mean(self) -> float:
-        """The mean return."""
+        """Mean of the returns."""
         return float(self._returns.mean())
 
     @property
     def returns_std(self) -> float:
-        """Unbiased standard deviation of the returns; 0 for a single one."""
+        """Unbiased standard deviation of the returns; 0 for a single step."""
         return _unbiased_std(self._returns)
 
 

@@ -37,9 +37,9 @@ class SharedStates:
 class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
-    A lock makes `add` atomic. Each process tracks the steps that it adds with its own tracker, which a worker may omit.
-    The steps are in shared memory of the host; batches are moved to `device`. A process may also get the buffer itself
-    as an argument, or inherit it by a fork.
+    A lock makes `add` atomic. Each process has a statistics tracker of its own steps; a worker may have none. The steps
+    are in shared memory of the host; batches are moved to `device`. The buffer itself may be an argument of a new
+    process, or be inherited by a fork.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return self._core
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the contents; for a process that is being spawned, the handle of the memory instead."""
+        """Return the steps; while a process is being spawned, return the handle of the shared memory instead."""
         if get_spawning_popen() is None:
             return super().__getstate__()
         attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
@@ -93,14 +93,14 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
             self._use(connect(handle))
 
     def pos(self) -> int:
-        """The position of the next time step: from 0 after `reset` to `buffer_size - 1`, then 0 again."""
+        """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""
         num_steps = len(self.core) // self.num_envs
         if num_steps < self._buffer_size:
             return num_steps
         return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
 
     def set_pos(self, value: int) -> None:
-        """Remove every step if `value` is 0; any other new position raises."""
+        """Remove every step if `value` is 0; raise for another new position."""
         if value == 0:
             self.core.clear()
         elif value != self.pos():
@@ -127,5 +127,5 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return len(self.core) // self.num_envs
 
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
-        """The constructor arguments for workers."""
+        """Return the constructor arguments for workers."""
         return SharedMemoryComponents(self.core.handle()), SharedStates()

@@ -17,9 +17,9 @@ _MOMENTS = ("mean", "std", "min", "max")
 class StatsTracker:
     """Rewards, lengths and further metrics of the last `max_ep_info_buffer` episodes, and the reasons why they ended.
 
-    `metrics_keys` are "rewards", "lengths" and the extra ones. `ep_info_buffer` holds the finished episodes, oldest
-    first, with the keys `ep_<metric>` and `ep_done_<reason>`; it may be cleared or changed. As in rl-buffer only `done`
-    ends an episode; with `truncated_ends=True`, which rl-buffer lacks, `truncated` does, too.
+    `metrics_keys` are "rewards", "lengths" and `extra_metrics_keys`. `ep_info_buffer` holds the finished episodes,
+    oldest first, with the keys `ep_<metric>` and `ep_done_<reason>`; it may be cleared or changed. As in rl-buffer only
+    `done` ends an episode; with `truncated_ends=True`, which rl-buffer lacks, `truncated` does, too.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StatsTracker:
         self, dones: Any, rewards: Any, infos: Mapping[str, Any] | None = None,
         done_reasons: Sequence[str | None] | None = None,
     ) -> None:  # fmt: skip
-        """Count one step of every environment: `dones`, `rewards` and the extra metrics in `infos`, each `[N]`.
+        """Update the statistics with one step: `dones`, `rewards` and the extra metrics in `infos`, each `[N]`.
 
         Rewards `[N, k]` are summed over k, and a single number is used for every environment. A reason counts if the
         episode ends and `done_reason_keys` has it. A call that raises changes nothing.
@@ -79,7 +79,7 @@ class StatsTracker:
         self.ep_info_buffer.append(episode)
 
     def reset(self) -> None:
-        """Remove all episodes, running ones included."""
+        """Remove all episodes, also unfinished ones."""
         for sums in self._current_episode_stats.values():
             sums[:] = 0.0
         self.ep_info_buffer.clear()

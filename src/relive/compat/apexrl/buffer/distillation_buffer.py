@@ -17,9 +17,9 @@ from relive.compat.views import declare
 class DistillationBuffer:
     """The newest `capacity` observations and an expert's actions, drawn uniformly with replacement.
 
-    ApexRL documents this class but does not ship it. Undocumented behaviour follows its replay buffer: `add` takes one
-    row or a batch of rows, the oldest rows are overwritten, and a batch has at most as many rows as are stored. The
-    first `add` declares the action. `seed` makes the draws repeatable.
+    ApexRL documents this class but does not ship it. Undocumented behaviour follows ApexRL's replay buffer: `add`
+    accepts one row or a batch, the oldest rows are overwritten, and `batch_size` is at most the number of stored rows.
+    The first `add` declares the action. `seed` makes the draws repeatable.
 
     >>> buffer = DistillationBuffer(capacity=100, obs_shape=(2,), device="cpu")
     >>> buffer.add(torch.zeros(3, 2), torch.full((3, 1), 0.7))
@@ -39,7 +39,7 @@ class DistillationBuffer:
 
     @property
     def device(self) -> torch.device:
-        """The device of the rows."""
+        """Device of the rows."""
         return self.core.device
 
     @property
@@ -53,7 +53,7 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store an observation and the expert's action: one row, or a batch of rows [B, …]."""
-        list_leaves("obs", self.obs_shape, obs)  # raises ApexRL's error for another structure
+        list_leaves("obs", self.obs_shape, obs)  # raises a TypeError for another structure, as ApexRL does
         self.core.add(to_device(obs, self.device), to_device(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:

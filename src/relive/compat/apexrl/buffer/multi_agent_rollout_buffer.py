@@ -40,13 +40,13 @@ class AgentTensors(WriteThroughDict):
 
 
 class MultiAgentRolloutBuffer(Stepped):
-    """`num_steps` steps of `num_envs` environments with several agents each, and a state that they share.
+    """`num_steps` steps of `num_envs` environments with several agents each, and a state for all agents.
 
     Attributes are dicts with one tensor `[num_steps, num_envs, …]` per agent, under ApexRL's names. The tensors are
     the memory itself, and assigning one (`advantages["a"] = x`) writes into it.
 
     Differences from ApexRL: only stored steps are trained on; a declared state is required and an undeclared one is
-    refused; nothing is broadcast; a call that raises has stored nothing for any agent.
+    refused; nothing is broadcast; a call that raises stores nothing for any agent.
 
     >>> buffer = MultiAgentRolloutBuffer(possible_agents=["a", "b"], num_envs=2, num_steps=1, device="cpu",
     ...     obs_specs={"a": (3,), "b": (4,)}, action_shapes={"a": (), "b": (2,)},
@@ -100,7 +100,7 @@ class MultiAgentRolloutBuffer(Stepped):
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
-        """Compute advantages and returns per agent; `last_values` are those of the observations after the last step."""
+        """Compute advantages and returns per agent; `last_values` [num_envs] are the values after the last step."""
         ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
         self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
 
@@ -113,7 +113,7 @@ class MultiAgentRolloutBuffer(Stepped):
             advantages[agent][:steps] = normalized
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
-        """Return the stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
+        """Return the stored transitions of one agent `[step · num_envs, …]`, ordered by time, then environment."""
         count = check_nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
         fields = {
@@ -128,7 +128,7 @@ class MultiAgentRolloutBuffer(Stepped):
         self._rows.clear()
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Return `step` and all tensors in plain dicts; the tensors share the memory."""
+        """Return `step` and all tensors in plain dicts; the tensors share the buffer's memory."""
         names = ("observations", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns")
         tensors = {name: {agent: to_plain(x) for agent, x in getattr(self, name).items()} for name in names}
         return {**tensors, "states": to_plain(self.states), "step": self.step}

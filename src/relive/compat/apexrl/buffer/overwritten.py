@@ -1,4 +1,4 @@
-"""Detection of environments that write the next observation into the memory of the current one."""
+"""Detection of environments that overwrite an observation with the next one before it is stored."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from relive.schema.conversion import overlaps
 
 _MAX_CHECKS = 32
-"""Number of comparisons without a finding after which an environment is trusted."""
+"""Number of comparisons per buffer: an environment that passed them is trusted."""
 
 
 class OverwrittenObs:
     """Finds the first batch of a replay buffer whose `obs` an environment has overwritten with `next_obs`.
 
-    In an environment that stands still `obs` equals `next_obs`, too, but then it also equals the `next_obs` of the
-    previous batch. Only batches whose `obs` has the address of the previous `obs` are compared.
+    In an environment that does not move, `obs` also equals `next_obs`, and the `next_obs` of the previous batch. Only
+    batches whose `obs` has the address of the previous `obs` are compared.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class ReusedObs:
     def __init__(self) -> None:
         self._checks_left = _MAX_CHECKS
         self._previous_obs: torch.Tensor | None = None
-        """Keeps the memory of the previous `obs` alive: otherwise a new tensor could get the same address."""
+        """The previous `obs`. The reference keeps its memory alive: a new tensor could get the address otherwise."""
 
     def is_first(self, obs: Any, stored: torch.Tensor | None) -> bool:
-        """Return True once: for the first `obs` at the previous address that differs from `stored`, the row before."""
+        """Return True once: for the first `obs` at the previous address that differs from the previous row `stored`."""
         if not self._checks_left or not isinstance(obs, torch.Tensor):
             return False
         previous, self._previous_obs = self._previous_obs, obs

@@ -32,7 +32,7 @@ from relive.schema.fields import Field
 _CORE_NAMES = {
     "observations": "obs", "actions": "action", "rewards": "reward", "next_observations": "next_obs", "dones": "dones",
 }  # fmt: skip
-"""The core's name of each of ApexRL's fields, in ApexRL's order."""
+"""Core's name of each field, in ApexRL's order."""
 _CRITIC = {name: name for name in ("critic_observations", "next_critic_observations")}
 
 
@@ -40,12 +40,12 @@ class ReplayBuffer:
     """The newest `capacity` transitions under ApexRL's names, drawn uniformly with replacement.
 
     `add` takes batches `[B, …]`, or one transition without the batch axis. Attributes are the memory itself.
-    `seed` makes the draws repeatable; without it a seeded experiment repeats, and no global generator is touched.
+    `seed` makes the draws repeatable, and so does `torch.manual_seed`; no global generator is used.
 
     Differences from ApexRL:
     - Actions keep their dtype: without `action_dtype` the first `add` declares it; an integer dtype refuses floats.
       (ApexRL: int64 is the default, so a continuous action of 0.7 is stored as 0, also in the documented example.)
-    - An environment that overwrites `observations` with `next_observations` is reported once by a `DataWarning`.
+    - A `DataWarning` reports once that the environment overwrites `observations` with `next_observations`.
     - Declared critic observations are required, and undeclared ones are refused. (ApexRL: missing ones keep the row of
       an older transition, and undeclared ones are dropped.)
     - Nothing is broadcast: a reward of shape (1,) for three transitions is refused.
@@ -79,8 +79,8 @@ class ReplayBuffer:
         self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
         self._seed = experiment_seed(seed)
         self._overwritten = OverwrittenObs()
-        self._never: dict[int | None, torch.Tensor] = {}
-        """The flags of a batch without truncations, by batch size."""
+        self._zero_flags: dict[int | None, torch.Tensor] = {}
+        """`truncated` of the latest batch, by its size; None is a single transition."""
         self._core = self._new_core(action_dtype or torch.float32)
 
     def _new_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
@@ -96,12 +96,12 @@ class ReplayBuffer:
         return self._core
 
     def _memory_of(self, field: str) -> Any:
-        """The memory of a field of the core `[capacity, …]`; None for an undeclared field."""
+        """Return the memory `[capacity, …]` of a field of the core; None for an undeclared field."""
         return self._core.columns.reshape(-1).get(field, None)
 
     @property
     def pos(self) -> int:
-        """The next row to write."""
+        """Number of the row that is written next."""
         return self._num_written % self.capacity
 
     @property
@@ -122,7 +122,7 @@ class ReplayBuffer:
         self, observations: Any, actions: Any, rewards: Any, next_observations: Any, dones: Any,
         critic_observations: Any = None, next_critic_observations: Any = None,
     ) -> None:  # fmt: skip
-        """Store a batch of transitions `[B, …]`, or one without that axis; an empty batch stores nothing.
+        """Store a batch of transitions `[B, …]`, or one transition without a batch axis; an empty batch stores nothing.
 
         `dones` marks transitions whose next observation has no value: pass `terminated`. For truncated episodes pass
         the true final observation.
@@ -155,10 +155,10 @@ class ReplayBuffer:
         self._num_written += count or 1
 
     def _no_truncations(self, count: int | None) -> torch.Tensor:
-        if count not in self._never:
+        if count not in self._zero_flags:
             shape = () if count is None else (count,)
-            self._never = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
-        return self._never[count]
+            self._zero_flags = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
+        return self._zero_flags[count]
 
     def _critic_fields(self, *observations: Any) -> dict[str, Any]:
         critic = dict(zip(_CRITIC, observations, strict=True))
@@ -188,14 +188,14 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Remove every transition."""
         self._num_written = 0
-        self._seed += 1  # a new core, since a cleared one would not start at row 0
-        self._core = self._new_core(self._core.columns["action"].dtype)
+        self._seed += 1  # other draws than before
+        self._core = self._new_core(self._core.columns["action"].dtype)  # core.clear() would not return to row 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the transitions as tensors, dicts, dtypes and numbers, for `torch.load(…, weights_only=True)`.
 
-        The rows are in memory order: row `pos` is overwritten next. A leaf of a specification with its own dtype
-        becomes (shape, dtype).
+        The rows are in memory order: row `pos` is overwritten next. A `TensorLeafSpec` is saved as
+        (shape, dtype).
         """
         numbers = {name: getattr(self, name) for name in ("obs_dtype", "action_dtype", "pos", "full", "size")}
         rows = dict.fromkeys((*_CORE_NAMES, *_CRITIC))
@@ -223,14 +223,14 @@ class ReplayBuffer:
         self._num_written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
     def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
-        """Fill a core with these rows in memory order; the oldest is at `pos`."""
+        """Fill a new core with `rows`, which are in memory order; row `pos` is the oldest one of a full buffer."""
         fields = {_CORE_NAMES.get(name, name): tensor for name, tensor in rows.items()}
         block = TensorDict(fields, [len(rows["rewards"])]).to(self.device)
         block["dones"] = convert_dones("dones", block["dones"], self.device)
         block["terminated"] = block["dones"].bool()
         block["truncated"] = torch.zeros_like(block["terminated"])
         parts = (block,) if len(block) < self.capacity or not pos else (block[:pos], block[pos:], block[:pos])
-        # A full core must end at `pos`: the rows before it are written first, to advance the ring, and again last.
+        # The ring of a full core must stop at `pos`: the rows before `pos` are written first to advance it, and last.
         for part in parts:
             core.extend(part.clone())
         return core
@@ -251,7 +251,7 @@ class ReplayBuffer:
 
 
 def _as_batch(value: Any) -> Any:
-    """Reshape the number of a single transition to `[1]`."""
+    """Reshape a single number to `[1]`."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
@@ -261,6 +261,6 @@ def check_capacity(capacity: int) -> None:
 
 
 def check_sample(batch_size: int, size: int) -> None:
-    """Raise ApexRL's errors for a batch that cannot be drawn."""
+    """Raise ApexRL's errors for a batch size below 1 or above `size`, the number of stored rows."""
     if check_int("batch_size", batch_size, min=1, remedy="Pass how many transitions to draw.") > size:
         raise ValueError(explain("batch_size", f"at most {size}, which are stored", batch_size, "Add more first."))

@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer on our core, and the base class of its single-agent rollout buffers."""
+"""ApexRL's rollout buffer on our core, and the base class of the rollout buffers of one agent."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TRAINING_FIELDS = {
     "observations": "obs", PRIVILEGED: PRIVILEGED, "actions": "action", "old_log_probs": "log_prob",
     "advantages": "advantage", "returns": "return", "values": "value",
 }  # fmt: skip
-"""The core's name of each field that ApexRL trains on, in ApexRL's order."""
+"""Core's name of each field of training data, in ApexRL's order."""
 _STEP_FIELDS = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
 _Self = TypeVar("_Self", bound="SingleAgentRollout")
 
 
 class SingleAgentRollout(Stepped):
-    """Steps of one agent: the attributes are the memory itself, `[num_steps, num_envs, …]`."""
+    """Base class of the rollout buffers of one agent; attributes `[num_steps, num_envs, …]` are the memory itself."""
 
     num_envs: int
     num_steps: int
@@ -49,13 +49,13 @@ class SingleAgentRollout(Stepped):
 
     @property
     def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the stored steps and the episode ends of `dones`."""
+        """The relive buffer underneath, with the stored steps; `dones` are its "terminated"."""
         self._rows.tensors["terminated"].copy_(self._rows.tensors["dones"] != 0)
         return self._rows.core
 
     @property
     def device(self) -> torch.device:
-        """The device of the tensors."""
+        """Device of the tensors."""
         return self.rewards.device
 
     def __len__(self) -> int:
@@ -71,13 +71,13 @@ class SingleAgentRollout(Stepped):
         return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden])
 
     def _rows_for(self, _actions: Any) -> StepRows:
-        """Return the rows for a step with these actions."""
+        """Return the rows for a step with such actions."""
         return self._rows
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy observations and actions before the step, for environments that overwrite their observations.
 
-        Call `add` with None for these three after the step. ApexRL has no such method.
+        After the step call `add` with None for the three staged arguments. ApexRL has no such method.
         """
         check_not_full(self._rows)
         rows = self._rows_for(actions)
@@ -87,7 +87,7 @@ class SingleAgentRollout(Stepped):
     def _store(
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, *rest: Any
     ) -> None:
-        """Store one step; `rest` are the remaining fields, in the order of the rows."""
+        """Store one step; `rest` are the fields after `dones`, in the order of the rows."""
         check_not_full(self._rows)
         rows = self._rows_for(actions)
         leaves = observation_leaves(rows, observations, privileged_observations)
@@ -102,10 +102,10 @@ class SingleAgentRollout(Stepped):
         self._rows, self._action_is_known = rows, True
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
-        """Compute advantages and returns; `last_values` [num_envs] are those of the observations after the last step.
+        """Compute advantages and returns; `last_values` [num_envs] are the values after the last step.
 
-        A truncated episode counts as ended: add the discounted value of its final observation to its
-        last reward, as ApexRL's own runner does.
+        A truncated episode counts as ended: add the discounted value of the final observation to the last reward, as
+        ApexRL's own runner does.
         """
         self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
@@ -123,21 +123,21 @@ class SingleAgentRollout(Stepped):
 class RolloutBuffer(SingleAgentRollout):
     """`num_steps` steps of `num_envs` environments under ApexRL's names.
 
-    Both of its constructors work: the documented one, `(num_envs, num_steps, obs_shape, device, num_privileged_obs=0)`,
-    where the first `add` declares the action, and the newer one with `action_shape` and `action_dtype`.
-    `num_privileged_obs` alone declares a vector of privileged observations, as documented. Attributes are the memory
-    itself, and `step` may be set. `seed` makes `get_minibatch` repeatable; without it a seeded experiment repeats, and
-    no global generator is touched.
+    Both constructors of ApexRL work: the documented one, `(num_envs, num_steps, obs_shape, device,
+    num_privileged_obs=0)`, where the first `add` declares the action, and the newer one with `action_shape` and
+    `action_dtype`. `num_privileged_obs` alone declares a vector of privileged observations, as documented. Attributes
+    are the memory itself, and `step` may be set. `seed` makes `get_minibatch` repeatable, and so does
+    `torch.manual_seed`; no global generator is used.
 
     Differences from ApexRL:
     - Only stored steps are trained on. For a partly filled rollout `get_all_data` returns `num_steps · num_envs` rows
       as in ApexRL, but warns, and rows that were not stored are zero; `get_minibatch` draws stored rows, and
-      `last_values` follow the last stored step. (ApexRL: rows of older rollouts are among them.)
+      `last_values` follow the last stored step. (ApexRL also reads rows of older rollouts.)
     - Declared privileged observations are required, and undeclared ones are refused. (ApexRL: missing ones keep the row
       of an older rollout, and undeclared ones are dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
-    - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` reports it
-      once; `stage` copies `obs` before the step.
+    - A `DataWarning` reports once that the environment may have overwritten `obs` before `add`; `stage` copies `obs`
+      before the step.
 
     >>> buffer = RolloutBuffer(num_envs=2, num_steps=1, obs_shape=(3,), device="cpu")
     >>> ones = torch.ones(2)
@@ -170,12 +170,12 @@ class RolloutBuffer(SingleAgentRollout):
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """The shape of one action; `()` before the first `add` if it was not declared."""
+        """Shape of one action; `()` before the first `add` if it was not declared."""
         return tuple(self.actions.shape[2:])
 
     @property
     def action_dtype(self) -> torch.dtype:
-        """The dtype of actions; float32 before the first `add` if it was not declared."""
+        """Dtype of actions; float32 before the first `add` if it was not declared."""
         return self.actions.dtype
 
     def add(
@@ -186,7 +186,7 @@ class RolloutBuffer(SingleAgentRollout):
         self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs)
 
     def _rows_for(self, actions: Any) -> StepRows:
-        """Return the rows for these actions, which declare the field if the constructor did not."""
+        """Return rows for actions like `actions`; the first ones declare the field if the constructor did not."""
         if self._action_is_known:
             return self._rows
         action = declare_action(actions, 1, *self._action_arguments)
@@ -250,7 +250,7 @@ class RolloutBuffer(SingleAgentRollout):
 
 
 def check_not_full(rows: StepRows) -> None:
-    """Raise ApexRL's error if no further step fits."""
+    """Raise ApexRL's error if every step is stored."""
     if rows.is_full:
         raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
@@ -265,7 +265,7 @@ def observation_leaves(rows: StepRows, observations: Any, privileged_observation
 
 
 def _training_data(rows: StepRows) -> dict[str, Any]:
-    """All rows `[T · N]` of the fields that ApexRL trains on."""
+    """Return all rows `[T · N]` of the fields of training data."""
     return {
         name: rows.view(core_name).flatten() if core_name in SCORES else rows.flat.get(core_name)
         for name, core_name in TRAINING_FIELDS.items()

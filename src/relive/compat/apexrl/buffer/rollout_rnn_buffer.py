@@ -26,9 +26,10 @@ class RolloutRNNBuffer(SingleAgentRollout):
     """`num_steps` steps of `num_envs` environments with the hidden states before each step, read as sequences.
 
     Networks use hidden states (layers, batch, hidden); the attributes store them as [num_steps, num_envs, layers,
-    hidden]. Sequences continue across ends of episodes: `dones` mark where the network must reset its state.
+    hidden]. Sequences continue across ends of episodes: `dones` mark the steps after which the network must reset its
+    state.
 
-    Differences from ApexRL: those of `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does not
+    The differences from ApexRL are those of `RolloutBuffer`; sequences contain only stored steps. Shuffling does not
     use the global generator; `seed` makes it repeatable.
 
     >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
@@ -66,8 +67,8 @@ class RolloutRNNBuffer(SingleAgentRollout):
     ) -> Iterator[dict[str, Any]]:
         """Yield every stored step once, in minibatches of `minibatch_size` sequences `[sequence_length, B, …]`.
 
-        Hidden states (layers, B, hidden) are those before the first steps. Unshuffled, sequences are ordered by time,
-        then environment.
+        Hidden states (layers, B, hidden) belong to the first step of each sequence. Without `shuffle`, sequences are
+        ordered by time, then environment.
         """
         check_int("sequence_length", sequence_length, min=1, remedy="Pass a number of steps.")
         check_int("minibatch_size", minibatch_size, min=1, remedy="Pass a number of sequences.")
@@ -90,7 +91,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
         return all_sequences[all_sequences["index"].argsort()].split(batch_size)
 
     def _rename(self, batch: TensorDict) -> dict[str, Any]:
-        """Convert a batch of the core to ApexRL's names and axes, time first."""
+        """Convert a batch of the core to ApexRL's names, with the time axis first."""
         hidden = {name: _swap_axes(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]
         batch.batch_size = batch["mask"].shape

@@ -31,7 +31,7 @@ def plain_spec(spec: Any) -> Any:
 
 def list_leaves(where: str, tree: Any, value: Any) -> list[Any]:
     """List the leaves of `value` in the order of `tree`, which has the same structure; the leaves of None are None."""
-    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path
+    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path of `add`
         return [value]
     if not is_tree(tree):
         if is_tree(value):
@@ -47,7 +47,7 @@ def list_leaves(where: str, tree: Any, value: Any) -> list[Any]:
 
 
 def to_plain(rows: Any) -> Any:
-    """Convert TensorDicts to plain dicts of tensors."""
+    """Convert a TensorDict to a plain dict; a tensor stays a tensor."""
     return rows.to_dict() if isinstance(rows, TensorDict) else rows
 
 
@@ -77,7 +77,7 @@ def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
 
 
 def declare_action(actions: Any, num_axes: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
-    """Declare the field of `actions`, which have `num_axes` leading axes; None takes their shape or dtype.
+    """Declare the field of `actions`, which have `num_axes` leading axes; None is replaced by their shape or dtype.
 
     Actions of dtype float64 declare float32, unless `dtype` is float64.
     """

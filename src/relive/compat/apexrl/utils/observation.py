@@ -1,4 +1,4 @@
-"""ApexRL's helpers for observations (a tensor, or a dict or TensorDict of observations) and their specifications."""
+"""ApexRL's functions of observations (tensors, or dicts or TensorDicts of them) and of their specifications."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def observation_index(observation: Any, index: Any) -> Any:
 
 
 def observation_set_index(destination: Any, index: Any, value: Any) -> None:
-    """Write an observation into the rows `index` of another one."""
+    """Write the observation `value` into the rows `index` of `destination`."""
     if not is_tree(destination):
         destination[index] = value
         return
@@ -199,7 +199,7 @@ def allocate_observation_storage(
 
 
 def _map(function: Callable[[Any], Any], tree: Any, batch_size: Sequence[int] | None = None) -> Any:
-    """Apply a function to each leaf; dicts become TensorDicts of this batch size, or of the same batch size."""
+    """Apply a function to each leaf. Dicts become TensorDicts, with their own batch size if `batch_size` is None."""
     if not is_tree(tree):
         return function(tree)
     parts = {key: _map(function, part, batch_size) for key, part in tree.items()}

@@ -53,7 +53,7 @@ class Transition:
 
 @dataclass(eq=False)
 class Batch:
-    """One batch of a generator; fields of the other training type are None."""
+    """One batch of a generator; None in fields that the generator does not yield."""
 
     observations: TensorDict | None = None
     actions: torch.Tensor | None = None
@@ -68,11 +68,8 @@ class Batch:
     dones: torch.Tensor | None = None
 
 
-_ATTRIBUTES = {
-    "rl": {"values": "value", "actions_log_prob": "log_prob", "advantages": "advantages", "returns": "returns"},
-    "distillation": {"privileged_actions": "privileged_actions"},
-}
-"""The core's name of each attribute, by training type; attributes of both types are not listed."""
+_TYPE_FIELDS = {"rl": ("value", "log_prob", "advantages", "returns"), "distillation": ("privileged_actions",)}
+"""The core's fields of one training type only."""
 _ORIGINAL_NAMES = {
     "obs": "observations", "action": "actions", "reward": "rewards", "terminated": "dones", "value": "values",
     "log_prob": "actions_log_prob",
@@ -91,8 +88,8 @@ class RolloutStorage(Stepped):
 
     `obs` [N, …] is an example of the observation groups. The attributes are the core's memory `[T, N, …]`;
     assigning to one writes into it. `distribution_params` and the hidden states are allocated by the first step that
-    has them. `core` is the relive buffer underneath: its "terminated" are the `dones`, and its rewards are those of
-    rsl_rl's PPO, which adds the value of a timed-out step's own observation.
+    has them. `core` is the relive buffer underneath: its "terminated" are the `dones`, and its rewards include
+    what rsl_rl's PPO adds to them, the discounted values of timed-out steps.
 
     Differences from rsl_rl:
     - Only stored steps are trained on: the generators of a partly filled storage read its first `step` rows. (rsl_rl
@@ -114,7 +111,7 @@ class RolloutStorage(Stepped):
         self, training_type: str, num_envs: int, num_transitions_per_env: int, obs: TensorDict,
         actions_shape: tuple[int, ...] | list[int], device: str = "cpu",
     ) -> None:  # fmt: skip
-        self.training_type = check_choice("training_type", training_type, tuple(_ATTRIBUTES))
+        self.training_type = check_choice("training_type", training_type, tuple(_TYPE_FIELDS))
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.actions_shape, self.device = actions_shape, device
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
@@ -140,23 +137,22 @@ class RolloutStorage(Stepped):
     def _bind_memory(self) -> None:
         tensors = self._rows.tensors
         shape = self.num_transitions_per_env, self.num_envs
-        attributes = {"actions": "action", "rewards": "reward", **_ATTRIBUTES[self.training_type]}
+        fields = ("action", "reward", *_TYPE_FIELDS[self.training_type])
         memory: dict[str, Any] = {
             "observations": TensorDict(dict(tensors["obs"].items()), shape, device=tensors["action"].device),
-            **{name: tensors[field] for name, field in attributes.items()},
+            **{_ORIGINAL_NAMES.get(name, name): tensors[name] for name in fields},
             "dones": tensors["terminated"].view(torch.uint8).unsqueeze(-1),
         }
         if self.training_type == "rl":
             memory["distribution_params"] = tuple(_numbered_fields(tensors, _PARAMS_PREFIX)) or None
         for prefix in _STATE_PREFIXES:
-            memory[f"saved_{prefix[:-1]}"] = [
-                part.transpose(1, 2) for part in _numbered_fields(tensors, prefix)
-            ] or None
+            states = [state.transpose(1, 2) for state in _numbered_fields(tensors, prefix)]
+            memory[f"saved_{prefix[:-1]}"] = states or None
         self.memory = _reuse_tensors(getattr(self, "memory", {}), memory)
         """The core's memory by attribute name."""
         states = [name for name in self._late_fields if name.startswith(_STATE_PREFIXES)]
         self._zero_states = {name: torch.zeros_like(tensors[name][0]) for name in states}
-        """Zeros for steps without a hidden state."""
+        """Zeros for steps without hidden states, by the core's names of the states."""
 
     def add_transition(self, transition: Any) -> None:
         """Store one step of every environment; tensors on another device are moved."""
@@ -222,19 +218,19 @@ class RolloutStorage(Stepped):
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8
     ) -> Generator[Batch, None, None]:
-        """Yield `num_envs // num_mini_batches` whole environments at a time, with episodes as padded trajectories.
+        """Yield minibatches of `num_envs // num_mini_batches` environments, with episodes as padded trajectories.
 
-        Observations and masks are [T, trajectories, …], by environment, then time; hidden states are those before
-        the first steps of trajectories; all other fields are [T, environments, …].
+        Observations and masks are [T, trajectories, …], by environment, then time; hidden states belong to the first
+        step of each trajectory; all other fields are [T, environments, …].
         """
         self._check_training_type("rl", "recurrent_mini_batch_generator")
         size = _minibatch_size("environments", self.num_envs, num_mini_batches)
         steps = self.step
-        states = [name for name in self._late_fields if name.startswith(_STATE_PREFIXES)]
-        (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
+        fields = ["obs", *self._zero_states]
+        (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=fields)
         observations = TensorDict(dict(sequences["obs"].items()), sequences["mask"].shape, device=self.core.device)
         actor, critic = (_numbered_fields(sequences, prefix) for prefix in _STATE_PREFIXES)
-        # Trajectories are ordered by environment; find the first one of each minibatch.
+        # Trajectories are ordered by environment: find the first trajectory of each minibatch.
         first_envs = torch.arange(num_mini_batches + 1, device=self.core.device) * size
         bounds = torch.searchsorted(sequences["index"] % self.num_envs, first_envs).tolist()
         for i in list(range(num_mini_batches)) * num_epochs:
@@ -275,7 +271,7 @@ class RolloutStorage(Stepped):
 
 
 def replace_storage(storage: Any) -> Any:
-    """Return our storage with the settings of `storage`, an empty one of rsl_rl; any other class is returned unchanged.
+    """Return our storage with the settings of rsl_rl's own, which must be empty; return any other class unchanged.
 
     rsl_rl's algorithms make a storage and pass it to their own constructor.
     """

@@ -57,7 +57,7 @@ class RolloutBuffer(Stepped):
         rows.write((obs, action, reward, done, value, logprob))
 
     def set_extras(self, extras: Mapping[str, Any] | None) -> None:
-        """Set the tensors `[T, N, …]` whose rows join every batch; they replace earlier extras."""
+        """Set tensors `[T, N, …]` to add to every batch; they replace earlier extras."""
         self._extras = extras or {}
 
     def iterate_minibatches(self, batch_size: int) -> Iterator[dict[str, torch.Tensor]]:

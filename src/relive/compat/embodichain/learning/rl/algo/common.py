@@ -1,4 +1,4 @@
-"""The targets of EmbodiChain's algorithms: advantages of PPO and of GRPO."""
+"""The advantages of EmbodiChain's PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def _flags(rollout: TensorDict, name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def _attach(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor:
-    """Set a field [N, T + 1] to `steps` [T, N], with zeros in the last slot; return it without that slot."""
+    """Set a field [N, T + 1] to `steps` [T, N], with zeros in the last slot; return the field without the last slot."""
     rollout[name] = pad(steps, (0, 0, 0, 1)).T
     return rollout[name][:, :-1]

@@ -37,7 +37,7 @@ class RolloutBuffer:
     """One rollout as a TensorDict `[N, T + 1]` that collector, environment and algorithm write into.
 
     The TensorDict has contiguous fields and stays the same object. The last slot holds the observation after the last
-    step and its value; it is zero in the other fields.
+    step and its value; the last slot of other fields is zero.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RolloutBuffer:
             for name, field in layout.items()
         }
         self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _STATE_FIELDS]
-        """The last slots of the fields that are padding."""
+        """The last slots that are padding."""
         self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
         self._is_full = False
 
@@ -153,7 +153,7 @@ class RolloutBuffer:
         return self._is_full
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an AttributeError; names of the older buffer get a remedy."""
+        """Raise an AttributeError, with a remedy for attributes of the older buffer."""
         if name in _OLDER_ATTRIBUTES:
             remedy = "Import RolloutBuffer from agents.rl.buffer."
             raise AttributeError(explain("RolloutBuffer", "a name of the newer buffer", name, remedy))

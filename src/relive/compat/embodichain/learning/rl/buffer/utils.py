@@ -20,8 +20,8 @@ __all__ = ["iterate_minibatches", "transition_view"]
 def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     """Return the transitions `[N, T]` of a rollout `[N, T + 1]`; `flatten` gives `[N · T]`, environment by environment.
 
-    They have every field without its last slot, and "next_value", the value of the state after each step. Fields share
-    the rollout's memory unless `flatten`, which copies.
+    Every field is returned without its last slot; "next_value", the value of the state after each step, is added.
+    Fields share the rollout's memory unless `flatten`, which copies.
     """
     fields: dict[str, Any] = dict(rollout.items())
     next_value = next_values(fields)
@@ -58,7 +58,7 @@ _generators: dict[int, tuple[int, torch.Generator]] = {}
 
 
 def _epoch_generator(rollout: TensorDict, device: torch.device) -> torch.Generator:
-    """Return the generator of a rollout's epochs; it is new after torch's generator was seeded or has drawn."""
+    """Return the generator of a rollout's epochs; it is a new one if torch's generator has changed since."""
     seed, key = experiment_seed(), id(rollout)
     if key not in _generators:
         weakref.finalize(rollout, _generators.pop, key, None).atexit = False
@@ -76,9 +76,9 @@ def _read_rows(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[T
 
 
 def next_values(fields: Mapping[str, Any]) -> torch.Tensor:
-    """Return the value of the state after each step [N, T]: that of the next slot, except after truncated steps.
+    """Return the values [N, T] of the states after each step: "value" of the next slot, except for truncated steps.
 
-    After a truncated step the next slot belongs to the next episode.
+    The next slot of a truncated step belongs to the next episode, so its "final_value" or its own "value" is returned.
     """
     value, truncated, final = fields["value"], fields.get("truncated"), fields.get("final_value")
     steps = value.shape[1] - 1
