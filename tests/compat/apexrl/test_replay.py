@@ -196,7 +196,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("capacity", [0, -3])
     def test_a_capacity_is_positive(self, capacity: int) -> None:
-        with pytest.raises(ValueError, match=f"^capacity: expected an int of at least 1, got {capacity}"):
+        with pytest.raises(ValueError, match=f"^capacity: expected a positive int, got {capacity}"):
             replay(capacity)
 
     def test_batches_are_positive_and_no_larger_than_what_is_stored(self) -> None:

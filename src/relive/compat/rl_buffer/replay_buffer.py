@@ -55,7 +55,6 @@ REPLAY_FIELDS = {
 class TransitionBuffer(SizedBuffer):
     """Base class of rl-buffer's replay buffers: `add`, `get`, pickling, and attributes that are the core's memory."""
 
-    _is_full: Any
     reset: Callable[..., None]
 
     _observations, _actions, _rewards = memory_views("obs", "action", "reward")
@@ -96,7 +95,7 @@ class TransitionBuffer(SizedBuffer):
         """
         core, tracker = self.core, self._stats_tracker
         with core._lock:  # other processes and threads may add too: check and write must be atomic
-            is_full = self._is_full
+            is_full = len(core) == core.capacity
             check_not_full(is_full, self.reset_strategy)
             step = self._convert(obs, action, reward, done, next_obs, truncated)
             if tracker is not None:  # before the write, since the tracker may refuse the metrics
@@ -129,7 +128,7 @@ class TransitionBuffer(SizedBuffer):
 
     def get(self, batch_size: int) -> ReplayBatch:
         """Draw transitions with replacement; `batch_size` is at most the number of stored transitions."""
-        available = self.total_current_size
+        available = len(self.core)
         if 0 < available < batch_size:
             raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
         return ReplayBatch(**self._sample(batch_size, REPLAY_FIELDS))
@@ -173,10 +172,9 @@ class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
     """Base class of the replay buffers of one process; counts the steps."""
 
     _position = 0
-    _is_full = False
 
     def _remove_steps(self) -> None:
-        self._position, self._is_full = 0, False
+        self._position = 0
         self.core.clear()
 
     @property
@@ -192,18 +190,17 @@ class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
 
     @property
     def _full(self) -> bool:
-        return self._is_full
+        return len(self.core) == self.core.capacity
 
     @_full.setter
     def _full(self, full: bool) -> None:
-        if full and not self._is_full:
+        if full and not self._full:
             raise AttributeError(explain("_full", "False, or a full buffer", full, "Add steps with add."))
-        if self._is_full and not full:
+        if self._full and not full:
             self._remove_steps()
 
     def _count_step(self) -> None:
         self._position = self._position % self._buffer_size + 1
-        self._is_full = self._is_full or self._position == self._buffer_size
 
     def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
         """Raise a TypeError: steps are stored with `add`."""

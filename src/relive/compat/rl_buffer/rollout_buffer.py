@@ -22,7 +22,7 @@ from relive.compat.rl_buffer.base_buffer import (
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import SCORES, StepRows, fit
+from relive.compat.step_rows import SCORES, Stepped, StepRows, fit
 from relive.compat.views import declare, memory_views, named_leaves
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
@@ -64,7 +64,7 @@ _BATCH_FIELDS = {
 _SEQUENCE_FIELDS = {**_BATCH_FIELDS, "masks": "mask", "starts": "is_first"}
 
 
-class RolloutBuffer(BaseBuffer):
+class RolloutBuffer(Stepped, BaseBuffer):
     """`buffer_size` time steps of `num_envs` environments, with advantages and returns.
 
     `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.
@@ -83,11 +83,6 @@ class RolloutBuffer(BaseBuffer):
         self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP_FIELDS)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
-
-    @property
-    def core(self) -> _Rollout:
-        """The relive buffer underneath, with the stored steps."""
-        return self._rows.core
 
     def _remove_steps(self) -> None:
         self._rows.clear()

@@ -94,9 +94,8 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def pos(self) -> int:
         """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""
-        num_steps = len(self.core) // self.num_envs
-        if num_steps < self._buffer_size:
-            return num_steps
+        if not self.full():
+            return self.current_size
         return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
 
     def set_pos(self, value: int) -> None:
@@ -108,10 +107,6 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def full(self) -> bool:
         """Whether the buffer is full: the next step triggers the reset strategy."""
-        return self._is_full
-
-    @property
-    def _is_full(self) -> bool:
         return len(self.core) == self.core.capacity
 
     def set_full(self, value: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
+from relive.compat.apexrl.buffer.replay_buffer import check_sample
 from relive.compat.apexrl.buffer.specs import list_leaves, to_device
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
@@ -32,7 +32,6 @@ class DistillationBuffer:
     def __init__(
         self, capacity: int, obs_shape: Spec, device: torch.device | str = "cpu", *, seed: int | None = None
     ) -> None:
-        check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
         self.core = rl.DistillationBuffer(capacity, declare(obs_shape), device=device, seed=experiment_seed(seed))

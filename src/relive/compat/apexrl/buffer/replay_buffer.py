@@ -65,7 +65,6 @@ class ReplayBuffer:
         obs_dtype: torch.dtype = torch.float32, action_dtype: torch.dtype | None = None,
         critic_obs_shape: Spec | None = None, *, seed: int | None = None,
     ) -> None:  # fmt: skip
-        check_capacity(capacity)
         self.capacity, self.device = capacity, torch.device(device)
         self.obs_shape, self.obs_dtype, self.critic_obs_shape = obs_shape, obs_dtype, critic_obs_shape
         self.action_shape = tuple(action_shape)
@@ -253,11 +252,6 @@ class ReplayBuffer:
 def _as_batch(value: Any) -> Any:
     """Reshape a single number to `[1]`."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-
-
-def check_capacity(capacity: int) -> None:
-    """Raise ApexRL's error for a capacity below 1."""
-    check_int("capacity", capacity, min=1, remedy="Pass how many transitions to keep.")
 
 
 def check_sample(batch_size: int, size: int) -> None:
