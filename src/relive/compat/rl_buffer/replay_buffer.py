@@ -95,7 +95,7 @@ class TransitionBuffer(SizedBuffer):
         """
         core, tracker = self.core, self._stats_tracker
         with core._lock:  # other processes and threads may add too: check and write must be atomic
-            is_full = len(core) == core.capacity
+            is_full = self.reset_strategy is not ResetStrategy.RECURRENT and len(core) == core.capacity
             check_not_full(is_full, self.reset_strategy)
             step = self._convert(obs, action, reward, done, next_obs, truncated)
             if tracker is not None:  # before the write, since the tracker may refuse the metrics
@@ -103,7 +103,7 @@ class TransitionBuffer(SizedBuffer):
                 if getattr(tracker, "truncated_ends", False) is True:
                     ended = ended | to_numpy(step[4])
                 update_stats(tracker, ended, step[2], infos, done_reasons)
-            if is_full and self.reset_strategy is ResetStrategy.AUTO:
+            if is_full:  # the strategy is AUTO
                 self.reset()
             core.add(*step)
             self._count_step()
