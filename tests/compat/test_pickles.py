@@ -18,7 +18,7 @@ MADE: dict[str, Any] = {
     "agilerl replay": lambda: agilerl.ReplayBuffer(8),
     "apexrl replay": lambda: apexrl.ReplayBuffer(8, (3,)),
     "embodichain": lambda: embodichain.RolloutBuffer(2, 4, 3, 1, "cpu"),
-    "rl_buffer": lambda: rl_buffer.ReplayBuffer(4, 2, (3,), (1,), rl_buffer.StatsTracker(2))._transitions,
+    "rl_buffer": lambda: rl_buffer.ReplayBuffer(4, 2, (3,), (1,), rl_buffer.StatsTracker(2)),
     "rsl_rl": lambda: RolloutStorage("rl", 2, 4, TensorDict({"policy": torch.zeros(2, 3)}, [2]), (1,)),
 }
 RENAMED = {

@@ -40,7 +40,7 @@ class TestDistillation:
             buffer.add(torch.zeros(2, 2), torch.tensor([3, 4]))
 
     def test_errors_are_those_of_the_replay_buffer(self) -> None:
-        with pytest.raises(ValueError, match="^capacity: expected an int of at least 1, got 0"):
+        with pytest.raises(ValueError, match="^capacity: expected a positive int, got 0"):
             apexrl.DistillationBuffer(0, (2,), "cpu")
         buffer = apexrl.DistillationBuffer(5, (2,), "cpu")
         with pytest.raises(ValueError, match="^batch_size: expected at most 0"):

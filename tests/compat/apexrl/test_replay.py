@@ -196,7 +196,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("capacity", [0, -3])
     def test_a_capacity_is_positive(self, capacity: int) -> None:
-        with pytest.raises(ValueError, match=f"^capacity: expected an int of at least 1, got {capacity}"):
+        with pytest.raises(ValueError, match=f"^capacity: expected a positive int, got {capacity}"):
             replay(capacity)
 
     def test_batches_are_positive_and_no_larger_than_what_is_stored(self) -> None:
@@ -239,7 +239,7 @@ class TestReplay:
         rest = (torch.zeros(1), torch.zeros(1), seen[1], torch.zeros(1), *critics)
         with pytest.raises(TypeError, match="expected a dict with|expected a tensor"):
             buffer.add(torch.zeros(1, 3), *rest)
-        with pytest.raises(ValueError, match="an empty dict"):
+        with pytest.raises(ValueError, match=r"expected the keys .*, got the keys \[\]"):
             buffer.add({}, *rest)
         with pytest.raises(rl.SchemaError, match="expected the keys"):
             buffer.add({"body": seen[0]["body"]}, *rest)

@@ -1,8 +1,8 @@
-"""ApexRL's buffers on our core: its constructors, names, containers and errors, with its learning mistakes corrected.
+"""ApexRL's buffers on our core, with ApexRL's constructors, names, containers and errors, and without its mistakes.
 
-Its module paths are here too (`relive.compat.apexrl.buffer.rollout_buffer`, `relive.compat.apexrl.utils`).
-`relive.compat.patch("apexrl")` lets its algorithms and runners use ours. `core` of a buffer is the relive buffer
-underneath.
+The modules have ApexRL's paths below this package: `relive.compat.apexrl.buffer.rollout_buffer`,
+`relive.compat.apexrl.utils`. `relive.compat.patch("apexrl")` lets ApexRL's algorithms and runners use our buffers.
+`core` of a buffer is the relive buffer underneath.
 """
 
 from relive.compat.apexrl.buffer import (

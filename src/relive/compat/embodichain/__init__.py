@@ -1,15 +1,15 @@
-"""EmbodiChain's two rollout buffers, each under its module path, and the targets that its algorithms compute from them.
+"""EmbodiChain's two rollout buffers, and the advantages that its algorithms compute, under EmbodiChain's module paths.
 
 `learning.rl.buffer.RolloutBuffer` is one shared TensorDict `[N, T + 1]` (the newer one, also here as `RolloutBuffer`),
 `agents.rl.buffer.RolloutBuffer` stores steps `[T, N]` (the older one, also here as `StepRolloutBuffer`).
 
 Differences from EmbodiChain that matter for learning:
 
-- A truncated step bootstraps. EmbodiChain resets in the same step, so the value stored after an end is that of the next
-  episode. `compute_gae` and `next_value` of `transition_view` take the value of the true final observation where the
-  rollout has a field "final_value", otherwise the value of the truncated state.
-- Only rows that were stored are iterated, every field added to a rollout goes through `transition_view`, and none of
-  them outlives `start_rollout`.
+- A truncated step bootstraps. EmbodiChain resets in the same step, so the next stored value belongs to the next
+  episode. `compute_gae` and `next_value` of `transition_view` use the field "final_value", the value of the true final
+  observation, if the rollout has it, otherwise the value of the truncated state.
+- Only stored rows are read. `transition_view` returns every field that was added to a rollout, and `start_rollout`
+  removes it.
 - Extras of a wrong shape and values of a wrong dtype are refused, instead of dropped or cast.
 - No global generator is used: a seeded experiment repeats, and `seed=` repeats one buffer's batches.
 

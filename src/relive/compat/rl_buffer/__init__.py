@@ -1,7 +1,7 @@
 """rl-buffer's names on our core: its replay buffers (shared, prioritized), `RolloutBuffer`, `StatsTracker`, `SumTree`.
 
-Sizes (`len`, `capacity`, `full`) count time steps; the `total_` ones count transitions. Differences from
-rl-buffer that matter for learning:
+`len`, `capacity` and `full` count time steps; `total_capacity` and `total_current_size` count transitions. Differences
+from rl-buffer that matter for learning:
 
 - `done[t]` ends the episode after step t, for advantages and for statistics. `last_dones` may repeat the last `done`.
 - Only stored steps are trained on, and `get` raises before advantages are computed.

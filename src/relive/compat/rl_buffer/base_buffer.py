@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.compat.rl_buffer.stats_tracker import on_host
+from relive.compat.rl_buffer.stats_tracker import to_numpy
 from relive.compat.step_rows import fit
 from relive.compat.views import is_tree
 from relive.schema.checks import check_keys, check_positive_int
@@ -30,25 +30,18 @@ class ResetStrategy(Enum):
     """`add` to a full buffer removes all steps first."""
 
 
-class Sized:
-    """Sizes in time steps and in transitions, devices, statistics and the reset strategy of a buffer."""
+class SizedBuffer:
+    """Base class of all buffers: sizes in time steps and in transitions, devices, statistics and reset strategy."""
 
     current_size: Any
     """Number of stored time steps."""
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        stats_tracker: Any,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
-    ) -> None:
-        self._buffer_size, self.num_envs = (
-            check_positive_int("buffer_size", buffer_size),
-            check_positive_int("num_envs", num_envs),
-        )
+        self, buffer_size: int, num_envs: int, stats_tracker: Any, device: torch.device = CPU,
+        store_device: torch.device | None = None, reset_strategy: ResetStrategy = ResetStrategy.ERROR,
+    ) -> None:  # fmt: skip
+        self._buffer_size = check_positive_int("buffer_size", buffer_size)
+        self.num_envs = check_positive_int("num_envs", num_envs)
         self.device = torch.device(device)
         self.store_device = self.device if store_device is None else torch.device(store_device)
         self.reset_strategy = reset_strategy
@@ -79,17 +72,17 @@ class Sized:
         return self.current_size
 
 
-class BaseBuffer(Sized):
-    """A buffer with sizes in time steps, statistics, and a strategy for when it is full.
+class BaseBuffer(SizedBuffer):
+    """Base class of the buffers of one process.
 
-    A subclass of yours allocates its own tensors and writes them in `add_context`.
+    Your own subclass allocates tensors and writes a step into them inside `with self.add_context(…) as row:`.
     """
 
     _pos: Any = 0
-    """Number of stored time steps; in a full ring, the position after the newest one."""
+    """Number of the row after the newest step, from 1 to the capacity; 0 in an empty buffer."""
     _full: Any = False
 
-    def _forget(self) -> None:
+    def _remove_steps(self) -> None:
         self._pos, self._full = 0, False
 
     @property
@@ -104,48 +97,45 @@ class BaseBuffer(Sized):
 
     def reset(self, reset_stats: bool = False) -> None:
         """Remove every step; `reset_stats` also resets the statistics."""
-        self._forget()
+        self._remove_steps()
         if reset_stats:
             self.stats_tracker.reset()
 
     @contextmanager
     def add_context(
-        self,
-        done: Any,
-        reward: Any,
-        infos: Mapping[str, Any] | None = None,
+        self, done: Any, reward: Any, infos: Mapping[str, Any] | None = None,
         done_reasons: Sequence[str | None] | None = None,
-    ) -> Iterator[int]:
-        """Yield the position for one step, for a subclass with its own tensors; a step that raises is not counted.
+    ) -> Iterator[int]:  # fmt: skip
+        """Yield the row of the next step, for a subclass with its own tensors; a block that raises stores no step.
 
-        With `RECURRENT` position 0 follows the last position.
+        With `RECURRENT` row 0 follows the last row.
         """
-        refuse_full(self.full, self.reset_strategy)
+        check_not_full(self.full, self.reset_strategy)
         if self.full and self.reset_strategy is ResetStrategy.AUTO:
             self.reset()
         pos = self._pos % self._buffer_size
         yield pos
-        track(self._stats_tracker, on_host(done) != 0, reward, infos, done_reasons)
+        update_stats(self._stats_tracker, to_numpy(done) != 0, reward, infos, done_reasons)
         self._pos, self._full = pos + 1, self._full or pos + 1 == self._buffer_size
 
 
-def refuse_full(is_full: bool, strategy: ResetStrategy) -> None:
-    """Raise rl-buffer's error for a full buffer with `ResetStrategy.ERROR`."""
+def check_not_full(is_full: bool, strategy: ResetStrategy) -> None:
+    """Raise rl-buffer's error if the buffer is full and the strategy is `ResetStrategy.ERROR`."""
     if is_full and strategy is ResetStrategy.ERROR:
         raise RuntimeError("Buffer is full. Call reset(), or choose another reset_strategy than ERROR.")
 
 
-def track(
+def update_stats(
     tracker: Any, dones: Any, rewards: Any, infos: Mapping[str, Any] | None, done_reasons: Sequence[str | None] | None
 ) -> None:
-    """Update the statistics with a step."""
+    """Pass one step to a statistics tracker."""
     infos = {} if infos is None else infos
     reasons = [] if done_reasons is None else list(done_reasons)
-    tracker.update(dones=dones, rewards=on_host(rewards), infos=infos, done_reasons=reasons)
+    tracker.update(dones=dones, rewards=to_numpy(rewards), infos=infos, done_reasons=reasons)
 
 
 def fit_tree(name: str, value: Any, place: Any) -> Any:
-    """Convert a value, or a dict of values, to tensors with the shapes and dtypes of a row `place` [N, …]."""
+    """Convert a value, or a dict of values, to tensors with the shapes, dtypes and devices of `place` [N, …]."""
     fits = type(value) is type(place) is _TENSOR and value.shape == place.shape
     if fits and value.dtype is place.dtype and value.device == place.device and not value.requires_grad:
         return value
@@ -155,8 +145,8 @@ def fit_tree(name: str, value: Any, place: Any) -> Any:
     return {key: fit_tree(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
 
 
-def flags(value: Any) -> Any:
-    """Convert numbers or bools to bools: everything except zero is True."""
+def as_bools(value: Any) -> Any:
+    """Convert numbers to bools: all numbers except zero are True."""
     if isinstance(value, torch.Tensor):
         return value if value.dtype is torch.bool else value != 0
     return np.asarray(value) != 0

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
-from relive.compat.rl_buffer.replay_buffer import REPLAY_FIELDS, ReplayBatch, StoredTransitions, Transitions
+from relive.compat.rl_buffer.replay_buffer import REPLAY_FIELDS, LocalReplayBuffer, ReplayBatch
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
 from relive.errors import explain
@@ -32,7 +32,7 @@ _FIELDS = REPLAY_FIELDS | {"indices": "index", "weights": "weight"}
 
 @dataclass
 class _Beta:
-    """A settable exponent of the importance weights."""
+    """A schedule of the importance weights' exponent that returns a settable value."""
 
     value: float
 
@@ -40,43 +40,32 @@ class _Beta:
         return self.value
 
 
-class PrioritizedReplayBuffer(StoredTransitions):
+class PrioritizedReplayBuffer(LocalReplayBuffer):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn by priority `(|td| + epsilon)^alpha`.
 
     New rows get the largest priority so far. `alpha`, `beta` and `epsilon` may be set at any time.
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        stats_tracker: StatsTracker,
-        alpha: float = 0.6,
-        beta: float = 0.4,
-        epsilon: float = 1e-6,
-        obs_dtype: Any = torch.float32,
-        action_dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
-        *,
+        self, buffer_size: int, num_envs: int, obs_shape: Any, action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6,
+        obs_dtype: Any = torch.float32, action_dtype: torch.dtype = torch.float32, device: torch.device = CPU,
+        store_device: torch.device | None = None, reset_strategy: ResetStrategy = ResetStrategy.RECURRENT, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        Prioritized(alpha, beta, epsilon)  # raises if a setting is invalid
+        Prioritized(alpha, beta, epsilon)  # only to check the settings
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
-        self._of_batch = _Beta(beta)
-        # The core gets priorities to the power of alpha: its own exponent could not change later.
-        sampler = Prioritized(1.0, self._of_batch, 0.0)
-        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
-        self._transitions = Transitions(make, obs_shape)
+        self._current_beta = _Beta(beta)
+        # The core's own exponent cannot change, but `alpha` may: `update_priorities` applies `alpha`.
+        sampler = Prioritized(1.0, self._current_beta, 0.0)
+        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
+        self._use(self._make())
 
     def get(self, batch_size: int, beta: float | None = None) -> PrioritizedReplayBatch:
         """Draw transitions by priority, with weights `(M · P)^-beta` divided by the largest weight of the batch."""
-        self._of_batch.value = self.beta if beta is None else beta
-        return PrioritizedReplayBatch(**self._transitions.sample(batch_size, self.device, _FIELDS))
+        self._current_beta.value = self.beta if beta is None else beta
+        return PrioritizedReplayBatch(**self._sample(batch_size, _FIELDS))
 
     def update_priorities(self, indices: Any, td_errors: Any) -> None:
         """Set the priorities of the rows `indices` from their TD errors; overwritten rows are skipped."""
@@ -85,7 +74,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
 
     @property
     def sum_tree(self) -> SumTree:
-        """A tree of the priorities of all rows; leaf t · num_envs + env belongs to row t of the memory."""
+        """Tree of all priorities; leaf t · num_envs + env belongs to environment env in row t of the memory."""
         return RowTree(self.core)
 
     @property

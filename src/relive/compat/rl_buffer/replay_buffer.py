@@ -16,13 +16,13 @@ from relive.compat.rl_buffer.base_buffer import (
     CPU,
     BaseBuffer,
     ResetStrategy,
-    Sized,
+    SizedBuffer,
+    as_bools,
+    check_not_full,
     fit_tree,
-    flags,
-    refuse_full,
-    track,
+    update_stats,
 )
-from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, is_tree, memory_views
 from relive.errors import SchemaError, explain
@@ -49,54 +49,109 @@ REPLAY_FIELDS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "dones": "terminated", "truncateds": "truncated",
     "next_observations": "next_obs",
 }  # fmt: skip
-"""The core's name of each field of a batch, in the order of the core's `add`."""
+"""Core's name of each field of a batch, in the order of the core's `add`."""
 
 
-class Transitions:
-    """The core replay buffer of an adapter: converts steps for it and reads batches from it.
+class TransitionBuffer(SizedBuffer):
+    """Base class of rl-buffer's replay buffers: `add`, `get`, pickling, and attributes that are the core's memory."""
 
-    `make` makes the core. It must be picklable: a `functools.partial`.
-    """
+    reset: Callable[..., None]
 
-    def __init__(self, make: Callable[[], _Replay], obs_shape: Any) -> None:
-        self._make, self._obs_shape = make, obs_shape
-        self.core = make()
-        self.memory = self.core.columns
-        """The memory `[buffer_size, num_envs, …]` by the core's names."""
-        self._places = [(name, self.memory[name][0]) for name in REPLAY_FIELDS.values()]
-        self._flag = tuple(self.memory.batch_size[1:]) if obs_shape else None
-        """The shape of flags; None if observations are scalars, which have the same shape."""
+    _observations, _actions, _rewards = memory_views("obs", "action", "reward")
+    _dones, _truncateds, _next_observations = memory_views("terminated", "truncated", "next_obs")
 
-    def convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> tuple[Any, ...]:
-        """Convert one step for the core. `truncated` and `next_obs` may be exchanged."""
+    def _memory_of(self, field: str) -> Any:
+        return self.core.columns[field]
+
+    @property
+    def core(self) -> _Replay:
+        """The relive buffer underneath."""
+        return self._core
+
+    def _declare(
+        self, obs_shape: Any, action_shape: tuple[int, ...], obs_dtype: Any, action_dtype: torch.dtype, device: Any,
+        seed: int | None, sampler: Any = None,
+    ) -> None:  # fmt: skip
+        """Set `_make`, a picklable function that makes the core."""
+        self.obs_shape, self.action_shape = obs_shape, action_shape
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        # "stored": otherwise the last observation of each episode would occupy a row of the capacity.
+        settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
+        self._make = partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
+
+    def _use(self, core: _Replay) -> None:
+        self._core = core
+        columns = core.columns
+        self._places = [(name, columns[name][0]) for name in REPLAY_FIELDS.values()]
+
+    def add(
+        self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any,
+        infos: Mapping[str, Any] | None = None, done_reasons: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
+        """Store one step of every environment.
+
+        `done` marks terminated episodes and `truncated` those cut short, as bools or numbers. As positional arguments
+        `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
+        """
+        core, tracker = self.core, self._stats_tracker
+        with core._lock:  # other processes and threads may add too: check and write must be atomic
+            is_full = self.reset_strategy is not ResetStrategy.RECURRENT and len(core) == core.capacity
+            check_not_full(is_full, self.reset_strategy)
+            step = self._convert(obs, action, reward, done, next_obs, truncated)
+            if tracker is not None:  # before the write, since the tracker may refuse the metrics
+                ended = to_numpy(step[3])
+                if getattr(tracker, "truncated_ends", False) is True:
+                    ended = ended | to_numpy(step[4])
+                update_stats(tracker, ended, step[2], infos, done_reasons)
+            if is_full:  # the strategy is AUTO
+                self.reset()
+            core.add(*step)
+            self._count_step()
+
+    def _count_step(self) -> None:
+        """Called after each stored step."""
+
+    def _convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
+        """Convert one step for the core. `truncated` and `next_obs` may be swapped."""
         if self._is_swapped(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
-        values = (obs, action, reward, flags(done), flags(truncated), next_obs)
-        step = tuple(fit_tree(name, value, place) for (name, place), value in zip(self._places, values, strict=True))
+        values = (obs, action, reward, as_bools(done), as_bools(truncated), next_obs)
+        step = [fit_tree(name, value, place) for (name, place), value in zip(self._places, values, strict=True)]
         _refuse_shared(step[0], step[5])
         return step
 
     def _is_swapped(self, next_obs: Any, truncated: Any) -> bool:
-        """Whether `next_obs` are flags: by their shape, or by their dtype if observations are scalars."""
-        if self._flag is not None:
-            return np.shape(next_obs) == self._flag and not is_tree(next_obs)
-        return _are_bools(next_obs) and not _are_bools(truncated) and self.memory["obs"].dtype is not torch.bool
+        """Whether `next_obs` has the shape of flags; if observations are scalars, whether only `next_obs` has bools."""
+        if self.obs_shape:
+            return np.shape(next_obs) == (self.num_envs,) and not is_tree(next_obs)
+        return _are_bools(next_obs) and not _are_bools(truncated) and self._places[0][1].dtype is not torch.bool
 
-    def sample(self, batch_size: int, device: torch.device, names: Mapping[str, str]) -> dict[str, Any]:
-        """Draw a batch from the core, moved to a device, under these names."""
-        if not len(self.core):
+    def get(self, batch_size: int) -> ReplayBatch:
+        """Draw transitions with replacement; `batch_size` is at most the number of stored transitions."""
+        available = len(self.core)
+        if 0 < available < batch_size:
+            raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
+        return ReplayBatch(**self._sample(batch_size, REPLAY_FIELDS))
+
+    def _sample(self, batch_size: int, names: Mapping[str, str]) -> dict[str, Any]:
+        """Draw a batch from the core, moved to `device`, under rl-buffer's names."""
+        core = self.core
+        if not len(core):
             raise ValueError("Cannot sample from empty buffer: add a step first.")
-        batch = self.core.sample(batch_size)
-        batch = batch if device == self.core.device else to_device(batch, device)
-        return {theirs: batch[ours] for theirs, ours in names.items()}
+        batch = core.sample(batch_size)
+        batch = batch if self.device == core.device else to_device(batch, self.device)
+        return {name: batch[core_name] for name, core_name in names.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"make": self._make, "obs_shape": self._obs_shape, "contents": pack_state(self.core)}
+        attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
+        return {**attributes, "contents": packed_state(self.core)}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(state["make"], state["obs_shape"])
-        load_packed_state(self.core, state["contents"])
+        vars(self).update(state)
+        contents = vars(self).pop("contents")
+        self._use(self._make())
+        load_packed_state(self._core, contents)
 
 
 def _are_bools(value: Any) -> bool:
@@ -104,7 +159,7 @@ def _are_bools(value: Any) -> bool:
 
 
 def _refuse_shared(obs: Any, next_obs: Any) -> None:
-    """Raise if observation and next observation share memory: the environment has overwritten the first."""
+    """Raise if `next_obs` shares memory with `obs`: the environment has overwritten `obs`."""
     if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
@@ -113,146 +168,57 @@ def _refuse_shared(obs: Any, next_obs: Any) -> None:
         raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
 
 
-class TransitionBuffer(Sized):
-    """Base class of buffers of transitions, shared or not: `add`, `get`, and the memory as rl-buffer's attributes."""
+class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
+    """Base class of the replay buffers of one process; counts the steps."""
 
-    _transitions: Any
-    _stats_tracker: Any
-    _is_full: Any
-    reset: Callable[..., None]
+    _position = 0
 
-    _observations, _actions, _rewards = memory_views("obs", "action", "reward")
-    _dones, _truncateds, _next_observations = memory_views("terminated", "truncated", "next_obs")
-
-    def _memory_of(self, field: str) -> Any:
-        return self._transitions.memory[field]
-
-    @property
-    def core(self) -> _Replay:
-        """The relive buffer underneath."""
-        return self._transitions.core
-
-    def _maker(
-        self,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        obs_dtype: Any,
-        action_dtype: torch.dtype,
-        device: Any,
-        seed: int | None,
-        sampler: Any = None,
-    ) -> partial[_Replay]:
-        """Return a function that makes a core for such transitions."""
-        self.obs_shape, self.action_shape = obs_shape, action_shape
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        # "stored": with shared next observations an episode's last one would take a row of the capacity.
-        settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
-        return partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
-
-    def add(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        next_obs: Any,
-        truncated: Any,
-        infos: Mapping[str, Any] | None = None,
-        done_reasons: Sequence[str | None] | None = None,
-    ) -> None:
-        """Store one step of every environment.
-
-        `done` marks terminated episodes and `truncated` those cut short, as bools or numbers. As positional arguments
-        `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
-        """
-        core, tracker = self.core, self._stats_tracker
-        with core._lock:  # other processes and threads may add too: check and write must be atomic
-            is_full = self._is_full
-            refuse_full(is_full, self.reset_strategy)
-            step = self._transitions.convert(obs, action, reward, done, next_obs, truncated)
-            if tracker is not None:  # before the write, since the tracker may refuse the metrics
-                ended = on_host(step[3])
-                if getattr(tracker, "truncated_ends", False) is True:
-                    ended = ended | on_host(step[4])
-                track(tracker, ended, step[2], infos, done_reasons)
-            if is_full and self.reset_strategy is ResetStrategy.AUTO:
-                self.reset()
-            core.add(*step)
-            self._count_step()
-
-    def _count_step(self) -> None:
-        """Called after each stored step."""
-
-    def get(self, batch_size: int) -> ReplayBatch:
-        """Draw transitions with replacement; the batch is limited to the number of stored transitions."""
-        available = self.total_current_size
-        if 0 < available < batch_size:
-            raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
-        return ReplayBatch(**self._transitions.sample(batch_size, self.device, REPLAY_FIELDS))
-
-
-class StoredTransitions(TransitionBuffer, BaseBuffer):
-    """Base class of the buffers of one process; counts its steps."""
-
-    _at = 0
-    _is_full = False
-
-    def _forget(self) -> None:
-        self._at, self._is_full = 0, False
+    def _remove_steps(self) -> None:
+        self._position = 0
         self.core.clear()
 
     @property
     def _pos(self) -> int:
-        return self._at
+        return self._position
 
     @_pos.setter
     def _pos(self, pos: int) -> None:
         if pos == 0:
-            self._forget()
-        elif pos != self._at:
+            self._remove_steps()
+        elif pos != self._position:
             raise AttributeError(explain("_pos", "0, which forgets every step", pos, "Add steps with add."))
 
     @property
     def _full(self) -> bool:
-        return self._is_full
+        return len(self.core) == self.core.capacity
 
     @_full.setter
     def _full(self, full: bool) -> None:
-        if full and not self._is_full:
+        if full and not self._full:
             raise AttributeError(explain("_full", "False, or a full buffer", full, "Add steps with add."))
-        if self._is_full and not full:
-            self._forget()
+        if self._full and not full:
+            self._remove_steps()
 
     def _count_step(self) -> None:
-        self._at = self._at % self._buffer_size + 1
-        self._is_full = self._is_full or self._at == self._buffer_size
+        self._position = self._position % self._buffer_size + 1
 
     def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
         """Raise a TypeError: steps are stored with `add`."""
         raise TypeError(f"{type(self).__name__}.add_context: expected add(obs, …), got rows to be written by hand.")
 
 
-class ReplayBuffer(StoredTransitions):
+class ReplayBuffer(LocalReplayBuffer):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn uniformly.
 
     `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        stats_tracker: StatsTracker,
-        obs_dtype: Any = torch.float32,
-        action_dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
-        *,
-        seed: int | None = None,
-    ) -> None:
+        self, buffer_size: int, num_envs: int, obs_shape: Any, action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker, obs_dtype: Any = torch.float32, action_dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU, store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed)
-        self._transitions = Transitions(make, obs_shape)
+        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed)
+        self._use(self._make())

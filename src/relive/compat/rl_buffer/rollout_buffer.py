@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +11,27 @@ from typing import Any
 import torch
 
 from relive import estimators
-from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, fit_tree, flags, refuse_full, track
-from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
-from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import SCORES, StepRows, fit
-from relive.compat.views import declare, memory_views, named_leaves, rows_at
+from relive.compat.rl_buffer.base_buffer import (
+    CPU,
+    BaseBuffer,
+    ResetStrategy,
+    as_bools,
+    check_not_full,
+    fit_tree,
+    update_stats,
+)
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import SCORES, Stepped, StepRows, fit
+from relive.compat.views import declare, memory_views, named_leaves
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
-from relive.schema.checks import check_positive_int
 
 __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]
 
 
 def explained_variance(y_pred: torch.Tensor, y_true: torch.Tensor) -> float:
-    """Fraction of the variance of `y_true` that `y_pred` explains (`relive.explained_variance`)."""
+    """Return the fraction of the variance of `y_true` that `y_pred` explains; see `relive.explained_variance`."""
     return float(estimators.explained_variance(y_pred, y_true))
 
 
@@ -48,51 +55,36 @@ class SequenceBatch(RolloutBatch):
     starts: torch.Tensor
 
 
-_STEP = ("obs", "action", "reward", "terminated", "value", "log_prob")
-_FIELD_NAMES = {"observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob"}
-_SCORES = {"returns": "return", "advantages": "advantage"}
-_SEQUENCES = {**_FIELD_NAMES, **_SCORES, "masks": "mask", "starts": "is_first"}
+_STEP_FIELDS = ("obs", "action", "reward", "terminated", "value", "log_prob")
+_BATCH_FIELDS = {
+    "observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob", "returns": "return",
+    "advantages": "advantage",
+}  # fmt: skip
+"""Core's name of each field of a batch."""
+_SEQUENCE_FIELDS = {**_BATCH_FIELDS, "masks": "mask", "starts": "is_first"}
 
 
-class RolloutBuffer(BaseBuffer):
+class RolloutBuffer(Stepped, BaseBuffer):
     """`buffer_size` time steps of `num_envs` environments, with advantages and returns.
 
     `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        stats_tracker: StatsTracker,
-        obs_dtype: Any = torch.float32,
-        action_dtype: torch.dtype = torch.float32,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
-        *,
+        self, buffer_size: int, num_envs: int, obs_shape: Any, action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker, obs_dtype: Any = torch.float32, action_dtype: torch.dtype = torch.float32,
+        gamma: float = 0.99, gae_lambda: float = 0.95, device: torch.device = CPU,
+        store_device: torch.device | None = None, reset_strategy: ResetStrategy = ResetStrategy.ERROR, *,
         seed: int | None = None,
-    ) -> None:
-        storage_device = torch.device(device if store_device is None else store_device)
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        seed = experiment_seed(seed)
-        make = partial(_Rollout, buffer_size, num_envs, *fields, device=storage_device, seed=seed)
-        self._rows = StepRows(make, _STEP)
-        self._random = generator_on(storage_device, seed)
+    ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
+        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        settings: dict[str, Any] = {"device": self.store_device, "seed": experiment_seed(seed)}
+        self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP_FIELDS)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
 
-    @property
-    def core(self) -> _Rollout:
-        """The relive buffer underneath, with the stored steps."""
-        return self._rows.core
-
-    def _forget(self) -> None:
+    def _remove_steps(self) -> None:
         self._rows.clear()
 
     @property
@@ -113,29 +105,22 @@ class RolloutBuffer(BaseBuffer):
             raise AttributeError(explain("_full", self._rows.is_full, full, "Set _pos to the number of rows written."))
 
     def add(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        value: Any,
-        log_prob: Any,
-        infos: Mapping[str, Any] | None = None,
-        done_reasons: Sequence[str | None] | None = None,
-    ) -> None:
+        self, obs: Any, action: Any, reward: Any, done: Any, value: Any, log_prob: Any,
+        infos: Mapping[str, Any] | None = None, done_reasons: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         """Store one step of every environment; `done` is True where this step ended its episode."""
         rows = self._rows
-        refuse_full(rows.is_full, self.reset_strategy)
-        values = (obs, action, reward, flags(done), value, log_prob)
+        check_not_full(rows.is_full, self.reset_strategy)
+        values = (obs, action, reward, as_bools(done), value, log_prob)
         step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, values, strict=True)]
-        track(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
+        update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
         rows.write(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
 
     @contextmanager
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """Yield the position for one step that is written into `_observations`, …; see `BaseBuffer.add_context`."""
+        """Yield the row of the next step in `_observations`, `_actions`, …; see `BaseBuffer.add_context`."""
         if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
             self._make_room()
         with super().add_context(*args, **kwargs) as pos:
@@ -145,7 +130,7 @@ class RolloutBuffer(BaseBuffer):
         if self.reset_strategy is ResetStrategy.AUTO:
             self.reset()
             return
-        for name in _STEP:
+        for name in _STEP_FIELDS:
             for _, tensor in named_leaves(name, self._rows.tensors[name]):
                 tensor[:-1] = tensor[1:].clone()
         self._rows.step -= 1
@@ -157,53 +142,42 @@ class RolloutBuffer(BaseBuffer):
         is True, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fit("last_values", _flat(last_values), value[0])
-        over = fit("last_dones", flags(_flat(last_dones)), ended[0])
+        last = fit("last_values", _flatten(last_values), value[0])
+        over = fit("last_dones", as_bools(_flatten(last_dones)), ended[0])
         self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
-    def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
+    def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
-        self._score("get")
-        return self._batches(check_positive_int("batch_size", batch_size), shuffle)
-
-    def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
-        rows, storage_device = self._rows, self.store_device
-        total = rows.step * self.num_envs
-        memory = {theirs: rows.flat[ours] for theirs, ours in _FIELD_NAMES.items()}
-        memory |= {theirs: rows.view(ours).flatten() for theirs, ours in _SCORES.items()}
-        order = torch.randperm(total, generator=self._random, device=storage_device) if shuffle else None
-        for start in range(0, total, batch_size):
-            batch = slice(start, min(start + batch_size, total))
-            fields = {
-                name: x[batch].clone() if order is None else rows_at(order[batch], x) for name, x in memory.items()
-            }
-            if storage_device != self.device:
-                fields = {name: x.to(self.device) for name, x in fields.items()}
-            yield RolloutBatch(**fields)
+        self._computed_score("get")
+        device = None if self.device == self.store_device else self.device
+        batches = self.core.minibatches(batch_size, shuffle=shuffle, fields=_BATCH_FIELDS.values(), device=device)
+        return (RolloutBatch(**{name: batch[field] for name, field in _BATCH_FIELDS.items()}) for batch in batches)
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
     ) -> Iterator[SequenceBatch]:
-        """Yield every stored step once, as sequences `[B, L]` for recurrent policies; ends of episodes cut them.
+        """Yield every stored step once, as sequences `[B, L]` that stop at the end of an episode.
 
-        `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
+        `sequence_length=None` yields whole episodes. See `relive.RolloutBuffer.sequences`.
         """
-        self._score("get_sequences")
+        self._computed_score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
-        return (SequenceBatch(**{theirs: each[ours] for theirs, ours in _SEQUENCES.items()}) for each in sequences)
+        return (
+            SequenceBatch(**{name: batch[field] for name, field in _SEQUENCE_FIELDS.items()}) for batch in sequences
+        )
 
-    def _score(self, where: str, name: str = "advantage") -> torch.Tensor:
-        """The advantages or returns of the stored steps; raise if they are not computed."""
+    def _computed_score(self, where: str, name: str = "advantage") -> torch.Tensor:
+        """Return the advantages or returns of the stored steps; raise if they are not computed."""
         if name not in self._rows.scores:
             remedy = "Call compute_returns_and_advantages first."
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP)
+    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP_FIELDS)
     _advantages, _returns = memory_views(*SCORES)
 
     def _memory_of(self, field: str) -> Any:
-        return self._score(f"{field}s", field) if field in SCORES else self._rows.view(field)
+        return self._computed_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages to mean 0 and population standard deviation 1."""
@@ -220,23 +194,23 @@ class RolloutBuffer(BaseBuffer):
 
     @property
     def advantages_mean(self) -> float:
-        """The mean advantage."""
+        """Mean of the advantages."""
         return float(self._advantages.mean())
 
     @property
     def advantages_std(self) -> float:
-        """Unbiased standard deviation of the advantages; 0 for a single one."""
-        return _deviation(self._advantages)
+        """Unbiased standard deviation of the advantages; 0 for a single step."""
+        return _unbiased_std(self._advantages)
 
     @property
     def returns_mean(self) -> float:
-        """The mean return."""
+        """Mean of the returns."""
         return float(self._returns.mean())
 
     @property
     def returns_std(self) -> float:
-        """Unbiased standard deviation of the returns; 0 for a single one."""
-        return _deviation(self._returns)
+        """Unbiased standard deviation of the returns; 0 for a single step."""
+        return _unbiased_std(self._returns)
 
 
 def _normalize(x: torch.Tensor) -> None:
@@ -244,10 +218,10 @@ def _normalize(x: torch.Tensor) -> None:
     x.sub_(mean).div_(deviation + 1e-6)
 
 
-def _deviation(x: torch.Tensor) -> float:
+def _unbiased_std(x: torch.Tensor) -> float:
     return float(x.std()) if x.numel() > 1 else 0.0
 
 
-def _flat(value: Any) -> torch.Tensor:
+def _flatten(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
     return tensor.flatten()

@@ -1,22 +1,22 @@
-"""The base class of rl-buffer's shared buffers, whose `pos` and `full` are methods."""
+"""Base class of rl-buffer's shared buffers, whose `pos` and `full` are methods."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from relive.compat.rl_buffer.base_buffer import Sized
+from relive.compat.rl_buffer.base_buffer import SizedBuffer
 
 
-class SharedBaseBuffer(Sized, ABC):
-    """Sizes, statistics and position of a buffer that several processes use; a worker may have no tracker."""
+class SharedBaseBuffer(SizedBuffer, ABC):
+    """Base class of buffers that several processes use; a worker may have no statistics tracker."""
 
     @abstractmethod
     def pos(self) -> int:
-        """The position of the next time step."""
+        """Return the number of the row that is written next."""
 
     @abstractmethod
     def set_pos(self, value: int) -> None:
-        """Set the position of the next time step."""
+        """Set the number of the row that is written next."""
 
     @abstractmethod
     def full(self) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
-from relive.compat.rl_buffer.replay_buffer import TransitionBuffer, Transitions
+from relive.compat.rl_buffer.replay_buffer import TransitionBuffer
 from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.concurrent import Handle, connect
@@ -25,102 +24,82 @@ __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
 @dataclass
 class SharedMemoryComponents:
-    """A small handle of the main process's memory, to send to a worker."""
+    """A handle of the main process's memory, small enough to send to a worker."""
 
     handle: Handle
 
 
 @dataclass
 class SharedStates:
-    """rl-buffer's shared counters. Empty here: the shared memory of the rows includes them."""
-
-
-class SharedTransitions(Transitions):
-    """A core replay buffer in new shared memory, or in the memory of another process if a `handle` is given.
-
-    A spawned process that receives this object as an argument uses the same memory; any other copy has its own memory.
-    """
-
-    def __init__(
-        self, make: Callable[[], _Replay], obs_shape: Any, handle: Handle | None = None, seed: int | None = None
-    ) -> None:
-        super().__init__(make if handle is None else partial(connect, handle, seed=seed), obs_shape)
-        self._make = make
-
-    def rejoin(self) -> SharedTransitions:
-        """Open the memory again in a forked child, which must not use its parent's handles."""
-        return SharedTransitions(self._make, self._obs_shape, self.core.handle())
-
-    def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is None:
-            return super().__getstate__()
-        return {"make": self._make, "obs_shape": self._obs_shape, "handle": self.core.handle()}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        if "handle" in state:
-            self.__init__(**state)
-        else:
-            super().__setstate__(state)
+    """rl-buffer's shared counters. Empty: the core counts in its shared memory."""
 
 
 class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
-    A lock makes `add` atomic. Each process tracks the steps that it adds with its own tracker, which a worker may omit.
-    The steps are in shared memory of the host; batches are moved to `device`. A process may also get the buffer itself
-    as an argument, or inherit it by a fork.
+    A lock makes `add` atomic. Each process has a statistics tracker of its own steps; a worker may have none. The steps
+    are in shared memory of the host; batches are moved to `device`. The buffer itself may be an argument of a new
+    process, or be inherited by a fork.
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        num_envs: int,
-        obs_shape: Any,
-        action_shape: tuple[int, ...],
-        stats_tracker: StatsTracker | None,
-        is_main_process: bool,
-        shared_memory_components: SharedMemoryComponents | None = None,
-        shared_states: SharedStates | None = None,
-        obs_dtype: Any = torch.float32,
-        action_dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-        store_device: torch.device | None = None,
-        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
-        *,
+        self, buffer_size: int, num_envs: int, obs_shape: Any, action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker | None, is_main_process: bool,
+        shared_memory_components: SharedMemoryComponents | None = None, shared_states: SharedStates | None = None,
+        obs_dtype: Any = torch.float32, action_dtype: torch.dtype = torch.float32, device: torch.device = CPU,
+        store_device: torch.device | None = None, reset_strategy: ResetStrategy = ResetStrategy.RECURRENT, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         components = shared_memory_components
-        _check_components(is_main_process, components, shared_states)
+        if is_main_process and (components is not None or shared_states is not None):
+            remedy = "Leave them out: the main process makes them."
+            raise ValueError(explain("SharedReplayBuffer", "no shared components in the main process", "some", remedy))
+        if not is_main_process and components is None:
+            remedy = "Pass shared_memory_components= of the main process's buffer."
+            expected = "the main process's shared components in a worker"
+            raise ValueError(explain("SharedReplayBuffer", expected, None, remedy))
         if store_device is not None and torch.device(store_device) != CPU:
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
-        make = self._maker(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
-        handle = None if components is None else components.handle
-        self._shared, self._process = SharedTransitions(make, obs_shape, handle, make.keywords["seed"]), os.getpid()
+        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
+        self._use(self._make() if components is None else connect(components.handle, seed=self._make.keywords["seed"]))
 
-    @property
-    def _transitions(self) -> SharedTransitions:
-        if self._process != os.getpid():  # this process is a forked child
-            self._shared, self._process = self._shared.rejoin(), os.getpid()
-        return self._shared
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_shared": self._transitions}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
+    def _use(self, core: _Replay) -> None:
+        super()._use(core)
         self._process = os.getpid()
 
+    @property
+    def core(self) -> _Replay:
+        """The relive buffer underneath."""
+        if self._process != os.getpid():  # a forked child must not use its parent's handles
+            self._use(connect(self._core.handle()))
+        return self._core
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the steps; while a process is being spawned, return the handle of the shared memory instead."""
+        if get_spawning_popen() is None:
+            return super().__getstate__()
+        attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
+        return {**attributes, "handle": self.core.handle()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        attributes = dict(state)
+        handle = attributes.pop("handle", None)
+        if handle is None:
+            super().__setstate__(attributes)
+        else:
+            vars(self).update(attributes)
+            self._use(connect(handle))
+
     def pos(self) -> int:
-        """The position of the next time step: from 0 after `reset` to `buffer_size - 1`, then 0 again."""
-        num_steps = len(self.core) // self.num_envs
-        if num_steps < self._buffer_size:
-            return num_steps
+        """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""
+        if not self.full():
+            return self.current_size
         return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
 
     def set_pos(self, value: int) -> None:
-        """Remove every step if `value` is 0; any other new position raises."""
+        """Remove every step if `value` is 0; raise for another new position."""
         if value == 0:
             self.core.clear()
         elif value != self.pos():
@@ -128,10 +107,6 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def full(self) -> bool:
         """Whether the buffer is full: the next step triggers the reset strategy."""
-        return self._is_full
-
-    @property
-    def _is_full(self) -> bool:
         return len(self.core) == self.core.capacity
 
     def set_full(self, value: bool) -> None:
@@ -147,18 +122,5 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         return len(self.core) // self.num_envs
 
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
-        """The constructor arguments for workers."""
+        """Return the constructor arguments for workers."""
         return SharedMemoryComponents(self.core.handle()), SharedStates()
-
-
-def _check_components(is_main_process: bool, memory_components: Any, states: Any) -> None:
-    if is_main_process and (memory_components is not None or states is not None):
-        remedy = "Leave them out: the main process makes them."
-        where, expected = "SharedReplayBuffer", "no shared components in the main process"
-        raise ValueError(
-            explain(where, expected, type(states if memory_components is None else memory_components).__name__, remedy)
-        )
-    if not is_main_process and memory_components is None:
-        remedy = "Pass shared_memory_components= of the main process's buffer."
-        where, expected = "SharedReplayBuffer", "the main process's shared components in a worker"
-        raise ValueError(explain(where, expected, None, remedy))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,16 @@ _MOMENTS = ("mean", "std", "min", "max")
 class StatsTracker:
     """Rewards, lengths and further metrics of the last `max_ep_info_buffer` episodes, and the reasons why they ended.
 
-    `metrics_keys` are "rewards", "lengths" and the extra ones. `ep_info_buffer` holds the finished episodes, oldest
-    first, with the keys `ep_<metric>` and `ep_done_<reason>`; it may be cleared or changed. As in rl-buffer only `done`
-    ends an episode; with `truncated_ends=True`, which rl-buffer lacks, `truncated` does, too.
+    `metrics_keys` are "rewards", "lengths" and `extra_metrics_keys`. `ep_info_buffer` holds the finished episodes,
+    oldest first, with the keys `ep_<metric>` and `ep_done_<reason>`; it may be cleared or changed. As in rl-buffer only
+    `done` ends an episode; with `truncated_ends=True`, which rl-buffer lacks, `truncated` does, too.
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        category: str = "Rollout",
-        max_ep_info_buffer: int = 100,
-        extra_metrics_keys: list[str] | None = None,
-        done_reason_keys: list[str] | None = None,
-        *,
+        self, num_envs: int, category: str = "Rollout", max_ep_info_buffer: int = 100,
+        extra_metrics_keys: list[str] | None = None, done_reason_keys: list[str] | None = None, *,
         truncated_ends: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.num_envs, self.category = num_envs, category
         self.truncated_ends = truncated_ends
         self.ep_info_buffer: deque[dict[str, float]] = deque(maxlen=max_ep_info_buffer)
@@ -40,21 +35,18 @@ class StatsTracker:
         self._current_episode_stats = {key: np.zeros(num_envs) for key in self.metrics_keys}
 
     def update(
-        self,
-        dones: Any,
-        rewards: Any,
-        infos: Mapping[str, Any] | None = None,
+        self, dones: Any, rewards: Any, infos: Mapping[str, Any] | None = None,
         done_reasons: Sequence[str | None] | None = None,
-    ) -> None:
-        """Count one step of every environment: `dones`, `rewards` and the extra metrics in `infos`, each `[N]`.
+    ) -> None:  # fmt: skip
+        """Update the statistics with one step: `dones`, `rewards` and the extra metrics in `infos`, each `[N]`.
 
         Rewards `[N, k]` are summed over k, and a single number is used for every environment. A reason counts if the
         episode ends and `done_reason_keys` has it. A call that raises changes nothing.
         """
-        rewards, ended = on_host(rewards), on_host(dones).nonzero()[0]
+        rewards, ended = to_numpy(rewards), to_numpy(dones).nonzero()[0]
         if rewards.shape != (self.num_envs,):
             rewards = self._fit("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
-        metrics = self._metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
+        metrics = self._extra_metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
         if len(ended) and ended[-1] >= self.num_envs:
             remedy = "Pass one flag for each environment."
             raise SchemaError(explain("dones", f"{self.num_envs} flags", np.shape(dones), remedy))
@@ -64,11 +56,11 @@ class StatsTracker:
         for key, values in metrics:
             running[key] += values
         for env in ended.tolist():
-            self._finish(env, () if done_reasons is None else done_reasons)
+            self._finish_episode(env, () if done_reasons is None else done_reasons)
 
-    def _metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+    def _extra_metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
         extra = [key for key in self.metrics_keys if key in infos and key not in ("rewards", "lengths")]
-        return [(key, self._fit(key, on_host(infos[key]))) for key in extra]
+        return [(key, self._fit(key, to_numpy(infos[key]))) for key in extra]
 
     def _fit(self, name: str, values: np.ndarray) -> np.ndarray:
         if values.shape == (self.num_envs,) or values.size == 1:
@@ -76,7 +68,7 @@ class StatsTracker:
         remedy = "Pass one number for each environment, or one for all."
         raise SchemaError(explain(name, f"shape {(self.num_envs,)}", values.shape, remedy))
 
-    def _finish(self, env: int, done_reasons: Sequence[str | None]) -> None:
+    def _finish_episode(self, env: int, done_reasons: Sequence[str | None]) -> None:
         episode: dict[str, float] = {}
         for key, sums in self._current_episode_stats.items():
             episode[f"ep_{key}"] = float(sums[env])
@@ -87,7 +79,7 @@ class StatsTracker:
         self.ep_info_buffer.append(episode)
 
     def reset(self) -> None:
-        """Remove all episodes, running ones included."""
+        """Remove all episodes, also unfinished ones."""
         for sums in self._current_episode_stats.values():
             sums[:] = 0.0
         self.ep_info_buffer.clear()
@@ -98,19 +90,21 @@ class StatsTracker:
         return len(self.ep_info_buffer)
 
     def get_statistics(self) -> dict[str, float]:
-        """Mean, std, min and max of every metric, per episode and per step, and rates; {} without episodes."""
-        values = self.get_raw_values()
-        if not values:
-            return {}
-        per_step = [name for name in values if name.startswith(f"{self.category}/step_")]
-        rates = {f"{self.category}/done_{reason}_rate": self._rate(reason) for reason in self.done_reason_keys}
-        return {**_moments(values, values.keys() - per_step), **rates, **_moments(values, per_step)}
+        """Return mean, std, min and max of every metric, per episode and per step, and rates; {} without episodes."""
+        moments = {
+            f"{name}_{moment}": float(getattr(values, moment)()) if values.size else 0.0
+            for name, values in self.get_raw_values().items()
+            for moment in _MOMENTS
+        }
+        return {**moments, **self._reason_rates()} if moments else {}
 
-    def _rate(self, reason: str) -> float:
-        return sum(f"ep_done_{reason}" in episode for episode in self.ep_info_buffer) / len(self.ep_info_buffer)
+    def _reason_rates(self) -> dict[str, float]:
+        episodes = self.ep_info_buffer
+        counts = {reason: sum(f"ep_done_{reason}" in each for each in episodes) for reason in self.done_reason_keys}
+        return {f"{self.category}/done_{reason}_rate": count / len(episodes) for reason, count in counts.items()}
 
     def get_raw_values(self) -> dict[str, np.ndarray]:
-        """Every metric of every episode `[E]`, per episode and per step; {} without episodes."""
+        """Return every metric of every episode `[E]`, per episode and per step; {} without episodes."""
         if not self.ep_info_buffer:
             return {}
         episodes = self.ep_info_buffer
@@ -121,17 +115,7 @@ class StatsTracker:
         return {f"{self.category}/{key}": x for key, x in values.items()}
 
 
-def _moments(values: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
-    """Mean, std, min and max of the metrics `names`; 0 for a metric without values."""
-    selected_values = {name: x for name, x in values.items() if name in names}
-    return {
-        f"{name}_{k}": float(getattr(x, k)()) if x.size else 0.0
-        for name, x in selected_values.items()
-        for k in _MOMENTS
-    }
-
-
-def on_host(value: Any) -> np.ndarray:
+def to_numpy(value: Any) -> np.ndarray:
     """Convert a value, or a tensor on any device, to a numpy array."""
     if type(value) is np.ndarray:
         return value

@@ -1,4 +1,4 @@
-"""ApexRL's buffers, under its module paths."""
+"""ApexRL's buffers under ApexRL's module paths."""
 
 from relive.compat.apexrl.buffer.distillation_buffer import DistillationBuffer
 from relive.compat.apexrl.buffer.multi_agent_rollout_buffer import MultiAgentRolloutBuffer

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
-from relive.compat.apexrl.buffer.specs import leaves_of, to_place
+from relive.compat.apexrl.buffer.replay_buffer import check_sample
+from relive.compat.apexrl.buffer.specs import list_leaves, to_device
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare
@@ -17,9 +17,9 @@ from relive.compat.views import declare
 class DistillationBuffer:
     """The newest `capacity` observations and an expert's actions, drawn uniformly with replacement.
 
-    ApexRL documents this class but does not ship it. Undocumented behaviour follows its replay buffer: `add` takes one
-    row or a batch of rows, the oldest rows are overwritten, and a batch has at most as many rows as are stored. The
-    first `add` declares the action. `seed` makes the draws repeatable.
+    ApexRL documents this class but does not ship it. Undocumented behaviour follows ApexRL's replay buffer: `add`
+    accepts one row or a batch, the oldest rows are overwritten, and `batch_size` is at most the number of stored rows.
+    The first `add` declares the action. `seed` makes the draws repeatable.
 
     >>> buffer = DistillationBuffer(capacity=100, obs_shape=(2,), device="cpu")
     >>> buffer.add(torch.zeros(3, 2), torch.full((3, 1), 0.7))
@@ -32,14 +32,13 @@ class DistillationBuffer:
     def __init__(
         self, capacity: int, obs_shape: Spec, device: torch.device | str = "cpu", *, seed: int | None = None
     ) -> None:
-        check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
         self.core = rl.DistillationBuffer(capacity, declare(obs_shape), device=device, seed=experiment_seed(seed))
 
     @property
     def device(self) -> torch.device:
-        """The device of the rows."""
+        """Device of the rows."""
         return self.core.device
 
     @property
@@ -53,8 +52,8 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store an observation and the expert's action: one row, or a batch of rows [B, …]."""
-        leaves_of("obs", self.obs_shape, obs)  # raises ApexRL's error for another structure
-        self.core.add(to_place(obs, self.device), to_place(action, self.device))
+        list_leaves("obs", self.obs_shape, obs)  # raises a TypeError for another structure, as ApexRL does
+        self.core.add(to_device(obs, self.device), to_device(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """Draw `batch_size` rows as `(obs, expert_actions)`."""

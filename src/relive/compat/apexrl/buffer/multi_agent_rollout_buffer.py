@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING, refuse_full
-from relive.compat.apexrl.buffer.specs import convert_dones, leaves_of, plain
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING_FIELDS, check_not_full
+from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_plain
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, Stepped, StepRows
 from relive.compat.views import WriteThroughDict, assign, declare, map_tree, memory_views
@@ -18,7 +18,7 @@ from relive.errors import explain
 from relive.schema.checks import check_none_without, check_nonempty
 from relive.schema.fields import Field
 
-_TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
+_AGENT_FIELDS = {name: field for name, field in TRAINING_FIELDS.items() if name != PRIVILEGED}
 
 
 class AgentTensors(WriteThroughDict):
@@ -40,13 +40,13 @@ class AgentTensors(WriteThroughDict):
 
 
 class MultiAgentRolloutBuffer(Stepped):
-    """`num_steps` steps of `num_envs` environments with several agents each, and a state that they share.
+    """`num_steps` steps of `num_envs` environments with several agents each, and a state for all agents.
 
     Attributes are dicts with one tensor `[num_steps, num_envs, …]` per agent, under ApexRL's names. The tensors are
     the memory itself, and assigning one (`advantages["a"] = x`) writes into it.
 
     Differences from ApexRL: only stored steps are trained on; a declared state is required and an undeclared one is
-    refused; nothing is broadcast; a call that raises has stored nothing for any agent.
+    refused; nothing is broadcast; a call that raises stores nothing for any agent.
 
     >>> buffer = MultiAgentRolloutBuffer(possible_agents=["a", "b"], num_envs=2, num_steps=1, device="cpu",
     ...     obs_specs={"a": (3,), "b": (4,)}, action_shapes={"a": (), "b": (2,)},
@@ -60,28 +60,21 @@ class MultiAgentRolloutBuffer(Stepped):
     (states,) = memory_views("state")
 
     def __init__(
-        self,
-        *,
-        possible_agents: Sequence[str],
-        num_envs: int,
-        num_steps: int,
-        obs_specs: Mapping[str, Spec],
-        action_shapes: Mapping[str, tuple[int, ...]],
-        action_dtypes: Mapping[str, torch.dtype],
-        device: torch.device | str,
-        state_spec: Spec | None = None,
-    ) -> None:
+        self, *, possible_agents: Sequence[str], num_envs: int, num_steps: int, obs_specs: Mapping[str, Spec],
+        action_shapes: Mapping[str, tuple[int, ...]], action_dtypes: Mapping[str, torch.dtype],
+        device: torch.device | str, state_spec: Spec | None = None,
+    ) -> None:  # fmt: skip
         self.possible_agents = list(possible_agents)
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_specs, self.state_spec = obs_specs, state_spec
         self.action_shapes, self.action_dtypes = action_shapes, action_dtypes
-        each = declare(dict.fromkeys(self.possible_agents, ()))
-        extra = {"done": each} if state_spec is None else {"done": each, "state": declare(state_spec)}
+        scalars = declare(dict.fromkeys(self.possible_agents, ()))
+        state = {} if state_spec is None else {"state": declare(state_spec)}
         obs = {agent: declare(obs_specs[agent]) for agent in self.possible_agents}
         action = {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents}
-        settings: dict[str, Any] = {"reward": each, "value": each, "extra": extra, "device": device}
-        names = ["obs", "action", "reward", "done", "value", "log_prob", *(["state"] if state_spec is not None else [])]
-        self._rows = StepRows(partial(rl.RolloutBuffer, num_steps, num_envs, obs, action, **settings), names)
+        settings: dict[str, Any] = {"reward": scalars, "value": scalars, "extra": {"done": scalars, **state}}
+        make = partial(rl.RolloutBuffer, num_steps, num_envs, obs, action, device=device, **settings)
+        self._rows = StepRows(make, ["obs", "action", "reward", "done", "value", "log_prob", *state])
         self.device = self._rows.tensors["terminated"].device
 
     def _memory_of(self, field: str) -> Any:
@@ -89,30 +82,25 @@ class MultiAgentRolloutBuffer(Stepped):
         return memory if field == "state" else AgentTensors(field, dict(memory.items()))
 
     def add(
-        self,
-        *,
-        observations: Mapping[str, Any],
-        state: Any,
-        actions: Mapping[str, Any],
-        rewards: Mapping[str, Any],
-        dones: Mapping[str, Any],
-        values: Mapping[str, Any],
-        log_probs: Mapping[str, Any],
-    ) -> None:
+        self, *, observations: Mapping[str, Any], state: Any, actions: Mapping[str, Any], rewards: Mapping[str, Any],
+        dones: Mapping[str, Any], values: Mapping[str, Any], log_probs: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         """Store one step of every agent in every environment; all arguments except `state` are dicts by agent."""
         rows = self._rows
-        refuse_full(rows)
+        check_not_full(rows)
         if self.state_spec is None:
             check_none_without("state", state, "state_spec")
         ends = {agent: convert_dones("dones", flags, self.device) for agent, flags in dones.items()}
-        fields = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
-        fields |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
-        rows.write([leaf for name, value in fields.items() for leaf in leaves_of(name, rows.tensors[name], value)])
+        fields = {
+            "obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values,
+            "log_prob": log_probs, **({} if self.state_spec is None else {"state": state}),
+        }  # fmt: skip
+        rows.write([leaf for name, value in fields.items() for leaf in list_leaves(name, rows.tensors[name], value)])
 
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
-        """Compute advantages and returns per agent; `last_values` are those of the observations after the last step."""
+        """Compute advantages and returns per agent; `last_values` [num_envs] are the values after the last step."""
         ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
         self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
 
@@ -120,17 +108,17 @@ class MultiAgentRolloutBuffer(Stepped):
         """Normalize the advantages of all agents together to mean 0 and standard deviation 1."""
         steps = check_nonempty("normalize_advantages", self.step)
         advantages = self._rows.view("advantage")
-        together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
-        for agent, agent_advantages in zip(self.possible_agents, rl.normalize(together), strict=True):
-            advantages[agent][:steps] = agent_advantages
+        stacked = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
+        for agent, normalized in zip(self.possible_agents, rl.normalize(stacked), strict=True):
+            advantages[agent][:steps] = normalized
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
-        """Return the stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
+        """Return the stored transitions of one agent `[step · num_envs, …]`, ordered by time, then environment."""
         count = check_nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
         fields = {
-            theirs: (rows.view(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]
-            for theirs, ours in _TRAINING.items()
+            name: (rows.view(field)[agent_id].flatten() if field in SCORES else rows.flat[field][agent_id])[:count]
+            for name, field in _AGENT_FIELDS.items()
         }
         states = None if self.state_spec is None else rows.flat["state"][:count]
         return {"observations": fields.pop("observations"), "states": states, **fields}
@@ -140,7 +128,7 @@ class MultiAgentRolloutBuffer(Stepped):
         self._rows.clear()
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Return `step` and all tensors in plain dicts; the tensors share the memory."""
+        """Return `step` and all tensors in plain dicts; the tensors share the buffer's memory."""
         names = ("observations", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns")
-        tensors = {name: {agent: plain(x) for agent, x in getattr(self, name).items()} for name in names}
-        return {**tensors, "states": plain(self.states), "step": self.step}
+        tensors = {name: {agent: to_plain(x) for agent, x in getattr(self, name).items()} for name in names}
+        return {**tensors, "states": to_plain(self.states), "step": self.step}

@@ -1,4 +1,4 @@
-"""Detection of environments that write the next observation into the memory of the current one."""
+"""Detection of environments that overwrite an observation with the next one before it is stored."""
 
 from __future__ import annotations
 
@@ -9,82 +9,82 @@ import torch
 from relive.schema.conversion import overlaps
 
 _MAX_CHECKS = 32
-"""Number of batches in reused memory to compare before the environment is trusted."""
+"""Number of comparisons per buffer: an environment that passed them is trusted."""
 
 
-class Overwritten:
-    """Checks the batches of a replay buffer: an environment that steps in place makes `obs` equal to `next_obs`.
+class OverwrittenObs:
+    """Finds the first batch of a replay buffer whose `obs` an environment has overwritten with `next_obs`.
 
-    In an environment that stands still both are equal, too, but then `obs` also equals the `next_obs` of the previous
-    batch. Only batches whose `obs` has the address of the previous `obs` are compared.
+    In an environment that does not move, `obs` also equals `next_obs`, and the `next_obs` of the previous batch. Only
+    batches whose `obs` has the address of the previous `obs` are compared.
     """
 
     def __init__(self) -> None:
-        self._is_watching = True
-        self._left = _MAX_CHECKS
+        self._checks_left = _MAX_CHECKS
         self._address = 0
-        self._led_to: torch.Tensor | None = None
+        self._previous_next_obs: torch.Tensor | None = None
 
-    def is_news(self, obs: Any, next_obs: Any) -> bool:
-        """Return True once: for the first batch in which most observations were overwritten by the next ones."""
-        if not self._is_watching or not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
+    def is_first(self, obs: Any, next_obs: Any) -> bool:
+        """Return True once: for the first batch in which most observations are overwritten."""
+        if not self._checks_left or not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
             return False
         address = obs.data_ptr()
         is_reused, self._address = address == self._address, address
         is_overwritten = False
         if address == next_obs.data_ptr():
             is_overwritten = bool(address)
-        elif not is_reused or obs.device.type != "cpu":  # on a device the comparison would synchronise
-            self._led_to = None
+        elif not is_reused or not obs.is_cpu:  # on other devices the comparison would synchronise
+            self._previous_next_obs = None
         else:
-            before, self._led_to = self._led_to, next_obs.clone()
-            is_overwritten = before is not None and _is_next(obs, next_obs, before)
-            self._left -= 1
-        self._is_watching = not is_overwritten and self._left > 0
+            previous, self._previous_next_obs = self._previous_next_obs, next_obs.clone()
+            is_overwritten = previous is not None and _is_overwritten(obs, next_obs, previous)
+            self._checks_left -= 1
+        if is_overwritten:
+            self._checks_left = 0
         return is_overwritten
 
 
-class Reused:
-    """Checks the steps of a rollout buffer: whether `obs` has the address of the previous `obs` and other numbers.
+class ReusedObs:
+    """Finds the first step of a rollout buffer whose `obs` has the address of the previous `obs` and other numbers.
 
-    An environment that steps in place has then overwritten the observation before `add` stored it.
+    The environment writes its observations into the same memory, so `add` may have stored the next observation.
     """
 
     def __init__(self) -> None:
-        self._left = _MAX_CHECKS
-        self._last: torch.Tensor | None = None
-        """The previous `obs`; the reference keeps its address from being reused."""
+        self._checks_left = _MAX_CHECKS
+        self._previous_obs: torch.Tensor | None = None
+        """The previous `obs`. The reference keeps its memory alive: a new tensor could get the address otherwise."""
 
-    def is_news(self, obs: Any, stored: torch.Tensor | None) -> bool:
-        """Return True once: for the first `obs` at the address of the previous one that differs from `stored`."""
-        if not self._left or not isinstance(obs, torch.Tensor):
+    def is_first(self, obs: Any, stored: torch.Tensor | None) -> bool:
+        """Return True once: for the first `obs` at the previous address that differs from the previous row `stored`."""
+        if not self._checks_left or not isinstance(obs, torch.Tensor):
             return False
-        last, self._last = self._last, obs
-        if last is None or stored is None or last.data_ptr() != obs.data_ptr() or not obs.is_cpu:
+        previous, self._previous_obs = self._previous_obs, obs
+        if previous is None or stored is None or previous.data_ptr() != obs.data_ptr() or not obs.is_cpu:
             return False
         is_overwritten = obs.shape == stored.shape and not torch.equal(obs, stored)
-        self._left = 0 if is_overwritten else self._left - 1
-        if not self._left:
-            self._last = None
+        self._checks_left = 0 if is_overwritten else self._checks_left - 1
+        if not self._checks_left:
+            self._previous_obs = None
         return is_overwritten
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_left": self._left, "_last": None}
+        return {"_checks_left": self._checks_left, "_previous_obs": None}
 
 
-def _is_next(obs: torch.Tensor, next_obs: torch.Tensor, before: torch.Tensor) -> bool:
-    """Whether at least half of the rows equal those of `next_obs` and differ from those of `before`."""
-    if not obs.shape == next_obs.shape == before.shape:
+def _is_overwritten(obs: torch.Tensor, next_obs: torch.Tensor, previous: torch.Tensor) -> bool:
+    """Whether at least half of the rows of `obs` equal those of `next_obs` and differ from those of `previous`."""
+    if not obs.shape == next_obs.shape == previous.shape:
         return False
-    rows, after, earlier = (x.flatten(1) if x.ndim > 1 else x.reshape(1, -1) for x in (obs, next_obs, before))
-    is_overwritten = (rows == after).all(1) & (rows != earlier).any(1)
+    rows, next_rows, previous_rows = (x.flatten(1) if x.ndim > 1 else x[None] for x in (obs, next_obs, previous))
+    is_overwritten = (rows == next_rows).all(1) & (rows != previous_rows).any(1)
     return bool(2 * is_overwritten.sum() >= len(rows))
 
 
-def share_bytes(obs: Any, next_obs: Any) -> bool:
+def share_memory(obs: Any, next_obs: Any) -> bool:
     """Whether two observations share memory."""
     if not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
         return overlaps(obs, next_obs)
     distance = next_obs.data_ptr() - obs.data_ptr()
-    reach = (obs if distance >= 0 else next_obs).nbytes
-    return abs(distance) < reach and overlaps(obs, next_obs)
+    num_bytes = (obs if distance >= 0 else next_obs).nbytes
+    return abs(distance) < num_bytes and overlaps(obs, next_obs)

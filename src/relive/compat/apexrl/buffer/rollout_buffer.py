@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer on our core, and the base class of its single-agent rollout buffers."""
+"""ApexRL's rollout buffer on our core, and the base class of the rollout buffers of one agent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.specs import action_field, convert_dones, leaves_of, plain, plain_spec
+from relive.compat.apexrl.buffer.overwritten import ReusedObs
+from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, plain_spec, to_plain
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, Stepped, StepRows
@@ -22,21 +22,26 @@ from relive.schema.checks import check_none_without, check_nonempty, check_posit
 from relive.schema.fields import Field
 
 PRIVILEGED = "privileged_observations"
-TRAINING = {
+TRAINING_FIELDS = {
     "observations": "obs", PRIVILEGED: PRIVILEGED, "actions": "action", "old_log_probs": "log_prob",
     "advantages": "advantage", "returns": "return", "values": "value",
 }  # fmt: skip
-"""The core's name of each field that ApexRL trains on, in ApexRL's order."""
+"""Core's name of each field of training data, in ApexRL's order."""
 _STEP_FIELDS = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
-_Self = TypeVar("_Self", bound="SteppedRollout")
+_Self = TypeVar("_Self", bound="SingleAgentRollout")
 
 
-class SteppedRollout(Stepped):
-    """Steps of one agent: the attributes are the memory itself, `[num_steps, num_envs, …]`."""
+class SingleAgentRollout(Stepped):
+    """Base class of the rollout buffers of one agent; attributes `[num_steps, num_envs, …]` are the memory itself."""
 
     num_envs: int
-    _reused: Reused
+    num_steps: int
+    obs_shape: Spec
+    privileged_obs_shape: Spec | None
+    _reused: ReusedObs
+    _action_is_known = True
+    """Whether shape and dtype of actions are declared, by the constructor or by the first step."""
 
     observations, privileged_observations, actions = memory_views("obs", PRIVILEGED, "action")
     rewards, dones, values, log_probs = memory_views("reward", "dones", "value", "log_prob")
@@ -44,48 +49,63 @@ class SteppedRollout(Stepped):
 
     @property
     def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the stored steps and the episode ends of `dones`."""
+        """The relive buffer underneath, with the stored steps; `dones` are its "terminated"."""
         self._rows.tensors["terminated"].copy_(self._rows.tensors["dones"] != 0)
         return self._rows.core
 
     @property
     def device(self) -> torch.device:
-        """The device of the tensors."""
+        """Device of the tensors."""
         return self.rewards.device
 
     def __len__(self) -> int:
         """Number of stored transitions."""
         return self._rows.step * self.num_envs
 
-    def _new_rows(
-        self, privileged: Spec | None, extra: Mapping[str, Any], *sizes_and_fields: Any, **settings: Any
-    ) -> StepRows:
-        """Make the rows, with privileged observations if they are declared, and further fields."""
-        privileged_fields = {} if privileged is None else {PRIVILEGED: declare(privileged)}
-        make = partial(
-            rl.RolloutBuffer, *sizes_and_fields, extra={"dones": declare(()), **privileged_fields, **extra}, **settings
-        )
-        return StepRows(make, ["obs", *privileged_fields, "action", "reward", "dones", "value", "log_prob", *extra])
+    def _new_rows(self, action: Field, hidden: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
+        """Make the rows, with privileged observations if they are declared, and fields of hidden states."""
+        hidden = hidden or {}
+        privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare(self.privileged_obs_shape)}
+        settings["extra"] = {"dones": declare(()), **privileged, **hidden}
+        make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, declare(self.obs_shape), action, **settings)
+        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden])
 
-    def _write(
-        self, rows: StepRows, both_observations: tuple[Any, Any], actions: Any, rewards: Any, dones: Any, *rest: Any
+    def _rows_for(self, _actions: Any) -> StepRows:
+        """Return the rows for a step with such actions."""
+        return self._rows
+
+    def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
+        """Copy observations and actions before the step, for environments that overwrite their observations.
+
+        After the step call `add` with None for the three staged arguments. ApexRL has no such method.
+        """
+        check_not_full(self._rows)
+        rows = self._rows_for(actions)
+        rows.stage([*observation_leaves(rows, observations, privileged_observations), actions])
+        self._rows, self._action_is_known = rows, True
+
+    def _store(
+        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, *rest: Any
     ) -> None:
-        """Store one step; `both_observations` are the policy's observations and the privileged ones."""
-        before = observation_leaves(rows, *both_observations)
+        """Store one step; `rest` are the fields after `dones`, in the order of the rows."""
+        check_not_full(self._rows)
+        rows = self._rows_for(actions)
+        leaves = observation_leaves(rows, observations, privileged_observations)
         dones = convert_dones("dones", dones, rows.tensors["dones"].device)
-        if self._reused.is_news(before[0], rows.before()):  # by address: a rollout has no next observations
+        if self._reused.is_first(leaves[0], rows.before()):
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
             expected, got = "memory of its own for every step", "that of the step before, with other numbers"
             warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
-        rows.write([*before, actions, rewards, dones, *rest])
+        rows.write([*leaves, actions, rewards, dones, *rest])
+        self._rows, self._action_is_known = rows, True
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
-        """Compute advantages and returns; `last_values` [num_envs] are those of the observations after the last step.
+        """Compute advantages and returns; `last_values` [num_envs] are the values after the last step.
 
-        A truncated episode counts as ended: add the discounted value of its final observation to its
-        last reward, as ApexRL's own runner does.
+        A truncated episode counts as ended: add the discounted value of the final observation to the last reward, as
+        ApexRL's own runner does.
         """
         self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
@@ -100,24 +120,24 @@ class SteppedRollout(Stepped):
         return self
 
 
-class RolloutBuffer(SteppedRollout):
+class RolloutBuffer(SingleAgentRollout):
     """`num_steps` steps of `num_envs` environments under ApexRL's names.
 
-    Both of its constructors work: the documented one, `(num_envs, num_steps, obs_shape, device, num_privileged_obs=0)`,
-    where the first `add` declares the action, and the newer one with `action_shape` and `action_dtype`.
-    `num_privileged_obs` alone declares a vector of privileged observations, as documented. Attributes are the memory
-    itself, and `step` may be set. `seed` makes `get_minibatch` repeatable; without it a seeded experiment repeats, and
-    no global generator is touched.
+    Both constructors of ApexRL work: the documented one, `(num_envs, num_steps, obs_shape, device,
+    num_privileged_obs=0)`, where the first `add` declares the action, and the newer one with `action_shape` and
+    `action_dtype`. `num_privileged_obs` alone declares a vector of privileged observations, as documented. Attributes
+    are the memory itself, and `step` may be set. `seed` makes `get_minibatch` repeatable, and so does
+    `torch.manual_seed`; no global generator is used.
 
     Differences from ApexRL:
     - Only stored steps are trained on. For a partly filled rollout `get_all_data` returns `num_steps · num_envs` rows
       as in ApexRL, but warns, and rows that were not stored are zero; `get_minibatch` draws stored rows, and
-      `last_values` follow the last stored step. (ApexRL: rows of older rollouts are among them.)
+      `last_values` follow the last stored step. (ApexRL also reads rows of older rollouts.)
     - Declared privileged observations are required, and undeclared ones are refused. (ApexRL: missing ones keep the row
       of an older rollout, and undeclared ones are dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
-    - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` reports it
-      once; `stage` copies `obs` before the step.
+    - A `DataWarning` reports once that the environment may have overwritten `obs` before `add`; `stage` copies `obs`
+      before the step.
 
     >>> buffer = RolloutBuffer(num_envs=2, num_steps=1, obs_shape=(3,), device="cpu")
     >>> ones = torch.ones(2)
@@ -128,18 +148,11 @@ class RolloutBuffer(SteppedRollout):
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        num_steps: int,
-        obs_shape: Spec,
+        self, num_envs: int, num_steps: int, obs_shape: Spec,
         action_shape: tuple[int, ...] | torch.device | str | None = None,
-        action_dtype: torch.dtype | int | None = None,
-        device: torch.device | str = "cpu",
-        num_privileged_obs: int = 0,
-        privileged_obs_shape: Spec | None = None,
-        *,
-        seed: int | None = None,
-    ) -> None:
+        action_dtype: torch.dtype | int | None = None, device: torch.device | str = "cpu",
+        num_privileged_obs: int = 0, privileged_obs_shape: Spec | None = None, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(action_shape, str | torch.device):  # the documented order: device, num_privileged_obs
             device, action_shape = action_shape, None
         if isinstance(action_dtype, int):
@@ -150,57 +163,35 @@ class RolloutBuffer(SteppedRollout):
             self.privileged_obs_shape = (check_positive_int("num_privileged_obs", num_privileged_obs),)
         self._action_arguments = action_shape, action_dtype
         self._action_is_known = None not in self._action_arguments
-        self._rows = self._rows_for(Field(action_shape or (), action_dtype or torch.float32), device)
-        self._reused = Reused()
+        self._rows = self._new_rows(Field(action_shape or (), action_dtype or torch.float32), device=device)
+        self._reused = ReusedObs()
         self._seed = experiment_seed(seed)
         self._random = generator_on(self.device, self._seed)
 
-    def _rows_for(self, action: Field, device: torch.device | str) -> StepRows:
-        fields = declare(self.obs_shape), action
-        return self._new_rows(self.privileged_obs_shape, {}, self.num_steps, self.num_envs, *fields, device=device)
-
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """The shape of one action; `()` before the first `add` if it was not declared."""
+        """Shape of one action; `()` before the first `add` if it was not declared."""
         return tuple(self.actions.shape[2:])
 
     @property
     def action_dtype(self) -> torch.dtype:
-        """The dtype of actions; float32 before the first `add` if it was not declared."""
+        """Dtype of actions; float32 before the first `add` if it was not declared."""
         return self.actions.dtype
 
-    def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
-        """Copy observations and actions before the step, for environments that step in place.
-
-        Call `add(None, None, None, rewards, dones, values, log_probs)` after the step. ApexRL has no such method.
-        """
-        rows = self._rows_of(actions)
-        rows.stage([*observation_leaves(rows, observations, privileged_observations), actions])
-        self._rows, self._action_is_known = rows, True
-
     def add(
-        self,
-        observations: Any,
-        privileged_observations: Any,
-        actions: Any,
-        rewards: Any,
-        dones: Any,
-        values: Any,
+        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,
         log_probs: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Store one step of every environment; `dones` [num_envs] is 1 where this step ended an episode."""
-        rows = self._rows_of(actions)
-        self._write(rows, (observations, privileged_observations), actions, rewards, dones, values, log_probs)
-        self._rows, self._action_is_known = rows, True
+        self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs)
 
-    def _rows_of(self, actions: Any) -> StepRows:
-        """Return rows for such actions; the first actions declare the field if the constructor did not."""
-        refuse_full(self._rows)
+    def _rows_for(self, actions: Any) -> StepRows:
+        """Return rows for actions like `actions`; the first ones declare the field if the constructor did not."""
         if self._action_is_known:
             return self._rows
-        action = action_field(actions, 1, *self._action_arguments)
+        action = declare_action(actions, 1, *self._action_arguments)
         is_same = action == Field(self.action_shape, self.action_dtype)
-        return self._rows if is_same else self._rows_for(action, self.device)
+        return self._rows if is_same else self._new_rows(action, device=self.device)
 
     def get_all_data(self) -> dict[str, Any]:
         """Return all transitions `[num_steps · num_envs, …]`, ordered by time, then environment, without copying.
@@ -226,14 +217,14 @@ class RolloutBuffer(SteppedRollout):
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
         fields = {name: getattr(self, name) for name in (*_STEP_FIELDS, *_SCORES)}
-        rows = {name: rows if rows is None else plain(rows[: self.step].clone()) for name, rows in fields.items()}
+        rows = {name: rows if rows is None else to_plain(rows[: self.step].clone()) for name, rows in fields.items()}
         return {"step": self.step, **self._layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
-        for name, own_layout in self._layout().items():
-            if state_dict[name] != own_layout:
-                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own_layout}")
+        for name, expected in self._layout().items():
+            if state_dict[name] != expected:
+                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {expected}")
         twin = RolloutBuffer(
             self.num_envs, self.num_steps, self.obs_shape, *self._action_arguments, self.device,
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
@@ -258,26 +249,26 @@ class RolloutBuffer(SteppedRollout):
         return self
 
 
-def refuse_full(rows: StepRows) -> None:
-    """Raise ApexRL's error if no further step fits."""
+def check_not_full(rows: StepRows) -> None:
+    """Raise ApexRL's error if every step is stored."""
     if rows.is_full:
         raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
 
 def observation_leaves(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
     """List the leaves of a step's observations."""
-    leaves = leaves_of("obs", rows.tensors["obs"], observations)
+    leaves = list_leaves("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
-        return [*leaves, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
+        return [*leaves, *list_leaves(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
     check_none_without(PRIVILEGED, privileged_observations, "privileged_obs_shape")
     return leaves
 
 
 def _training_data(rows: StepRows) -> dict[str, Any]:
-    """All rows `[T · N]` of the fields that ApexRL trains on."""
-    flat = rows.flat
+    """Return all rows `[T · N]` of the fields of training data."""
     return {
-        theirs: rows.view(ours).flatten() if ours in SCORES else flat.get(ours) for theirs, ours in TRAINING.items()
+        name: rows.view(core_name).flatten() if core_name in SCORES else rows.flat.get(core_name)
+        for name, core_name in TRAINING_FIELDS.items()
     }
 
 

@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.rollout_buffer import TRAINING, SteppedRollout, observation_leaves, refuse_full
+from relive.compat.apexrl.buffer.overwritten import ReusedObs
+from relive.compat.apexrl.buffer.rollout_buffer import TRAINING_FIELDS, SingleAgentRollout
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES
-from relive.compat.views import declare, memory_views
+from relive.compat.views import memory_views
 from relive.errors import NotReadyError, explain
 from relive.schema.checks import check_int
 from relive.schema.fields import Field
@@ -22,13 +22,14 @@ from relive.schema.fields import Field
 _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
 
 
-class RolloutRNNBuffer(SteppedRollout):
+class RolloutRNNBuffer(SingleAgentRollout):
     """`num_steps` steps of `num_envs` environments with the hidden states before each step, read as sequences.
 
     Networks use hidden states (layers, batch, hidden); the attributes store them as [num_steps, num_envs, layers,
-    hidden]. Sequences continue across ends of episodes: `dones` mark where the network must reset its state.
+    hidden]. Sequences continue across ends of episodes: `dones` mark the steps after which the network must reset its
+    state.
 
-    Differences from ApexRL: those of `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does not
+    The differences from ApexRL are those of `RolloutBuffer`; sequences contain only stored steps. Shuffling does not
     use the global generator; `seed` makes it repeatable.
 
     >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
@@ -39,62 +40,35 @@ class RolloutRNNBuffer(SteppedRollout):
     actor_hidden_states, critic_hidden_states = memory_views(*_HIDDEN)
 
     def __init__(
-        self,
-        num_envs: int,
-        num_steps: int,
-        obs_shape: Spec,
-        action_shape: tuple[int, ...],
-        action_dtype: torch.dtype,
-        actor_hidden_shape: tuple[int, ...],
-        critic_hidden_shape: tuple[int, ...],
-        device: torch.device | str,
-        privileged_obs_shape: Spec | None = None,
-        *,
-        seed: int | None = None,
-    ) -> None:
+        self, num_envs: int, num_steps: int, obs_shape: Spec, action_shape: tuple[int, ...],
+        action_dtype: torch.dtype, actor_hidden_shape: tuple[int, ...], critic_hidden_shape: tuple[int, ...],
+        device: torch.device | str, privileged_obs_shape: Spec | None = None, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_shape, self.privileged_obs_shape = obs_shape, privileged_obs_shape
         self.action_shape, self.action_dtype = action_shape, action_dtype
         self.actor_hidden_shape, self.critic_hidden_shape = actor_hidden_shape, critic_hidden_shape
-        self._reused = Reused()
-        fields = declare(obs_shape), Field(action_shape, action_dtype)
-        hidden = {
-            name: rl.Carry(shape)
-            for name, shape in zip(_HIDDEN, (actor_hidden_shape, critic_hidden_shape), strict=True)
-        }
-        settings = {"device": device, "seed": experiment_seed(seed)}
-        self._rows = self._new_rows(privileged_obs_shape, hidden, num_steps, num_envs, *fields, **settings)
-
-    def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
-        """Copy observations and actions before the step, as `RolloutBuffer.stage` does."""
-        refuse_full(self._rows)
-        self._rows.stage([*observation_leaves(self._rows, observations, privileged_observations), actions])
+        self._reused = ReusedObs()
+        shapes = actor_hidden_shape, critic_hidden_shape
+        hidden: dict[str, Any] = dict(zip(_HIDDEN, map(rl.Carry, shapes), strict=True))
+        action = Field(action_shape, action_dtype)
+        self._rows = self._new_rows(action, hidden, device=device, seed=experiment_seed(seed))
 
     def add(
-        self,
-        observations: Any,
-        privileged_observations: Any,
-        actions: Any,
-        rewards: Any,
-        dones: Any,
-        values: Any,
-        log_probs: Any,
-        actor_hidden_states: Any,
-        critic_hidden_states: Any,
-    ) -> None:
-        """Store one step of every environment; hidden states (layers, num_envs, hidden) are those before it."""
-        refuse_full(self._rows)
-        hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
-        both_observations = observations, privileged_observations
-        self._write(self._rows, both_observations, actions, rewards, dones, values, log_probs, *hidden)
+        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,
+        log_probs: Any, actor_hidden_states: Any, critic_hidden_states: Any,
+    ) -> None:  # fmt: skip
+        """Store one step of every environment; hidden states (layers, num_envs, hidden) are those before the step."""
+        hidden = map(_swap_axes, (actor_hidden_states, critic_hidden_states))
+        self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs, *hidden)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
     ) -> Iterator[dict[str, Any]]:
         """Yield every stored step once, in minibatches of `minibatch_size` sequences `[sequence_length, B, …]`.
 
-        Hidden states (layers, B, hidden) are those before the first steps. Unshuffled, sequences are ordered by time,
-        then environment.
+        Hidden states (layers, B, hidden) belong to the first step of each sequence. Without `shuffle`, sequences are
+        ordered by time, then environment.
         """
         check_int("sequence_length", sequence_length, min=1, remedy="Pass a number of steps.")
         check_int("minibatch_size", minibatch_size, min=1, remedy="Pass a number of sequences.")
@@ -117,16 +91,16 @@ class RolloutRNNBuffer(SteppedRollout):
         return all_sequences[all_sequences["index"].argsort()].split(batch_size)
 
     def _rename(self, batch: TensorDict) -> dict[str, Any]:
-        """Convert a batch of the core to ApexRL's names and axes, time first."""
-        hidden = {name: _batch_first(batch.pop(name)).contiguous() for name in _HIDDEN}
+        """Convert a batch of the core to ApexRL's names, with the time axis first."""
+        hidden = {name: _swap_axes(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]
         batch.batch_size = batch["mask"].shape
         steps = batch.transpose(0, 1).contiguous()
-        batch_fields = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
-        return {**batch_fields, "dones": steps["dones"], **hidden}
+        fields = {name: steps.get(core_name, None) for name, core_name in TRAINING_FIELDS.items()}
+        return {**fields, "dones": steps["dones"], **hidden}
 
 
-def _batch_first(hidden: Any) -> Any:
+def _swap_axes(hidden: Any) -> Any:
     """Swap the axes of a hidden state: (layers, batch, hidden) to (batch, layers, hidden), or back."""
     if hidden is None or hidden.ndim < 2:
         return hidden

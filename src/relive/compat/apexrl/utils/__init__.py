@@ -1,3 +1,3 @@
-"""ApexRL's helpers for observations that are tensors or dicts of tensors, under its module path."""
+"""ApexRL's functions of observations under ApexRL's module path."""
 
 from relive.compat.apexrl.utils.observation import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""ApexRL's helpers for observations (a tensor, or a dict or TensorDict of observations) and their specifications."""
+"""ApexRL's functions of observations (tensors, or dicts or TensorDicts of them) and of their specifications."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TensorLeafSpec:
 
 
 Spec: TypeAlias = "TensorLeafSpec | tuple[int, ...] | Mapping[str, Spec]"
-"""A shape, a leaf with a dtype of its own, or a dict of these."""
+"""A shape, a shape with a dtype, or a dict of specifications."""
 ObservationSpec = Spec
 """ApexRL's name of `Spec`."""
 
@@ -71,14 +71,14 @@ def spec_numel(spec: Any) -> int:
 
 
 def actor_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The policy's part of a space: its key "obs", or the whole space without that key."""
+    """Return the policy's part of a space: its key "obs", or the whole space if it has no such key."""
     if isinstance(obs_space, spaces.Dict) and "obs" in obs_space.spaces:
         return obs_space.spaces["obs"]
     return obs_space
 
 
 def critic_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
-    """The critic's part of a space: its key "privileged_obs" or "critic_obs"; None without them."""
+    """Return the critic's part of a space: its key "privileged_obs" or "critic_obs"; None without them."""
     parts = obs_space.spaces if isinstance(obs_space, spaces.Dict) else {}
     return parts.get("privileged_obs", parts.get("critic_obs"))
 
@@ -93,13 +93,13 @@ def split_actor_critic_observations(observation: Any) -> tuple[Any, Any]:
 
 
 def infer_batch_size(value: Any) -> tuple[int, ...] | None:
-    """The length of the first axis of the first tensor, as a tuple; None if there is no tensor."""
+    """Return the length of the first axis of the first tensor, as a tuple; None if there is no tensor."""
     first = _first_tensor(value)
     return None if first is None else (int(first.shape[0]),)
 
 
 def observation_batch_size(value: Any) -> int:
-    """The length of the first axis of the first tensor."""
+    """Return the length of the first axis of the first tensor."""
     size = infer_batch_size(value)
     if size is None:
         raise ValueError(explain("observation", "at least one tensor", value, "Pass a tensor or a dict of some."))
@@ -109,8 +109,8 @@ def observation_batch_size(value: Any) -> int:
 def observation_to_tensor(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """Convert arrays to tensors on `device` and dicts to TensorDicts; only floats are cast to `dtype`.
 
-    A tuple stands for its first entry. A tensor that is on `device` already is not copied: an environment that writes
-    its next observation into the same memory changes it, too.
+    Of a tuple, such as the result of `env.reset()`, the first entry is converted. A tensor on `device` is not copied:
+    an environment that writes its next observation into the same memory changes it.
     """
     if isinstance(observation, tuple):
         observation = observation[0]
@@ -123,11 +123,11 @@ def observation_to_tensor(observation: Any, device: torch.device | str, dtype: t
 
 def observation_to_device(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """Move an observation to `device`; only floats are cast to `dtype`. None stays None."""
-    if observation is None:
-        return None
-    if is_tree(observation):
-        return _map(lambda part: observation_to_device(part, device, dtype), observation)
-    return observation.to(device, dtype if observation.is_floating_point() else None)
+
+    def move(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+    return _map(move, observation)
 
 
 def stack_observations(observations: list[Any]) -> Any:
@@ -136,29 +136,27 @@ def stack_observations(observations: list[Any]) -> Any:
     if not is_tree(first):
         return torch.stack(observations)
     size = (len(observations), *(getattr(first, "batch_size", None) or ()))
-    parts = {key: stack_observations([each[key] for each in observations]) for key in first.keys()}
+    parts = {key: stack_observations([observation[key] for observation in observations]) for key in first.keys()}
     return TensorDict(parts, size)
 
 
 def zeros_like_observation(observation: Any) -> Any:
     """Return zeros in the structure of an observation."""
-    return _map(zeros_like_observation, observation) if is_tree(observation) else torch.zeros_like(observation)
+    return _map(torch.zeros_like, observation)
 
 
 def clone_observation(observation: Any) -> Any:
     """Copy an observation."""
-    return _map(clone_observation, observation) if is_tree(observation) else observation.clone()
+    return _map(torch.clone, observation)
 
 
 def observation_index(observation: Any, index: Any) -> Any:
     """Index every tensor of an observation."""
-    if not is_tree(observation):
-        return observation[index]
-    return _map(lambda part: observation_index(part, index), observation, ())
+    return _map(lambda tensor: tensor[index], observation, ())
 
 
 def observation_set_index(destination: Any, index: Any, value: Any) -> None:
-    """Write an observation into the rows `index` of another one."""
+    """Write the observation `value` into the rows `index` of `destination`."""
     if not is_tree(destination):
         destination[index] = value
         return
@@ -200,14 +198,16 @@ def allocate_observation_storage(
     return torch.zeros((*prefix_shape, *spec), dtype=dtype, device=device)
 
 
-def _map(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
-    """Apply a function to the parts of a tree: a TensorDict with batch size `size`, or the tree's own."""
-    parts = {key: function(part) for key, part in tree.items()}
-    return TensorDict(parts, getattr(tree, "batch_size", ()) if size is None else size)
+def _map(function: Callable[[Any], Any], tree: Any, batch_size: Sequence[int] | None = None) -> Any:
+    """Apply a function to each leaf. Dicts become TensorDicts, with their own batch size if `batch_size` is None."""
+    if not is_tree(tree):
+        return function(tree)
+    parts = {key: _map(function, part, batch_size) for key, part in tree.items()}
+    return TensorDict(parts, getattr(tree, "batch_size", ()) if batch_size is None else batch_size)
 
 
 def _first_tensor(value: Any) -> Any:
-    """The first tensor or array of a tree."""
+    """Return the first tensor or array of a tree; None if the tree has none."""
     if not is_tree(value):
         return value
     return next((tensor for tensor in map(_first_tensor, value.values()) if tensor is not None), None)

@@ -38,13 +38,13 @@ class SumTree:
     def _write(self, idx: int, priority: float) -> None:
         sums, node = self._sums, idx + self._first_leaf
         sums[node] = priority
-        while node > 1:  # new sums instead of added differences: rounding errors do not accumulate
+        while node > 1:  # recompute sums: adding differences would accumulate rounding errors
             priority += sums[node ^ 1]
             node >>= 1
             sums[node] = priority
 
     def get(self, s: float) -> tuple[int, float]:
-        """The first index whose running sum exceeds `s`, and its priority, which is never 0."""
+        """Return the first index whose running sum exceeds `s`, and the priority at this index, which is never 0."""
         sums, node = self._sums, 1
         if not sums[1] > 0:
             raise NotReadyError(
@@ -60,7 +60,7 @@ class SumTree:
 
     @property
     def total_priority(self) -> float:
-        """The sum of all priorities."""
+        """Sum of all priorities."""
         return self._sums[1]
 
     @property

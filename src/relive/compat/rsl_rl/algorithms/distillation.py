@@ -6,13 +6,11 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, replace_storage
-
-__all__ = ["Distillation", "RolloutStorage"]
+from relive.compat.rsl_rl.storage.rollout_storage import replace_storage
 
 
 class Distillation(rsl_rl.algorithms.Distillation):
-    """rsl_rl's distillation, which replaces its storage by ours."""
+    """rsl_rl's distillation with our storage in place of the passed one."""
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *settings: Any, **named: Any) -> None:
         super().__init__(student, teacher, replace_storage(storage), *settings, **named)

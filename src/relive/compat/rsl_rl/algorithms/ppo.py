@@ -6,13 +6,11 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage, replace_storage
-
-__all__ = ["PPO", "RolloutStorage"]
+from relive.compat.rsl_rl.storage.rollout_storage import replace_storage
 
 
 class PPO(rsl_rl.algorithms.PPO):
-    """rsl_rl's PPO, which replaces its storage by ours."""
+    """rsl_rl's PPO with our storage in place of the passed one."""
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *settings: Any, **named: Any) -> None:
         super().__init__(actor, critic, replace_storage(storage), *settings, **named)

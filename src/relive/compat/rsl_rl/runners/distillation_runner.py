@@ -6,4 +6,4 @@ from relive.compat.rsl_rl.runners.on_policy_runner import OnPolicyRunner
 
 
 class DistillationRunner(OnPolicyRunner, rsl_rl.runners.DistillationRunner):
-    """rsl_rl's runner, which replaces its algorithm's storage by ours."""
+    """rsl_rl's distillation runner with our storage in its algorithm."""

@@ -53,7 +53,7 @@ class Transition:
 
 @dataclass(eq=False)
 class Batch:
-    """One batch of a generator; fields of the other training type are None."""
+    """One batch of a generator; None in fields that the generator does not yield."""
 
     observations: TensorDict | None = None
     actions: torch.Tensor | None = None
@@ -68,20 +68,19 @@ class Batch:
     dones: torch.Tensor | None = None
 
 
-_ATTRIBUTES = {
-    "rl": {"values": "value", "actions_log_prob": "log_prob", "advantages": "advantages", "returns": "returns"},
-    "distillation": {"privileged_actions": "privileged_actions"},
-}
-"""The attributes of each training type, and the core's name of each."""
-_STEP = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "dones", "value": "values"}
-_STEP |= {"log_prob": "actions_log_prob"}
-"""rsl_rl's name of each of the core's fields of a step."""
-_PARAMS = "distribution_params_"
-"""Prefix of the core's names of distribution parameters; a number follows."""
-_STATES = ("hidden_state_a_", "hidden_state_c_")
-"""Prefixes of the core's names of the actor's and the critic's hidden states; a number follows."""
+_TYPE_FIELDS = {"rl": ("value", "log_prob", "advantages", "returns"), "distillation": ("privileged_actions",)}
+"""The core's fields of one training type only."""
+_ORIGINAL_NAMES = {
+    "obs": "observations", "action": "actions", "reward": "rewards", "terminated": "dones", "value": "values",
+    "log_prob": "actions_log_prob",
+}  # fmt: skip
+"""rsl_rl's name of each field that the core names differently."""
+_PARAMS_PREFIX = "distribution_params_"
+"""Prefix of the core's fields of distribution parameters; a number follows."""
+_STATE_PREFIXES = ("hidden_state_a_", "hidden_state_c_")
+"""Prefixes of the core's fields of the actor's and the critic's hidden states; a number follows."""
 _BATCH_FIELDS = ("obs", "action", "value", "log_prob", "advantages", "returns")
-"""The fields of minibatches."""
+"""The core's fields in every minibatch."""
 
 
 class RolloutStorage(Stepped):
@@ -89,14 +88,14 @@ class RolloutStorage(Stepped):
 
     `obs` [N, …] is an example of the observation groups. The attributes are the core's memory `[T, N, …]`;
     assigning to one writes into it. `distribution_params` and the hidden states are allocated by the first step that
-    has them. `core` is the relive buffer underneath: its "terminated" are the `dones`, and its rewards are those of
-    rsl_rl's PPO, which adds the value of a timed-out step's own observation.
+    has them. `core` is the relive buffer underneath: its "terminated" are the `dones`, and its rewards include
+    what rsl_rl's PPO adds to them, the discounted values of timed-out steps.
 
     Differences from rsl_rl:
-    - Only stored steps are trained on: the generators of a partly filled storage read its first `step` rows. (There,
-      zeros and rows of older rollouts are among them.)
-    - Every epoch is shuffled anew, over all rows, by a generator of the storage. (rsl_rl: one permutation serves all
-      epochs, and where `num_mini_batches` does not divide the rows, the last ones are never drawn.)
+    - Only stored steps are trained on: the generators of a partly filled storage read its first `step` rows. (rsl_rl
+      also reads the other rows: zeros, or steps of older rollouts.)
+    - Every epoch has a new order of all rows, from a generator of the storage. (rsl_rl uses one order for all epochs,
+      and never draws the last rows if `num_mini_batches` does not divide their number.)
     - Nothing is broadcast, and floats are not rounded to integers.
     """
 
@@ -109,26 +108,21 @@ class RolloutStorage(Stepped):
     saved_hidden_state_a, saved_hidden_state_c = memory_views("saved_hidden_state_a", "saved_hidden_state_c")
 
     def __init__(
-        self,
-        training_type: str,
-        num_envs: int,
-        num_transitions_per_env: int,
-        obs: TensorDict,
-        actions_shape: tuple[int, ...] | list[int],
-        device: str = "cpu",
-    ) -> None:
-        self.training_type = check_choice("training_type", training_type, tuple(_ATTRIBUTES))
+        self, training_type: str, num_envs: int, num_transitions_per_env: int, obs: TensorDict,
+        actions_shape: tuple[int, ...] | list[int], device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.training_type = check_choice("training_type", training_type, tuple(_TYPE_FIELDS))
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.actions_shape, self.device = actions_shape, device
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
-        self._late: dict[str, rl.Field] = {}
-        """Declarations of distribution parameters and hidden states, made by the first step that has them."""
+        self._late_fields: dict[str, rl.Field] = {}
+        """Fields of distribution parameters and hidden states, declared by the first step that has them."""
         self._seed = experiment_seed()
-        self._rows = StepRows(*self._layout(self._late), _STEP, "Set it before add_transition.")
-        self._show_memory()
+        self._rows = StepRows(*self._layout(self._late_fields), _ORIGINAL_NAMES, "Set it before add_transition.")
+        self._bind_memory()
 
     def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
-        """Return a function that makes a core with these late fields, and the names of the fields of a step."""
+        """Return a function that makes a core with these late fields, and the names of all fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
             extra_fields, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
@@ -140,24 +134,25 @@ class RolloutStorage(Stepped):
         return make, ["obs", "action", "reward", "terminated", *step_fields, *late]
 
     @torch.inference_mode(False)  # inference tensors could not be written later
-    def _show_memory(self) -> None:
+    def _bind_memory(self) -> None:
         tensors = self._rows.tensors
         shape = self.num_transitions_per_env, self.num_envs
-        attributes = {"actions": "action", "rewards": "reward", **_ATTRIBUTES[self.training_type]}
+        fields = ("action", "reward", *_TYPE_FIELDS[self.training_type])
         memory: dict[str, Any] = {
             "observations": TensorDict(dict(tensors["obs"].items()), shape, device=tensors["action"].device),
-            **{name: tensors[field] for name, field in attributes.items()},
+            **{_ORIGINAL_NAMES.get(name, name): tensors[name] for name in fields},
             "dones": tensors["terminated"].view(torch.uint8).unsqueeze(-1),
         }
         if self.training_type == "rl":
-            memory["distribution_params"] = tuple(_parts(tensors, _PARAMS)) or None
-        for prefix in _STATES:
-            memory[f"saved_{prefix[:-1]}"] = [part.transpose(1, 2) for part in _parts(tensors, prefix)] or None
-        self.memory = _in_old_tensors(getattr(self, "memory", {}), memory)
+            memory["distribution_params"] = tuple(_numbered_fields(tensors, _PARAMS_PREFIX)) or None
+        for prefix in _STATE_PREFIXES:
+            states = [state.transpose(1, 2) for state in _numbered_fields(tensors, prefix)]
+            memory[f"saved_{prefix[:-1]}"] = states or None
+        self.memory = _reuse_tensors(getattr(self, "memory", {}), memory)
         """The core's memory by attribute name."""
-        states = [name for name in self._late if name.startswith(_STATES)]
-        self._no_state = {name: torch.zeros_like(tensors[name][0]) for name in states}
-        """Zeros for steps without a hidden state."""
+        states = [name for name in self._late_fields if name.startswith(_STATE_PREFIXES)]
+        self._zero_states = {name: torch.zeros_like(tensors[name][0]) for name in states}
+        """Zeros for steps without hidden states, by the core's names of the states."""
 
     def add_transition(self, transition: Any) -> None:
         """Store one step of every environment; tensors on another device are moved."""
@@ -166,19 +161,20 @@ class RolloutStorage(Stepped):
             expected = f"at most {self.num_transitions_per_env} transitions"
             remedy = "Train on the rollout, then clear() it."
             raise OverflowError(explain("add_transition", expected, rows.step + 1, remedy))
-        values, late = self._values(transition), _late_values(transition, self.training_type)
-        fields = self._late
+        values, late = self._step_values(transition), _late_values(transition, self.training_type)
+        fields = self._late_fields
         if not late.keys() <= fields.keys():
-            kinds = {name: rl.Field if name.startswith(_PARAMS) else rl.Carry for name in late}
-            fields = fields | {name: kinds[name](part.shape[1:]) for name, part in late.items()}
+            for name, part in late.items():
+                field_type = rl.Field if name.startswith(_PARAMS_PREFIX) else rl.Carry
+                fields = fields | {name: field_type(part.shape[1:])}
             rows = rows.move(*self._layout(fields))
-        rows.write([*values, *(late.get(name, self._no_state.get(name)) for name in fields)])
+        rows.write([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
         if rows is not self._rows:
-            self._rows, self._late = rows, fields
-            self._show_memory()
+            self._rows, self._late_fields = rows, fields
+            self._bind_memory()
 
-    def _values(self, transition: Any) -> list[Any]:
-        """The values of the fields that every step has."""
+    def _step_values(self, transition: Any) -> list[Any]:
+        """Return the values of the fields that every step has."""
         observations, dones = transition.observations, transition.dones
         groups = {} if observations is None else dict(observations.items())
         if groups.keys() != self._groups.keys():
@@ -196,16 +192,16 @@ class RolloutStorage(Stepped):
 
     def generator(self) -> Generator[Batch, None, None]:
         """Yield the stored steps one after the other, for distillation."""
-        self._require("distillation", "generator")
+        self._check_training_type("distillation", "generator")
         observations, actions, dones = (x.unbind(0) for x in (self.observations, self.privileged_actions, self.dones))
         for row in range(self.step):
             yield Batch(observations=observations[row], privileged_actions=actions[row], dones=dones[row])
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Generator[Batch, None, None]:
         """Yield shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` per epoch."""
-        self._require("rl", "mini_batch_generator")
+        self._check_training_type("rl", "mini_batch_generator")
         size = _minibatch_size("stored transitions", len(self.core), num_mini_batches)
-        fields = [*_BATCH_FIELDS, *(name for name in self._late if name.startswith(_PARAMS))]
+        fields = [*_BATCH_FIELDS, *(name for name in self._late_fields if name.startswith(_PARAMS_PREFIX))]
         for _ in range(num_epochs):
             batches = self.core.minibatches(size, drop_last=True, fields=fields)
             for rows in itertools.islice(batches, num_mini_batches):
@@ -216,25 +212,25 @@ class RolloutStorage(Stepped):
                     advantages=rows["advantages"],
                     returns=rows["returns"],
                     old_actions_log_prob=rows["log_prob"],
-                    old_distribution_params=tuple(_parts(rows, _PARAMS)),
+                    old_distribution_params=tuple(_numbered_fields(rows, _PARAMS_PREFIX)),
                 )
 
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8
     ) -> Generator[Batch, None, None]:
-        """Yield `num_envs // num_mini_batches` whole environments at a time, with episodes as padded trajectories.
+        """Yield minibatches of `num_envs // num_mini_batches` environments, with episodes as padded trajectories.
 
-        Observations and masks are [T, trajectories, …], by environment, then time; hidden states are those before
-        the first steps of trajectories; all other fields are [T, environments, …].
+        Observations and masks are [T, trajectories, …], by environment, then time; hidden states belong to the first
+        step of each trajectory; all other fields are [T, environments, …].
         """
-        self._require("rl", "recurrent_mini_batch_generator")
+        self._check_training_type("rl", "recurrent_mini_batch_generator")
         size = _minibatch_size("environments", self.num_envs, num_mini_batches)
         steps = self.step
-        states = [name for name in self._late if name.startswith(_STATES)]
-        (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
+        fields = ["obs", *self._zero_states]
+        (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=fields)
         observations = TensorDict(dict(sequences["obs"].items()), sequences["mask"].shape, device=self.core.device)
-        actor, critic = (_parts(sequences, prefix) for prefix in _STATES)
-        # Trajectories are ordered by environment; find the first one of each minibatch.
+        actor, critic = (_numbered_fields(sequences, prefix) for prefix in _STATE_PREFIXES)
+        # Trajectories are ordered by environment: find the first trajectory of each minibatch.
         first_envs = torch.arange(num_mini_batches + 1, device=self.core.device) * size
         bounds = torch.searchsorted(sequences["index"] % self.num_envs, first_envs).tolist()
         for i in list(range(num_mini_batches)) * num_epochs:
@@ -247,7 +243,7 @@ class RolloutStorage(Stepped):
                 returns=self.returns[:steps, envs],
                 old_actions_log_prob=self.actions_log_prob[:steps, envs],
                 old_distribution_params=tuple(p[:steps, envs] for p in self.distribution_params or ()),
-                hidden_states=(_states(actor, trajectories), _states(critic, trajectories)),
+                hidden_states=(_network_state(actor, trajectories), _network_state(critic, trajectories)),
                 masks=sequences["mask"][:, trajectories],
             )
 
@@ -260,24 +256,24 @@ class RolloutStorage(Stepped):
     def _assign(self, name: str, value: Any) -> None:
         _overwrite(name, self._memory_of(name), value)
 
-    def _require(self, training_type: str, where: str) -> None:
+    def _check_training_type(self, training_type: str, where: str) -> None:
         if self.training_type != training_type:
             remedy = "Make a storage of this type."
             raise SchemaError(explain(where, f"training_type {training_type!r}", repr(self.training_type), remedy))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("memory", "_no_state")}
+        return {name: value for name, value in vars(self).items() if name not in ("memory", "_zero_states")}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._show_memory()
+        self._bind_memory()
 
 
 def replace_storage(storage: Any) -> Any:
-    """Return our storage with the settings of rsl_rl's empty one; ours or a user's subclass is returned unchanged.
+    """Return our storage with the settings of rsl_rl's own, which must be empty; return any other class unchanged.
 
-    rsl_rl's algorithms make their storage themselves and pass it to their constructor.
+    rsl_rl's algorithms make a storage and pass it to their own constructor.
     """
     if (type(storage).__module__, type(storage).__name__) != ("rsl_rl.storage.rollout_storage", "RolloutStorage"):
         return storage
@@ -286,8 +282,8 @@ def replace_storage(storage: Any) -> Any:
     return RolloutStorage(storage.training_type, *sizes, obs, storage.actions_shape, storage.device)
 
 
-def _in_old_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) -> dict[str, Any]:
-    """Point existing tensor objects at the new memory, so that references to them stay valid."""
+def _reuse_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) -> dict[str, Any]:
+    """Point existing tensors at the new memory, so that references to them stay valid."""
     for name, memory in old_tensors.items():
         if isinstance(memory, torch.Tensor):
             new_tensors[name] = memory.set_(new_tensors[name])
@@ -298,8 +294,8 @@ def _in_old_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any])
     return new_tensors
 
 
-def _parts(rows: Any, prefix: str) -> list[torch.Tensor]:
-    """List the fields whose names are this prefix and a number, in order."""
+def _numbered_fields(rows: Any, prefix: str) -> list[torch.Tensor]:
+    """List the fields whose names are `prefix` and a number, in the order of the numbers."""
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
 
 
@@ -331,11 +327,11 @@ def _children(value: Any) -> dict[Any, Any]:
     return dict(value.items()) if hasattr(value, "items") else {}
 
 
-def _minibatch_size(what: str, total: int, num_mini_batches: int) -> int:
-    """Size of one of `num_mini_batches` equal minibatches."""
+def _minibatch_size(noun: str, total: int, num_mini_batches: int) -> int:
+    """Return the size of each of `num_mini_batches` equal minibatches."""
     if num_mini_batches < 1 or total < num_mini_batches:
         remedy = "Add transitions first." if not total else "Pass fewer mini-batches."
-        raise SchemaError(explain("num_mini_batches", f"1 to {total} ({what})", num_mini_batches, remedy))
+        raise SchemaError(explain("num_mini_batches", f"1 to {total} ({noun})", num_mini_batches, remedy))
     return total // num_mini_batches
 
 
@@ -344,19 +340,19 @@ def _as_column(numbers: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _late_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]:
-    """The distribution parameters and hidden states of a step, [N, …] each."""
+    """Return the distribution parameters and hidden states of a step, [N, …] each."""
     late: dict[str, torch.Tensor] = {}
     if training_type == "rl":
         for i, part in enumerate(transition.distribution_params or ()):
-            late[f"{_PARAMS}{i}"] = part
-    for prefix, state in zip(_STATES, transition.hidden_states, strict=True):
+            late[f"{_PARAMS_PREFIX}{i}"] = part
+    for prefix, state in zip(_STATE_PREFIXES, transition.hidden_states, strict=True):
         if state is not None:
             for i, part in enumerate(state if isinstance(state, tuple | list) else (state,)):
                 late[f"{prefix}{i}"] = part.transpose(0, 1)
     return late
 
 
-def _states(parts: Sequence[torch.Tensor], trajectories: slice) -> HiddenState:
-    """The states [layers, trajectories, hidden] for rsl_rl's networks: a tensor for a GRU, a tuple for an LSTM."""
+def _network_state(parts: Sequence[torch.Tensor], trajectories: slice) -> HiddenState:
+    """Return the state [layers, trajectories, hidden] for a network: a tensor for a GRU, a tuple for an LSTM."""
     states = tuple(part[trajectories].transpose(0, 1).contiguous() for part in parts)
     return states if len(states) > 1 else states[0] if states else None

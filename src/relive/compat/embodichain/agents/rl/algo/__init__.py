@@ -1,4 +1,4 @@
-"""EmbodiChain's targets at their path in releases before 0.2.3."""
+"""EmbodiChain's advantages at their path in releases before 0.2.3."""
 
 from relive.compat.embodichain.learning.rl.algo import compute_gae, compute_group_advantage
 

@@ -34,15 +34,9 @@ class RolloutBuffer(Stepped):
     obs, actions, rewards, dones, values, logprobs = memory_views(*_CORE_NAMES.values())
 
     def __init__(
-        self,
-        num_steps: int,
-        num_envs: int,
-        obs_dim: int,
-        action_dim: int,
-        device: torch.device | str,
-        *,
+        self, num_steps: int, num_envs: int, obs_dim: int, action_dim: int, device: torch.device | str, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.num_steps, self.num_envs = num_steps, num_envs
         self.obs_dim, self.action_dim = obs_dim, action_dim
         seed = experiment_seed(seed)
@@ -63,7 +57,7 @@ class RolloutBuffer(Stepped):
         rows.write((obs, action, reward, done, value, logprob))
 
     def set_extras(self, extras: Mapping[str, Any] | None) -> None:
-        """Set the tensors `[T, N, …]` whose rows join every batch; they replace earlier extras."""
+        """Set tensors `[T, N, …]` to add to every batch; they replace earlier extras."""
         self._extras = extras or {}
 
     def iterate_minibatches(self, batch_size: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -71,7 +65,7 @@ class RolloutBuffer(Stepped):
         check_positive_int("batch_size", batch_size)
         rows = self._rows
         total = check_nonempty("iterate_minibatches", rows.step) * self.num_envs
-        memory = {theirs: rows.flat[ours] for theirs, ours in _CORE_NAMES.items()}
+        memory = {name: rows.flat[core_name] for name, core_name in _CORE_NAMES.items()}
         memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)
         return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))

@@ -1,4 +1,4 @@
-"""The targets of EmbodiChain's algorithms: advantages of PPO and of GRPO."""
+"""The advantages of EmbodiChain's PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import pad
 
-from relive.compat.embodichain.learning.rl.buffer.utils import next_value_of
+from relive.compat.embodichain.learning.rl.buffer.utils import next_values
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
 from relive.schema.checks import check_shape
@@ -17,8 +17,9 @@ __all__ = ["compute_gae", "compute_group_advantage"]
 def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute advantages and returns `[N, T]` of a rollout `[N, T + 1]`; set its fields "advantage" and "return".
 
-    See `relive.gae`. Of the flags only "done" is required; without "truncated" every end counts as a termination.
-    A step that is done and not truncated does not bootstrap; the last slot of "value" is that of the last observation.
+    See `relive.gae`. "truncated" and "terminated" may be missing; without "truncated" every end counts as a
+    termination. A step that is done and not truncated does not bootstrap. The last slot of "value" is the value of the
+    observation after the last step.
     """
     reward, value = rollout["reward"], rollout["value"]
     if reward.ndim != 2:
@@ -28,7 +29,7 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
     truncated, terminated = (_flags(rollout, name, done) for name in ("truncated", "terminated"))
     terminated = terminated | (done & ~truncated)
     reward, value, terminated, truncated = (x[:, :-1].T for x in (reward.float(), value.float(), terminated, truncated))
-    next_value = next_value_of(dict(rollout.items())).T.float()
+    next_value = next_values(dict(rollout.items())).T.float()
     advantage, return_ = gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=gae_lambda)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "return", return_)
 
@@ -56,12 +57,12 @@ def compute_group_advantage(
 
 
 def _flags(rollout: TensorDict, name: str, like: torch.Tensor) -> torch.Tensor:
-    """Flags of a rollout as bools; all False without the field."""
+    """Return a field of flags as bools; all False if the rollout has no such field."""
     flags = rollout.get(name, None)
     return torch.zeros_like(like) if flags is None else flags.bool()
 
 
 def _attach(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor:
-    """Set a field [N, T + 1] to `steps` [T, N], with zeros in the last slot; return it without that slot."""
+    """Set a field [N, T + 1] to `steps` [T, N], with zeros in the last slot; return the field without the last slot."""
     rollout[name] = pad(steps, (0, 0, 0, 1)).T
     return rollout[name][:, :-1]

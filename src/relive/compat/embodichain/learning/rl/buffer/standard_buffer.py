@@ -24,38 +24,34 @@ _ARGUMENTS = (
 _DERIVED_ATTRIBUTES = ("_make", "_core", "_shared", "_padding", "_rollout")
 """Attributes that the constructor derives from its arguments; not pickled."""
 _ORIGINAL_NAMES = {"log_prob": "sample_log_prob"}
-"""EmbodiChain's names of fields, if they differ from the core's."""
-_LAST = ("obs", "critic_obs", "value")
-"""Fields whose last slot is the state after the rollout."""
-_OLDER = ("set_extras", "iterate_minibatches", "step", "num_steps", "obs", "actions", "rewards", "dones", "logprobs")
+"""EmbodiChain's name of each field that the core names differently."""
+_STATE_FIELDS = ("obs", "critic_obs", "value")
+"""Fields whose last slot belongs to the state after the last step; the last slot of other fields is padding."""
+_OLDER_ATTRIBUTES = (
+    "set_extras", "iterate_minibatches", "step", "num_steps", "obs", "actions", "rewards", "dones", "logprobs",
+)  # fmt: skip
+"""Attributes that only the older buffer has."""
 
 
 class RolloutBuffer:
     """One rollout as a TensorDict `[N, T + 1]` that collector, environment and algorithm write into.
 
-    Its fields are contiguous, and it is one object for the buffer's life. The last slot holds the last observation and
-    its value; it is zero in the other fields.
+    The TensorDict has contiguous fields and stays the same object. The last slot holds the observation after the last
+    step and its value; the last slot of other fields is zero.
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        rollout_len: int,
-        obs_dim: int,
-        action_dim: int,
-        device: torch.device | str,
-        critic_obs_dim: int | None = None,
-        distribution_param_dim: int | None = None,
-    ) -> None:
+        self, num_envs: int, rollout_len: int, obs_dim: int, action_dim: int, device: torch.device | str,
+        critic_obs_dim: int | None = None, distribution_param_dim: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_envs, self.rollout_len = num_envs, rollout_len
         self.obs_dim, self.action_dim, self.device = obs_dim, action_dim, device
         self.critic_obs_dim, self.distribution_param_dim = critic_obs_dim, distribution_param_dim
-        sizes = {
-            "critic_obs": critic_obs_dim,
-            "action_mean": distribution_param_dim,
-            "action_std": distribution_param_dim,
-        }
-        extra = {"done": Field((), torch.bool), **{name: size for name, size in sizes.items() if size is not None}}
+        extra: dict[str, Any] = {"done": Field((), torch.bool)}
+        if critic_obs_dim is not None:
+            extra["critic_obs"] = critic_obs_dim
+        if distribution_param_dim is not None:
+            extra["action_mean"] = extra["action_std"] = distribution_param_dim
         self._make = partial(_Rollout, rollout_len, num_envs, obs_dim, action_dim, extra=extra)
         self._core: _Rollout | None = None
         layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
@@ -63,15 +59,15 @@ class RolloutBuffer:
             _ORIGINAL_NAMES.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
             for name, field in layout.items()
         }
-        self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _LAST]
-        """The last slots of the fields that only transitions have."""
+        self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _STATE_FIELDS]
+        """The last slots that are padding."""
         self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
         self._is_full = False
 
     __signature__ = Signature(list(signature(__init__).parameters.values())[1:])
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RolloutBuffer:
-        """Refuse the names of the older buffer's arguments: positions would swap steps and environments."""
+        """Refuse `num_steps`, an argument of the older buffer, whose first two arguments are in the other order."""
         if "num_steps" in kwargs:
             expected, remedy = "(num_envs, rollout_len, …)", "Import it from agents.rl.buffer, or pass rollout_len."
             raise TypeError(explain("RolloutBuffer", expected, "num_steps, an argument of the older buffer", remedy))
@@ -79,7 +75,7 @@ class RolloutBuffer:
 
     @property
     def core(self) -> _Rollout:
-        """A relive buffer with a copy of the shared memory, and its steps if a rollout waits to be consumed."""
+        """A relive buffer with a copy of the shared memory; it has no steps unless a rollout waits to be read."""
         if self._core is None:
             self._core = self._make(device=self.device)
         memory: dict[str, Any] = dict(self._core.lend().items())
@@ -97,7 +93,7 @@ class RolloutBuffer:
         return self._rollout
 
     def start_rollout(self) -> TensorDict:
-        """Return the shared TensorDict for a new rollout: without algorithms' fields, and with zeros as padding."""
+        """Return the shared TensorDict for a new rollout: without fields of algorithms, and with zeros as padding."""
         if self._is_full:
             raise RuntimeError(
                 explain("start_rollout", "an empty buffer", "a rollout that was not read", "Call get().")
@@ -111,15 +107,10 @@ class RolloutBuffer:
         return self._rollout
 
     def add(
-        self,
-        rollout: TensorDict,
-        action: None = None,
-        reward: None = None,
-        done: None = None,
-        value: None = None,
+        self, rollout: TensorDict, action: None = None, reward: None = None, done: None = None, value: None = None,
         logprob: None = None,
-    ) -> None:
-        """Mark the shared TensorDict as written. Fields that were replaced by other tensors are copied into the memory.
+    ) -> None:  # fmt: skip
+        """Mark the shared TensorDict as written; fields that were replaced by other tensors are copied into its memory.
 
         The other arguments belong to the older buffer and are refused.
         """
@@ -134,29 +125,23 @@ class RolloutBuffer:
             raise SchemaError(
                 explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
             )
-        replaced_fields = {
-            name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared
-        }
-        for name, tensor in replaced_fields.items():
-            self._check(name, tensor)
-        for name, tensor in replaced_fields.items():
-            self._shared[name].copy_(tensor)
-            rollout[name] = self._shared[name]
+        replaced_fields = [
+            (name, shared, rollout[name]) for name, shared in self._shared.items() if rollout.get(name) is not shared
+        ]
+        for name, shared, tensor in replaced_fields:
+            shapes, dtypes = (tuple(shared.shape), tuple(tensor.shape)), (shared.dtype, tensor.dtype)
+            for kind, (expected, got) in (("shape", shapes), ("dtype", dtypes)):
+                if got != expected:
+                    raise ValueError(f"Rollout field '{name}' {kind} mismatch: expected {expected}, got {got}.")
+        for name, shared, tensor in replaced_fields:
+            shared.copy_(tensor)
+            rollout[name] = shared
         self._is_full = True
 
-    def _check(self, name: str, tensor: torch.Tensor) -> None:
-        shared = self._shared[name]
-        for kind, expected, got in (
-            ("shape", tuple(shared.shape), tuple(tensor.shape)),
-            ("dtype", shared.dtype, tensor.dtype),
-        ):
-            if got != expected:
-                raise ValueError(f"Rollout field '{name}' {kind} mismatch: expected {expected}, got {got}.")
-
     def get(self, flatten: bool = True) -> TensorDict:
-        """Consume the rollout: return its transitions `[N · T]`, or the shared TensorDict `[N, T + 1]`.
+        """Return the transitions `[N · T]`, or the shared TensorDict `[N, T + 1]`; another rollout may then start.
 
-        The next rollout is written into the memory of that TensorDict.
+        The next rollout is written into the memory of the shared TensorDict.
         """
         if not self._is_full:
             raise RuntimeError(explain("get", "a rollout", None, "Write one and call add(rollout)."))
@@ -164,24 +149,24 @@ class RolloutBuffer:
         return transition_view(self._rollout, flatten=True) if flatten else self._rollout
 
     def is_full(self) -> bool:
-        """Whether a rollout is written and not yet consumed."""
+        """Whether a rollout is written and `get` has not returned it yet."""
         return self._is_full
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an AttributeError; names of the older buffer get a remedy."""
-        if name in _OLDER:
+        """Raise an AttributeError, with a remedy for attributes of the older buffer."""
+        if name in _OLDER_ATTRIBUTES:
             remedy = "Import RolloutBuffer from agents.rl.buffer."
             raise AttributeError(explain("RolloutBuffer", "a name of the newer buffer", name, remedy))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arguments and the rollout, without the memory."""
+        """Return the constructor's arguments, other attributes and the fields of the rollout."""
         attributes = {name: value for name, value in vars(self).items() if name not in _DERIVED_ATTRIBUTES}
         return {**attributes, "rollout": dict(self._rollout.items())}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # not type(self): its arguments may differ
+        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
         attributes = dict(state)
         for name, tensor in attributes.pop("rollout").items():
             if name in self._shared:

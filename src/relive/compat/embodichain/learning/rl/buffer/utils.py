@@ -20,11 +20,11 @@ __all__ = ["iterate_minibatches", "transition_view"]
 def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     """Return the transitions `[N, T]` of a rollout `[N, T + 1]`; `flatten` gives `[N · T]`, environment by environment.
 
-    They have every field without its last slot, and "next_value", the value of the state after each step. Fields share
-    the rollout's memory unless `flatten`, which copies.
+    Every field is returned without its last slot; "next_value", the value of the state after each step, is added.
+    Fields share the rollout's memory unless `flatten`, which copies.
     """
     fields: dict[str, Any] = dict(rollout.items())
-    next_value = next_value_of(fields)
+    next_value = next_values(fields)
     if not all(type(field) is torch.Tensor for field in fields.values()):
         transitions = rollout[:, :-1]
         transitions["next_value"] = next_value
@@ -47,18 +47,18 @@ def iterate_minibatches(
     check_positive_int("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
     target_device, source_device = as_device(device), first.device
-    generator = _generator_of(rollout, source_device) if seed is None else generator_on(source_device, seed)
+    generator = _epoch_generator(rollout, source_device) if seed is None else generator_on(source_device, seed)
     order = torch.randperm(len(rollout), generator=generator, device=source_device)
-    batches = _read(rollout, order.split(batch_size))
+    batches = _read_rows(rollout, order.split(batch_size))
     return batches if source_device == target_device else (to_device(batch, target_device) for batch in batches)
 
 
 _generators: dict[int, tuple[int, torch.Generator]] = {}
-"""The seed and the generator of each live rollout, by the rollout's `id()`."""
+"""Seed and generator of each rollout that exists, by the `id()` of the rollout."""
 
 
-def _generator_of(rollout: TensorDict, device: torch.device) -> torch.Generator:
-    """The generator of a rollout's epochs; a new one after torch's generator was seeded or has drawn."""
+def _epoch_generator(rollout: TensorDict, device: torch.device) -> torch.Generator:
+    """Return the generator of a rollout's epochs; it is a new one if torch's generator has changed since."""
     seed, key = experiment_seed(), id(rollout)
     if key not in _generators:
         weakref.finalize(rollout, _generators.pop, key, None).atexit = False
@@ -67,7 +67,7 @@ def _generator_of(rollout: TensorDict, device: torch.device) -> torch.Generator:
     return _generators[key][1]
 
 
-def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
+def _read_rows(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
     fields: dict[str, Any] = dict(rollout.items())
     if not all(type(field) is torch.Tensor for field in fields.values()):
         return (rollout[part] for part in parts)
@@ -78,13 +78,16 @@ def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[Tensor
     )
 
 
-def next_value_of(fields: Mapping[str, Any]) -> torch.Tensor:
-    """The value of the state after each step [N, T]: the next slot's, except after truncated steps, which reset."""
+def next_values(fields: Mapping[str, Any]) -> torch.Tensor:
+    """Return the values [N, T] of the states after each step: "value" of the next slot, except for truncated steps.
+
+    The next slot of a truncated step belongs to the next episode, so its "final_value" or its own "value" is returned.
+    """
     value, truncated, final = fields["value"], fields.get("truncated"), fields.get("final_value")
     steps = value.shape[1] - 1
     following = value.narrow(1, 1, steps)
     if truncated is None:
         return following
     truncated = truncated.narrow(1, 0, steps)
-    is_cut = truncated if truncated.dtype == torch.bool else truncated != 0
-    return torch.where(is_cut, (value if final is None else final).narrow(1, 0, steps), following)
+    is_truncated = truncated if truncated.dtype == torch.bool else truncated != 0
+    return torch.where(is_truncated, (value if final is None else final).narrow(1, 0, steps), following)
