@@ -387,10 +387,14 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         slots = torch.as_tensor(slots, device=self.device)
         return newest - (newest - slots) % self.max_size
 
+    def _priorities(self) -> Any:
+        """The core's sampler, which holds the priorities."""
+        return self._require_rows().sampler
+
     @property
     def max_priority(self) -> float:
         """The largest priority so far, which new rows get."""
-        return 1.0 if self.core is None else float(self.core.state_dict()["arrays"]["sampler.largest"])
+        return 1.0 if self.core is None else self._priorities().largest()
 
     @property
     def sum_tree(self) -> SumSegmentTree:
@@ -409,9 +413,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         return self._cursor
 
     def _leaves(self) -> np.ndarray:
-        if self.core is None:
-            return np.zeros(self.max_size)
-        return self.core.state_dict()["arrays"]["sampler.mass"].numpy(force=True)
+        return np.zeros(self.max_size) if self.core is None else self._priorities().masses().numpy(force=True)
 
     def _write_leaves(self, slots: np.ndarray, leaves: np.ndarray) -> None:
         if self._alpha == 0:
