@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_shape
+from relive.schema.checks import check_keys, check_shape
 from relive.schema.fields import Field
 
 
-class HasMemory(Protocol):
-    """A buffer with `MemoryView`s. An optional method `_assign(name, value)` handles assignments."""
-
-    def _memory_of(self, field: str, /) -> Any: ...
-
-
 class MemoryView:
-    """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory."""
+    """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory.
+
+    `_memory_of(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
+    them. A buffer with a method `_assign(name, value)` handles assignments itself.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, buffer: Any, owner: type | None = None) -> Any:
-        return self if buffer is None else buffer._memory_of(self._name)
+        if buffer is None:
+            return self
+        memory = buffer._memory_of(self._name)
+        return WriteThroughDict(self._name, memory) if type(memory) is dict else memory
 
     def __set__(self, buffer: Any, value: Any) -> None:
         assign_name = getattr(buffer, "_assign", None)
@@ -42,7 +44,16 @@ def memory_views(*names: str) -> tuple[Any, ...]:
 
 
 class WriteThroughDict(dict[str, Any]):
-    """Base class of dicts of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
+    """A dict of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
+
+    def __init__(self, where: str, memory: Mapping[str, Any]) -> None:
+        super().__init__(memory)
+        self._where = where
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self:
+            raise KeyError(explain(self._where, f"one of {sorted(self)}", key, "Assign to one of them."))
+        assign(f"{self._where}.{key}", self[key], value)
 
     def update(self, *others: Any, **named: Any) -> None:
         """Assign to several keys."""
@@ -57,23 +68,40 @@ class WriteThroughDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def assign(where: str, place: Any, value: Any) -> None:
-    """Copy a value into memory of the same structure; nothing to do if it is that memory."""
-    if value is place:
+def assign(where: str, memory: Any, value: Any) -> None:
+    """Copy a value into memory of the same structure and shapes; nothing to do if it is that memory.
+
+    Raises if the numbers would change in memory of integers or bools.
+    """
+    if value is memory:
         return
-    if place is None:
-        raise SchemaError(explain(where, "a field of this buffer", "an undeclared field", "Declare the field."))
-    if is_tree(place):
-        for key in value.keys():
-            if key not in place.keys():
-                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare the key."))
-            assign(f"{where}.{key}", place[key], value[key])
+    if memory is None:
+        remedy = "Declare the field, or add a step that has it."
+        raise SchemaError(explain(where, "a field of this buffer", "one without memory", remedy))
+    parts, new_parts = _parts(memory), _parts(value)
+    if parts is not None:
+        check_keys(where, new_parts, parts.keys(), remedy="Assign every part.")
+        for key, part in parts.items():
+            assign(f"{where}.{key}", part, new_parts[key])
         return
-    tensor = torch.as_tensor(value, device=place.device)
-    check_shape(where, tensor, place.shape, "Assign a tensor of the expected shape.")
-    if tensor.dtype.is_floating_point and not place.dtype.is_floating_point:
-        raise SchemaError(explain(where, place.dtype, tensor.dtype, "Convert it."))
-    place.copy_(tensor.detach())
+    if isinstance(memory, torch.Tensor):
+        new: Any = torch.as_tensor(value, device=memory.device).detach()
+        converted, is_float = new.to(memory.dtype), memory.is_floating_point()
+    else:
+        new = np.asarray(value)
+        converted, is_float = new.astype(memory.dtype), memory.dtype.kind == "f"
+    check_shape(where, new, memory.shape, "Assign every step.")
+    if not is_float and (converted != new).any():
+        remedy = "Convert them, or declare a field that holds them."
+        raise SchemaError(explain(where, f"numbers of {memory.dtype}", f"others, of {new.dtype}", remedy))
+    memory[...] = converted
+
+
+def _parts(tree: Any) -> Any:
+    """The parts of a dict, TensorDict, tuple or list by key or number; None for anything else."""
+    if isinstance(tree, tuple | list):
+        return dict(enumerate(tree))
+    return tree if is_tree(tree) else None
 
 
 _TENSOR: Any = torch.Tensor

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WriteThroughDict, map_tree
+from relive.compat.views import WriteThroughDict, assign, map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Stacked
 
@@ -108,42 +108,23 @@ def torch_of(obs: Any, device: torch.device) -> Any:
 # Arrays
 
 
-def overwrite(place: Any, value: Any) -> None:
-    """Copy an array, or a dict of arrays, into another; raise if integers or bools would change."""
-    if isinstance(place, dict):
-        for key, array in place.items():
-            overwrite(array, value[key])
-    elif value is not place:
-        cast = np.asarray(value).astype(place.dtype)
-        if place.dtype.kind in "biu" and not np.array_equal(cast, value):
-            expected, got = f"numbers of {place.dtype}", f"others, of {np.asarray(value).dtype}"
-            raise SchemaError(explain("an array", expected, got, "Declare a space that has them."))
-        place[...] = cast
+def write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
+    """Write an array into memory of its shape and return the memory; return any other array unchanged."""
+    if memory is None or np.shape(value) != memory.shape:
+        return value
+    assign(where, memory, value)
+    return memory
 
 
-class Arrays(WriteThroughDict):
-    """The arrays of a Dict space; assigning to a key writes into its array."""
+class ReplaceableArrays(WriteThroughDict):
+    """The arrays of a Dict space, which users' code may replace by arrays of other shapes."""
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        overwrite(self[key], value)
-
-
-class ExchangedArrays(Arrays):
-    """The arrays of a Dict space, which users' code may replace.
-
-    An assigned array with the shape of the key's memory is written into it; any other replaces the array of the key.
-    """
-
-    def __init__(self, memory: dict[str, np.ndarray]) -> None:
-        super().__init__(memory)
+    def __init__(self, where: str, memory: dict[str, np.ndarray]) -> None:
+        super().__init__(where, memory)
         self._memory = memory
 
     def __setitem__(self, key: str, value: Any) -> None:
-        memory = self._memory.get(key)
-        if memory is not None and np.shape(value) == memory.shape:
-            overwrite(memory, value)
-            value = memory
-        dict.__setitem__(self, key, value)
+        dict.__setitem__(self, key, write_or_replace(f"{self._where}.{key}", self._memory.get(key), value))
 
 
 class Gathered(np.ndarray):

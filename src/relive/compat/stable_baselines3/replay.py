@@ -21,12 +21,10 @@ from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
-    Arrays,
     fields_of,
     nbytes_of,
     numpy_of,
     overrides,
-    overwrite,
     reshape_step,
     stack_frames,
     step_shapes,
@@ -149,13 +147,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         array = self._rows.array(name)
         if name == "observations" and self.optimize_memory_usage:
             self._rows.put_newest(array)
-        if not self.n_stack:
-            return array
-        array = unstack_frames(array, self.obs_shape, 2)
-        return Arrays(array) if isinstance(array, dict) else array
-
-    def _assign(self, name: str, value: Any) -> None:
-        overwrite(self._memory_of(name), value)
+        return unstack_frames(array, self.obs_shape, 2) if self.n_stack else array
 
     @property
     def _core_is_current(self) -> bool:
@@ -182,7 +174,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         load_packed_state(self._core, state["_core"])
         self._rows.load(state["_rows"])
         for name, saved_array in arrays.items():
-            self._assign(name, saved_array)
+            setattr(self, name, saved_array)
 
     # Writing
 

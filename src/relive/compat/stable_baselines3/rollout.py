@@ -20,13 +20,13 @@ from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Roll
 from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
-    ExchangedArrays,
+    ReplaceableArrays,
     fields_of,
     numpy_of,
     overrides,
-    overwrite,
     reshape_step,
     step_shapes,
+    write_or_replace,
 )
 from relive.compat.step_rows import advantages_and_returns
 from relive.compat.views import memory_views
@@ -100,15 +100,14 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:
-        memory, new_value = self._arrays[name], value
+        memory = self._arrays[name]
         if isinstance(memory, dict):
-            value = ExchangedArrays(memory)
-            value.clear()
-            value.update(new_value)
-        elif np.shape(value) == memory.shape:
-            overwrite(memory, new_value)
-            value = memory
-        vars(self)[name] = value  # an array of another shape replaces the attribute
+            arrays: Any = ReplaceableArrays(name, memory)
+            arrays.clear()
+            arrays.update(value)
+        else:
+            arrays = write_or_replace(name, memory, value)
+        vars(self)[name] = arrays
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +121,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         for name, memory in self._arrays.items():
             if name not in ("observations", "actions"):
                 memory.fill(0)
-            vars(self)[name] = ExchangedArrays(memory) if isinstance(memory, dict) else memory
+            vars(self)[name] = ReplaceableArrays(name, memory) if isinstance(memory, dict) else memory
         self.pos, self.full = 0, False
         self.generator_ready = False
         """Whether `get` was called since the last `reset`."""

@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import Arrays, Gathered, numpy_of, torch_of
+from relive.compat.stable_baselines3.arrays import Gathered, numpy_of, torch_of
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
@@ -55,10 +55,7 @@ class StoredRows(_Rows):
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         super().__init__(size, n_envs, "stored", **settings)
-        arrays = {name: numpy_of(self.core.columns[ours]) for name, ours in _MEMORY.items()}
-        self.arrays: dict[str, Any] = {
-            name: Arrays(each) if isinstance(each, dict) else each for name, each in arrays.items()
-        }
+        self.arrays: dict[str, Any] = {name: numpy_of(self.core.columns[ours]) for name, ours in _MEMORY.items()}
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
         self._in_time = np.zeros(n_envs, np.float32)
@@ -224,8 +221,7 @@ class SharedRows(_Rows):
             field: Any = rows["terminated"] | rows["truncated"]
         else:
             field = rows["truncated" if name == "timeouts" else _MEMORY[name]]
-        arrays = map_tree(lambda leaf: self._show(name, leaf, is_stored), field)
-        return Arrays(arrays) if isinstance(arrays, dict) else arrays
+        return map_tree(lambda leaf: self._show(name, leaf, is_stored), field)
 
     def put_newest(self, observations: Gathered) -> None:
         """Copy the newest next observations to the next position, where `optimize_memory_usage` reads them."""

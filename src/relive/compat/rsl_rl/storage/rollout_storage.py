@@ -257,9 +257,6 @@ class RolloutStorage(Stepped):
             raise AttributeError(explain("RolloutStorage", f"one of {', '.join(self.memory)}", field, remedy))
         return self.memory[field]
 
-    def _assign(self, name: str, value: Any) -> None:
-        _overwrite(name, self._memory_of(name), value)
-
     def _require(self, training_type: str, where: str) -> None:
         if self.training_type != training_type:
             remedy = "Make a storage of this type."
@@ -301,34 +298,6 @@ def _in_old_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any])
 def _parts(rows: Any, prefix: str) -> list[torch.Tensor]:
     """List the fields whose names are this prefix and a number, in order."""
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
-
-
-def _overwrite(where: str, memory: Any, value: Any) -> None:
-    """Copy `value` into memory; raise unless structure and shapes are the same."""
-    if value is memory:
-        return
-    if isinstance(memory, TensorDictBase | tuple | list):
-        own_children, new_children = _children(memory), _children(value)
-        if own_children.keys() != new_children.keys():
-            raise SchemaError(
-                explain(where, f"the parts {list(own_children)}", list(new_children), "Assign exactly these parts.")
-            )
-        for key, part in own_children.items():
-            _overwrite(f"{where}.{key}", part, new_children[key])
-        return
-    if memory is None:
-        remedy = "The first step that has it makes room for it."
-        raise SchemaError(explain(where, "no assignment before the first step", type(value).__name__, remedy))
-    if not isinstance(value, torch.Tensor) or value.shape != memory.shape:
-        got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise SchemaError(explain(where, f"a tensor of shape {tuple(memory.shape)}", got, "Assign every step."))
-    memory.copy_(value.detach())
-
-
-def _children(value: Any) -> dict[Any, Any]:
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    return dict(value.items()) if hasattr(value, "items") else {}
 
 
 def _minibatch_size(what: str, total: int, num_mini_batches: int) -> int:
