@@ -78,6 +78,7 @@ class StepRows:
         self._leaves = [
             leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
         ]
+        self._leaf_rows = [(name, tensor[0]) for name, tensor in self._leaves]
         self._first = self._leaves[0][1].unbind(0)
         self.places = [(name, self.tensors[name][0]) for name in self._fields]
         """The fields of a step, each with a row of its memory: values must have the row's shape and dtype."""
@@ -160,18 +161,10 @@ class StepRows:
 
     def _fit(self, place: int, value: Any) -> torch.Tensor:
         """Convert a value to the shape, dtype and device of leaf `place`."""
-        name, tensor = self._leaves[place]
+        name, row = self._leaf_rows[place]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
-        if (
-            type(value) is torch.Tensor
-            and value.shape == tensor.shape[1:]
-            and value.dtype is tensor.dtype
-            and value.device == tensor.device
-            and not value.requires_grad
-        ):
-            return value.contiguous()
-        return fit(name, value, tensor[0]).contiguous()
+        return fit(name, value, row).contiguous()
 
     def before(self) -> torch.Tensor | None:
         """The first leaf of the newest step; None without steps."""
@@ -275,6 +268,14 @@ def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
     Leading axes of length one may be missing or added: that broadcasts nothing.
     """
     shape = tuple(place.shape)
+    if (
+        type(value) is torch.Tensor
+        and value.shape == shape
+        and value.dtype is place.dtype
+        and value.device == place.device
+        and not value.requires_grad
+    ):
+        return value
     if isinstance(value, torch.Tensor):
         value = value.detach().to(place.device)
     if (

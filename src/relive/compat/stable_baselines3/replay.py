@@ -17,8 +17,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.checkpoint.state_dict import load_packed_state, packed_state
-from relive.compat.pickling import restores
+from relive.checkpoint.state_dict import load_packed_state
+from relive.compat.pickling import pack_core, restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     fields_of,
@@ -95,7 +95,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._is_custom = overrides(self, "_get_samples", *CONVERSIONS)
         """Whether a user's class overrides the methods that make batches from positions."""
         self._next_obs = self._storage_of(next_obs)
-        self._start()
+        self._start(self._next_seed())
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         """Raise for arguments that Stable-Baselines3 refuses."""
@@ -116,7 +116,11 @@ class ReplayBuffer(theirs.ReplayBuffer):
         )
         return "shared" if is_large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
-    def _start(self) -> None:
+    def _next_seed(self) -> int:
+        return int(self._random.integers(2**62))
+
+    def _start(self, seed: int) -> None:
+        """Make empty rows and everything that depends on the arguments of the constructor."""
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
         """Additional fields that are stored with the next step, by name."""
@@ -133,7 +137,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             action=Field(self.action_dim, self._action_dtype),
             extra=self._extra(),
             sampler=self._sampler(),
-            seed=int(self._random.integers(2**62)),
+            seed=seed,
         )
         self._core = self._rows.core
 
@@ -162,15 +166,13 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAYS}
-        return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
+        return {**vars(self), "_core": pack_core(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state.pop("_arrays")
         vars(self).update(state)
-        draws = self._random.bit_generator.state
-        self._start()
-        self._random.bit_generator.state = draws
+        self._start(seed=0)
         load_packed_state(self._core, state["_core"])
         self._rows.load(state["_rows"])
         for name, saved_array in arrays.items():
@@ -226,7 +228,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def reset(self) -> None:
         """Remove every transition. The arrays are new objects."""
-        self._start()
+        self._start(self._next_seed())
         self.pos, self.full = 0, False
 
     def size(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
-from relive.compat.pickling import restores
+from relive.compat.pickling import Pickled
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     ReplaceableArrays,
@@ -46,7 +46,7 @@ _ATTACHED = {"advantages": "advantage", "returns": "return"}
 """Stable-Baselines3's arrays that are attached to the core for batches."""
 
 
-class RolloutBuffer(theirs.RolloutBuffer):
+class RolloutBuffer(Pickled, theirs.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict included.
 
     The arrays (`observations`, `rewards`, …) are the memory `[buffer_size, n_envs, …]`, also after `get`. `pos` and
@@ -126,13 +126,10 @@ class RolloutBuffer(theirs.RolloutBuffer):
         self.generator_ready = False
         """Whether `get` was called since the last `reset`."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_core"}
+    _derived_attributes = ("_core",)
 
-    @restores
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        arrays = state["_arrays"]
-        vars(self).update(state)
+    def _derive(self) -> None:
+        arrays = self._arrays
         self._allocate()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)

@@ -11,10 +11,9 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.rows import Memory, columns, original, to_batch
-from relive.compat.pickling import restores
+from relive.compat.pickling import pack_core, restores, unpack_core
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
@@ -72,11 +71,10 @@ class ReplayBuffer(_Plain):
     def _sampler(self) -> Sampler:
         return rl.Uniform()
 
-    def _new_core(self, fields: dict[str, Any]) -> rl.ReplayBuffer:
+    def _new_core(self, fields: dict[str, Any], seed: int) -> rl.ReplayBuffer:
         """Make a core for rows with these fields; the core's other fields are unused."""
         return rl.ReplayBuffer(
-            self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored",
-            seed=self._next_seed(),
+            self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored", seed=seed,
         )  # fmt: skip
 
     def _next_seed(self) -> int:
@@ -112,7 +110,7 @@ class ReplayBuffer(_Plain):
             raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
         rows, counter = self.storage.clone(), self.counter
         ReplayBuffer.clear(self)
-        self.core = self._new_core(self._fields)
+        self.core = self._new_core(self._fields, self._next_seed())
         self._storage = rows
         if size:
             ReplayBuffer.add(self, rows[:size])
@@ -156,7 +154,7 @@ class ReplayBuffer(_Plain):
         core, fields = self.core, self._fields
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
-            core = self._new_core(fields)
+            core = self._new_core(fields, self._next_seed())
         placeholder_rows = torch.zeros(2, count, device=core.device)
         no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
         unused = {
@@ -206,17 +204,12 @@ class ReplayBuffer(_Plain):
             self.core._random.restore(self.core.storage.random(self._next_seed()).snapshot())
 
     def __getstate__(self) -> dict[str, Any]:
-        core = None if self.core is None else packed_state(self.core)
-        return {**vars(self), "core": core, "_rows": None}
+        return {**vars(self), "core": pack_core(self.core), "_rows": None}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if state["core"] is not None:
-            draws = self._random.bit_generator.state
-            self.core = self._new_core(self._fields)
-            load_packed_state(self.core, state["core"])
-            self._random.bit_generator.state = draws
+        self.core = unpack_core(state["core"], lambda: self._new_core(self._fields, seed=0))
 
 
 class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.agilerl.rows import Memory, original
 from relive.compat.agilerl.typing import BPTTSequenceType
+from relive.compat.pickling import Pickled
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import advantages_and_returns
 from relive.compat.views import map_tree
@@ -37,7 +38,7 @@ _FLAG = Field((), torch.bool)
 _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
 
 
-class RolloutBuffer(_Rollout):
+class RolloutBuffer(Pickled, _Rollout):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
@@ -327,11 +328,7 @@ class RolloutBuffer(_Rollout):
         for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
             yield self._prepared.minibatch(sequence_ids, self.unpadded_data)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("core", "_omitted", "_never", "_steps_flat"):
-            del state[name]
-        return state
+    _derived_attributes = ("core", "_omitted", "_never", "_steps_flat")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle of this class, or of AgileRL's class, which lacks our private attributes."""

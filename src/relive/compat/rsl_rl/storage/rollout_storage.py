@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
-from relive.compat.pickling import restores
+from relive.compat.pickling import Pickled
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import memory_views
@@ -84,7 +84,7 @@ _BATCH_FIELDS = ("obs", "action", "value", "log_prob", "advantages", "returns")
 """The fields of minibatches."""
 
 
-class RolloutStorage(Stepped):
+class RolloutStorage(Stepped, Pickled):
     """`num_transitions_per_env` steps of `num_envs` environments under rsl_rl's names, for its PPO and distillation.
 
     `obs` [N, …] is an example of the observation groups. The attributes are the core's memory `[T, N, …]`;
@@ -262,12 +262,9 @@ class RolloutStorage(Stepped):
             remedy = "Make a storage of this type."
             raise SchemaError(explain(where, f"training_type {training_type!r}", repr(self.training_type), remedy))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("memory", "_no_state")}
+    _derived_attributes = ("memory", "_no_state")
 
-    @restores
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    def _derive(self) -> None:
         self._show_memory()
 
 
