@@ -50,8 +50,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
     An algorithm must use `weights` and call `update_priorities`; a `DataWarning` reports one that does not. Everything
-    else is inherited from `ReplayBuffer`. (Schaul et al., Prioritized
-    Experience Replay, 2016.)
+    else is inherited from `ReplayBuffer`. (Schaul et al., Prioritized Experience Replay, 2016.)
     """
 
     progress_remaining = 1.0
@@ -100,9 +99,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        weight = (
-            batch["reward"].new_ones(len(batch)) if weight is None else weight
-        )  # rows that were not drawn by priority
+        if weight is None:  # the rows were not drawn by priority
+            weight = batch["reward"].new_ones(len(batch))
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
             *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]
@@ -141,8 +139,8 @@ class _PrioritizedAlgorithm:
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Update the networks with batch number `step` of this call; yield names and values to log."""
 
-    def _learn(self, gradient_steps: int, batch_size: int) -> None:
-        """Train: draw batches, learn from each, and log the means."""
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
         if not hasattr(buffer, "update_priorities"):  # for example after loading a file of another algorithm
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
@@ -180,9 +178,6 @@ class _PrioritizedAlgorithm:
 class PrioritizedDQN(_PrioritizedAlgorithm, DQN):
     """DQN on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        self._learn(gradient_steps, batch_size)
-
     def _optimizers(self) -> list[Any]:
         return [self.policy.optimizer]
 
@@ -201,7 +196,7 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
     """SAC on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        self._learn(gradient_steps, batch_size)
+        super().train(gradient_steps, batch_size)
 
     def _optimizers(self) -> list[Any]:
         optimizers = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
@@ -244,9 +239,6 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
 
 class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
     """TD3 on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
-
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        self._learn(gradient_steps, batch_size)
 
     def _optimizers(self) -> list[Any]:
         return [network.optimizer for network in (self.actor, self.critic)]

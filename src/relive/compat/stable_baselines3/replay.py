@@ -191,9 +191,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     ) -> None:
         """Store one step of every environment; `next_obs` is the observation after the step, before any reset."""
         if not self._core_is_current:
-            super().add(
-                obs, next_obs, action, reward, done, infos
-            )  # writes at `pos`, which is not the core's next position
+            super().add(obs, next_obs, action, reward, done, infos)  # at `pos`, which is not the core's next position
             return
         step = (
             action

@@ -24,9 +24,12 @@ _CPU = torch.device("cpu")
 class _Rows:
     """Up to `size` steps of `n_envs` environments at positions that are written in turn."""
 
-    def __init__(self, size: int, n_envs: int, next_obs: Any, **settings: Any) -> None:
+    _next_obs: Any
+    """The core's storage of next observations."""
+
+    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         self.size, self.n_envs = size, n_envs
-        self.core = Core(size * n_envs, num_envs=n_envs, next_obs=next_obs, **settings)
+        self.core = Core(size * n_envs, num_envs=n_envs, next_obs=self._next_obs, **settings)
         self._never = np.zeros(n_envs, np.bool_)
         self.written = 0
         """Number of steps per environment ever added."""
@@ -53,8 +56,10 @@ class _Rows:
 class StoredRows(_Rows):
     """Steps that store their next observations; the arrays are the memory itself."""
 
+    _next_obs = "stored"
+
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
-        super().__init__(size, n_envs, "stored", **settings)
+        super().__init__(size, n_envs, **settings)
         self.arrays: dict[str, Any] = {name: numpy_of(self.core.columns[ours]) for name, ours in _MEMORY.items()}
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
@@ -150,8 +155,7 @@ class SharedRows(_Rows):
     written; a mark in `dones` at the newest step ends its episode; everything else is refused.
     """
 
-    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
-        super().__init__(size, n_envs, "shared", **settings)
+    _next_obs = "shared"
 
     def add(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]

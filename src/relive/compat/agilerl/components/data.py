@@ -76,10 +76,9 @@ class MultiAgentTransition(TensorClass):
 
 
 def _by_agent(data: Any) -> TensorDict:
-    container_types = dict | tuple
     return TensorDict(
         {
-            agent: to_tensordict(part) if isinstance(part, container_types) else to_torch_tensor(part)
+            agent: to_tensordict(part) if isinstance(part, dict | tuple) else to_torch_tensor(part)
             for agent, part in data.items()
         }
     )

@@ -179,24 +179,24 @@ class RolloutBuffer(Pickled, _Rollout):
             row = 0
         extra: dict[str, Any] = {}
         if next_obs is not None:
-            extra["next_observations"] = self._observation("next_obs", next_obs)
+            extra["next_observations"] = self._reshape_observation("next_obs", self.observation_space, next_obs)
         if self.recurrent and hidden_state is not None:
             extra["hidden_states"] = {key: self._convert_hidden(key, state) for key, state in hidden_state.items()}
         if episode_start is not None:
-            extra["episode_starts"] = self._by_env("episode_start", episode_start) != 0
+            extra["episode_starts"] = self._reshape("episode_start", episode_start) != 0
         if action_mask is not None:
-            legal = (spaces.flatdim(self.action_space),)
-            extra["action_masks"] = self._by_env("action_mask", action_mask, legal) != 0
+            mask_shape = (spaces.flatdim(self.action_space),)
+            extra["action_masks"] = self._reshape("action_mask", action_mask, mask_shape) != 0
         if self.core.num_stored != row:
             self.core.take_back(row)
         self.core.add(
-            self._observation("obs", obs),
-            self._by_env("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
-            self._by_env("reward", reward),
-            self._by_env("done", done) != 0,
+            self._reshape_observation("obs", self.observation_space, obs),
+            self._reshape("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
+            self._reshape("reward", reward),
+            self._reshape("done", done) != 0,
             self._never,
-            value=self._by_env("value", value),
-            log_prob=self._by_env("log_prob", log_prob),
+            value=self._reshape("value", value),
+            log_prob=self._reshape("log_prob", log_prob),
             **(self._omitted | extra),
         )
         self.pos = row + 1
@@ -205,14 +205,46 @@ class RolloutBuffer(Pickled, _Rollout):
             self._is_masked = True
             self._expose()
 
-    def _by_env(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
-        return _by_env(where, value, self.num_envs, self.core.device, *(shapes or ((),)))
+    def _reshape(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
+        """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
 
-    def _observation(self, where: str, value: Any) -> Any:
-        return _observation(where, self.observation_space, value, self.num_envs, self.core.device)
+        A single number for a single environment fills the shape, with a warning. Any other value is returned
+        unchanged; the core then raises.
+        """
+        num_envs, shape = self.num_envs, shapes[0] if shapes else ()
+        if isinstance(value, np.ndarray) and value.shape == (num_envs, *shape):
+            return value
+        tensor = self._to_tensor(where, value)
+        for row_shape in shapes or ((),):
+            lead = tensor.shape[: max(tensor.ndim - len(row_shape), 0)]
+            if tensor.shape == (*lead, *row_shape) and lead.numel() == num_envs:
+                return tensor.reshape(num_envs, *shape)
+        if tensor.numel() == num_envs == 1:
+            remedy = "It fills them all, as in AgileRL; pass every number."
+            warnings.warn(explain(where, f"shape {(1, *shape)}", "one number", remedy), DataWarning, stacklevel=3)
+            return tensor.reshape(()).expand(1, *shape).contiguous()
+        return tensor
+
+    def _to_tensor(self, where: str, value: Any) -> torch.Tensor:
+        device = self.core.device
+        return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
+
+    def _reshape_observation(self, where: str, space: spaces.Space[Any] | None, value: Any) -> Any:
+        """Reshape an observation of all environments: each leaf to `[num_envs, …]`."""
+        if isinstance(space, spaces.Dict):
+            if not isinstance(value, Mapping) and not hasattr(value, "keys"):
+                got, remedy = type(value).__name__, "Pass an array for each key."
+                raise AssertionError(explain(where, f"a dict with {list(space.spaces)}", got, remedy))
+            return {
+                key: self._reshape_observation(f"{where}.{key}", space.spaces.get(key), part)
+                for key, part in value.items()
+            }
+        if isinstance(space, spaces.Discrete):
+            return self._reshape(where, value, (1,), ())
+        return value if space is None else self._reshape(where, value, space.shape or ())
 
     def _convert_hidden(self, key: str, state: Any) -> torch.Tensor:
-        state = _tensor_on(f"hidden_state.{key}", state, self.core.device)
+        state = self._to_tensor(f"hidden_state.{key}", state)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
@@ -224,8 +256,8 @@ class RolloutBuffer(Pickled, _Rollout):
         steps, device = self._steps, self.core.device
         check_nonempty("compute_returns_and_advantages", steps)
         lead = (self.num_envs,)
-        last = convert("last_value", Field(), self._by_env("last_value", last_value), lead, device)
-        over = convert("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)
+        last = convert("last_value", Field(), self._reshape("last_value", last_value), lead, device)
+        over = convert("last_done", _FLAG, self._reshape("last_done", last_done) != 0, lead, device)
         reward, value, done = (
             self.buffer[name][:steps].roll(-self._oldest, 0) for name in ("rewards", "values", "dones")
         )
@@ -427,43 +459,3 @@ def _num_actions(space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return torch.Size(space.shape).numel()
     raise NotImplementedError(explain("action_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
-
-
-def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
-    """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
-
-    A single number for a single environment fills the shape, with a warning. Any other value is returned unchanged; the
-    core then raises.
-    """
-    if isinstance(value, np.ndarray) and value.shape == (num_envs, *shapes[0]):
-        return value
-    tensor = _tensor_on(where, value, device)
-    for shape in shapes:
-        lead = tensor.shape[: max(tensor.ndim - len(shape), 0)]
-        if tensor.shape == (*lead, *shape) and lead.numel() == num_envs:
-            return tensor.reshape(num_envs, *shapes[0])
-    if tensor.numel() == num_envs == 1:
-        remedy = "It fills them all, as in AgileRL; pass every number."
-        warnings.warn(explain(where, f"shape {(1, *shapes[0])}", "one number", remedy), DataWarning, stacklevel=4)
-        return tensor.reshape(()).expand(1, *shapes[0]).contiguous()
-    return tensor
-
-
-def _tensor_on(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    """Convert `value` to a tensor on `device`."""
-    return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
-
-
-def _observation(where: str, space: spaces.Space[Any] | None, value: Any, num_envs: int, device: torch.device) -> Any:
-    """Reshape an observation of all environments: each leaf to `[num_envs, …]`."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) and not hasattr(value, "keys"):
-            got, remedy = type(value).__name__, "Pass an array for each key."
-            raise AssertionError(explain(where, f"a dict with {list(space.spaces)}", got, remedy))
-        return {
-            key: _observation(f"{where}.{key}", space.spaces.get(key), part, num_envs, device)
-            for key, part in value.items()
-        }
-    if isinstance(space, spaces.Discrete):
-        return _by_env(where, value, num_envs, device, (1,), ())
-    return value if space is None else _by_env(where, value, num_envs, device, space.shape or ())
