@@ -68,6 +68,20 @@ class WriteThroughDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
+class WriteThroughTensorDict(TensorDict):
+    """A locked TensorDict of memory: `memory["rewards"] = x` copies into it, so `memory["rewards"] += 1` works.
+
+    New names are refused. Slices and copies are ordinary, unlocked TensorDicts.
+    """
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        is_name = isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+        if not (is_name and self.is_locked):
+            super().__setitem__(key, value)
+        elif value is not self.get(key):
+            self.set_(key, value)
+
+
 def assign(where: str, memory: Any, value: Any) -> None:
     """Copy a value into memory of the same structure and shapes; nothing to do if it is that memory.
 

@@ -32,7 +32,7 @@ def overrides(buffer: Any, *names: str) -> bool:
 # Observations
 
 
-def fields_of(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
+def declare_fields(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
     """Declare the fields of an observation space in its own dtypes; `n_stack` declares stacks of frames."""
     return map_tree(lambda part: _field(part, n_stack), space)
 
@@ -56,9 +56,9 @@ def _stacking_axis(space: spaces.Space[Any]) -> int:
     return 0 if first else len(space.shape or ()) - 1
 
 
-def nbytes_of(space: spaces.Space[Any]) -> int:
+def count_bytes(space: spaces.Space[Any]) -> int:
     """Size of an observation in bytes."""
-    fields = fields_of(space)
+    fields = declare_fields(space)
     leaves = fields.values() if isinstance(fields, dict) else [fields]
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
@@ -95,12 +95,12 @@ def unshare(next_obs: Any, obs: Any) -> Any:
     return map_tree(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
 
 
-def numpy_of(batch: Any) -> Any:
+def to_numpy(batch: Any) -> Any:
     """Convert a tensor, or a TensorDict, to numpy."""
     return map_tree(lambda leaf: leaf.numpy(force=True), batch)
 
 
-def torch_of(obs: Any, device: torch.device) -> Any:
+def to_tensors(obs: Any, device: torch.device) -> Any:
     """Convert an array, or a dict of arrays, to tensors on a device."""
     return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
 
@@ -127,7 +127,7 @@ class ReplaceableArrays(WriteThroughDict):
         dict.__setitem__(self, key, write_or_replace(f"{self._where}.{key}", self._memory.get(key), value))
 
 
-class Gathered(np.ndarray):
+class GatheredArray(np.ndarray):
     """A copy of rows `[buffer_size, n_envs, …]` whose writes, also to parts of it, are passed to the buffer."""
 
     write: Callable[[Any, Any], None]
@@ -136,12 +136,12 @@ class Gathered(np.ndarray):
     """The memory of the rows as a plain, writable array."""
 
     @staticmethod
-    def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
+    def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
         """Make an array over the memory of `copied` that passes writes to `write`."""
-        gathered = copied.view(Gathered)
-        gathered.flags.writeable = False
-        gathered.write, gathered.copied = write, copied
-        return gathered
+        array = copied.view(GatheredArray)
+        array.flags.writeable = False
+        array.write, array.copied = write, copied
+        return array
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
@@ -156,7 +156,7 @@ class Gathered(np.ndarray):
         part = self.copied[key]
         if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.copied):
             return part
-        return Gathered.of(part, lambda inner, value: self._write_part(key, inner, value))
+        return GatheredArray.of(part, lambda inner, value: self._write_part(key, inner, value))
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
         """Write to `inner` of the part `key`."""
@@ -175,4 +175,4 @@ class Gathered(np.ndarray):
 
 
 def _as_plain_array(value: Any) -> Any:
-    return value.view(np.ndarray) if isinstance(value, Gathered) else value
+    return value.view(np.ndarray) if isinstance(value, GatheredArray) else value

@@ -24,7 +24,7 @@ from relive.compat.stable_baselines3.replay import ReplayBuffer
 from relive.errors import DataWarning, SchemaError, explain
 from relive.replay.samplers import Prioritized, Sampler
 
-_RISING = LinearSchedule(0.4, 1.0, 1.0)
+_RISING_BETA = LinearSchedule(0.4, 1.0, 1.0)
 
 _MAX_BATCHES_WITHOUT_UPDATE = 10
 """Number of batches without an update of priorities after which a warning is issued."""
@@ -63,7 +63,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self,
         *args: Any,
         alpha: float = 0.6,
-        beta: float | Callable[[float], float] = _RISING,
+        beta: float | Callable[[float], float] = _RISING_BETA,
         eps: float = 1e-6,
         **kwargs: Any,
     ) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
-import stable_baselines3.common.buffers as theirs
+import stable_baselines3.common.buffers as sb3
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
@@ -21,11 +21,11 @@ from relive.compat.pickling import Pickled
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     ReplaceableArrays,
-    fields_of,
-    numpy_of,
+    declare_fields,
     overrides,
     reshape_step,
     step_shapes,
+    to_numpy,
     write_or_replace,
 )
 from relive.compat.step_rows import advantages_and_returns
@@ -42,11 +42,11 @@ _CORE_FIELDS = {
     "log_probs": "log_prob",
 }
 """Stable-Baselines3's arrays that are the core's memory."""
-_ATTACHED = {"advantages": "advantage", "returns": "return"}
+_ATTACHED_FIELDS = {"advantages": "advantage", "returns": "return"}
 """Stable-Baselines3's arrays that are attached to the core for batches."""
 
 
-class RolloutBuffer(Pickled, theirs.RolloutBuffer):
+class RolloutBuffer(Pickled, sb3.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict included.
 
     The arrays (`observations`, `rewards`, …) are the memory `[buffer_size, n_envs, …]`, also after `get`. `pos` and
@@ -55,7 +55,7 @@ class RolloutBuffer(Pickled, theirs.RolloutBuffer):
     """
 
     observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
-    advantages, returns, episode_starts = memory_views(*_ATTACHED, "episode_starts")
+    advantages, returns, episode_starts = memory_views(*_ATTACHED_FIELDS, "episode_starts")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RolloutBuffer(Pickled, theirs.RolloutBuffer):
         gamma: float = 0.99,
         n_envs: int = 1,
     ) -> None:
-        theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
         self._is_custom = overrides(self, "_get_samples", "to_torch")
@@ -87,12 +87,12 @@ class RolloutBuffer(Pickled, theirs.RolloutBuffer):
         self._core = Core(
             self.buffer_size,
             self.n_envs,
-            obs=fields_of(self.observation_space),
+            obs=declare_fields(self.observation_space),
             action=Field(self.action_dim, self._action_dtype),
             seed=experiment_seed(),
         )
         memory = self._core.columns
-        self._arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _CORE_FIELDS.items()}
+        self._arrays: dict[str, Any] = {name: to_numpy(memory[ours]) for name, ours in _CORE_FIELDS.items()}
         for name in ("advantages", "returns", "episode_starts"):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
@@ -170,7 +170,7 @@ class RolloutBuffer(Pickled, theirs.RolloutBuffer):
         ended = torch.from_numpy(np.concatenate(starts_after) != 0)
         last = last_values.detach().reshape(self.n_envs).to(value)
         scores = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
-        for name, score in zip(_ATTACHED, scores, strict=True):
+        for name, score in zip(_ATTACHED_FIELDS, scores, strict=True):
             arrays[name][:steps] = score.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -182,17 +182,17 @@ class RolloutBuffer(Pickled, theirs.RolloutBuffer):
         core = self._core
         if core.num_stored != self.buffer_size:
             core.take_back()
-        core.attach({ours: torch.from_numpy(self._arrays[name]) for name, ours in self._attached().items()})
+        core.attach({ours: torch.from_numpy(self._arrays[name]) for name, ours in self._attached_fields().items()})
         self.generator_ready = True
         size = self.buffer_size * self.n_envs if batch_size is None else batch_size
         device = None if self.device.type == "cpu" else self.device
-        fields = ("obs", "action", "value", "log_prob", *self._attached().values())
+        fields = ("obs", "action", "value", "log_prob", *self._attached_fields().values())
         for batch in core.minibatches(size, fields=fields, device=device):
             yield self._samples([batch[name] for name in fields])
 
-    def _attached(self) -> dict[str, str]:
+    def _attached_fields(self) -> dict[str, str]:
         """The core's name of each array that is attached for batches."""
-        return _ATTACHED
+        return _ATTACHED_FIELDS
 
     def _require_full(self) -> None:
         if not self.full:
@@ -205,16 +205,16 @@ class RolloutBuffer(Pickled, theirs.RolloutBuffer):
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
         if isinstance(obs, torch.Tensor):
-            return self._kinds[0](obs, action, *other_parts)
-        return self._kinds[1](dict(obs.items()), action, *other_parts)
+            return self._batch_types[0](obs, action, *other_parts)
+        return self._batch_types[1](dict(obs.items()), action, *other_parts)
 
-    _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
+    _batch_types: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
     """The types of batches with one tensor of observations, and with a dict of them."""
     _casts_actions = True
     """Whether actions in batches are cast to float32."""
 
 
-class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
+class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
     """A `RolloutBuffer` for Dict observations only."""
 
     def _check(self) -> None:

@@ -12,25 +12,25 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.rows import Memory, columns, original, to_batch
+from relive.compat.agilerl.rows import original_class, to_batch, to_columns
 from relive.compat.pickling import pack_core, restores, unpack_core
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import map_tree
+from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import use_copy
 from relive.replay.samplers import Sampler
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import Field
 
-_DISTINCT_BELOW = 16_384
+_MIN_ROWS_WITH_REPLACEMENT = 16_384
 """Number of stored rows from which batches are drawn with replacement; with fewer rows all rows of a batch differ."""
 
-_Plain: Any = original("components.replay_buffer", "ReplayBuffer")
-_MultiStep: Any = original("components.replay_buffer", "MultiStepReplayBuffer")
-_ByPriority: Any = original("components.replay_buffer", "PrioritizedReplayBuffer")
+_OriginalReplayBuffer: Any = original_class("components.replay_buffer", "ReplayBuffer")
+_OriginalMultiStepReplayBuffer: Any = original_class("components.replay_buffer", "MultiStepReplayBuffer")
+_OriginalPrioritizedReplayBuffer: Any = original_class("components.replay_buffer", "PrioritizedReplayBuffer")
 
 
-class ReplayBuffer(_Plain):
+class ReplayBuffer(_OriginalReplayBuffer):
     """AgileRL's `ReplayBuffer`: the newest `max_size` rows of TensorDicts, shaped by the first `add`.
 
     Rows are stored in their own dtypes; `dtype` is an attribute without effect. `core` is the relive buffer underneath,
@@ -88,7 +88,7 @@ class ReplayBuffer(_Plain):
         """The writable memory of the rows `[max_size]`; None before the first `add`."""
         if self._rows is None and self.core is not None:
             rows: Any = self.core.columns["action"].squeeze(1)
-            self._rows = Memory(dict(rows.items()), batch_size=rows.batch_size, device=self.core.device).lock_()
+            self._rows = WriteThroughTensorDict(dict(rows.items()), rows.batch_size, device=self.core.device).lock_()
         return self._rows
 
     @property
@@ -146,7 +146,7 @@ class ReplayBuffer(_Plain):
         if data.ndim != 1:
             remedy = "Give the transitions one batch axis, as in batch_size=[num_envs]."
             raise SchemaError(explain("add", "a TensorDict of batch size [B]", list(data.batch_size), remedy))
-        self._store(columns(data, torch.device(self.device)), len(data))
+        self._store(to_columns(data, torch.device(self.device)), len(data))
 
     def _store(self, rows: dict[str, Any], count: int) -> None:
         core, fields = self.core, self._fields
@@ -170,7 +170,7 @@ class ReplayBuffer(_Plain):
         """Draw `batch_size` rows, or all if fewer are stored; `return_idx` adds ids "idxs" `[B]`. Ignores `beta`."""
         core = self._require_rows()
         size, count = len(core), max(min(operator.index(batch_size), len(core)), 0)
-        if size < _DISTINCT_BELOW:
+        if size < _MIN_ROWS_WITH_REPLACEMENT:
             slots = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
             slots = torch.randint(
@@ -210,7 +210,7 @@ class ReplayBuffer(_Plain):
         self.core = unpack_core(state["core"], lambda: self._new_core(self._fields, seed=0))
 
 
-class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
+class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
     """AgileRL's `MultiStepReplayBuffer`: rows of n steps, reward Σ γ^i r up to the first end, next_obs and done there.
 
     `add` takes one step of every environment. When the window of n steps is full, it stores their sum as a row and
@@ -291,7 +291,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
                 total = total.masked_fill(_broadcast_flags(ended, total), 0)
                 last_fields = {key: _select_rows(ended, step[key], later) for key, later in last_fields.items()}
             total = reward + self.gamma * total
-        return columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
+        return to_columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """Read the rows with these ids, which another buffer shares if every result of `add` was added to it."""
@@ -306,7 +306,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         self.done_key = None
 
 
-class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
+class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
     """AgileRL's `PrioritizedReplayBuffer`: row i is drawn with probability p_i^alpha / Σ p^alpha.
 
     `alpha` can be set until the first row is added. Writing to `sum_tree` or `min_tree` writes priorities.
@@ -369,10 +369,10 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         if not 0 <= idx < self.size:
             raise AssertionError(f"idx: expected a stored slot below {self.size}, got {idx}.")
         self._require_rows().update_priority(
-            self._rows_in([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
+            self._ids_at([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
         )
 
-    def _rows_in(self, slots: Any) -> torch.Tensor:
+    def _ids_at(self, slots: Any) -> torch.Tensor:
         """The core's ids of the rows in these slots of `storage`."""
         newest = self._written - 1
         slots = torch.as_tensor(slots, device=self.device)
@@ -390,38 +390,38 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
     @property
     def sum_tree(self) -> SumSegmentTree:
         """A copy of priority^alpha per slot of `storage`; 0 in empty slots. Writing to it sets priorities."""
-        return SumSegmentTree.of(self._leaves(), self._write_leaves)
+        return SumSegmentTree.of(self._masses(), self._write_masses)
 
     @property
     def min_tree(self) -> MinSegmentTree:
         """A copy of priority^alpha per slot of `storage`; infinite in empty slots. Writing to it sets priorities."""
-        leaves = self._leaves()
-        return MinSegmentTree.of(np.where(leaves == 0, np.inf, leaves), self._write_leaves)
+        leaves = self._masses()
+        return MinSegmentTree.of(np.where(leaves == 0, np.inf, leaves), self._write_masses)
 
     @property
     def tree_ptr(self) -> int:
         """The slot of the next row."""
         return self._cursor
 
-    def _leaves(self) -> np.ndarray:
+    def _masses(self) -> np.ndarray:
         return np.zeros(self.max_size) if self.core is None else self._priorities().masses().numpy(force=True)
 
-    def _write_leaves(self, slots: np.ndarray, leaves: np.ndarray) -> None:
+    def _write_masses(self, slots: np.ndarray, leaves: np.ndarray) -> None:
         if self._alpha == 0:
             remedy = "Call update_priorities."
             raise SchemaError(explain("tree", "alpha above 0, to tell priorities from leaves", 0, remedy))
         priority = torch.as_tensor(np.asarray(leaves, np.float64) ** (1 / self._alpha), device="cpu")
-        self._require_rows().update_priority(self._rows_in(slots), priority)
+        self._require_rows().update_priority(self._ids_at(slots), priority)
 
 
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
-def _broadcast_flags(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def _broadcast_flags(flags: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Reshape flags [B] to broadcast against a leaf [B, …]."""
-    return rows.view(-1, *(1,) * (leaf.ndim - 1))
+    return flags.view(-1, *(1,) * (leaf.ndim - 1))
 
 
-def _select_rows(rows: torch.Tensor, one: Any, other: Any) -> Any:
-    """Select per leaf: `one` in flagged rows, `other` in the rest."""
-    return map_tree(lambda this, that: torch.where(_broadcast_flags(rows, this), this, that), one, other)
+def _select_rows(is_flagged: torch.Tensor, flagged: Any, other: Any) -> Any:
+    """Make a tree of the flagged rows of one tree and the other rows of another."""
+    return map_tree(lambda x, y: torch.where(_broadcast_flags(is_flagged, x), x, y), flagged, other)

@@ -13,32 +13,32 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.agilerl.rows import Memory, original
+from relive.compat.agilerl.rows import original_class
 from relive.compat.agilerl.typing import BPTTSequenceType
 from relive.compat.pickling import Pickled
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import advantages_and_returns
-from relive.compat.views import map_tree
+from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_nonempty, check_positive_int
 from relive.schema.conversion import as_tensor, convert
 from relive.schema.fields import Field, Tree
 
-_NAMES = {
+_CORE_NAMES = {
     "observations": "obs", "next_observations": "next_observations", "actions": "action", "rewards": "reward",
     "dones": "terminated", "values": "value", "log_probs": "log_prob", "advantages": "advantages",
     "returns": "returns", "episode_starts": "episode_starts",
 }  # fmt: skip
 """The core's name of each field of AgileRL's."""
 
-_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
+_SEQUENCE_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 """The core's name of each sequence type."""
 _SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
-_Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
+_OriginalRolloutBuffer: Any = original_class("components.rollout_buffer", "RolloutBuffer")
 
 
-class RolloutBuffer(Pickled, _Rollout):
+class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
@@ -90,9 +90,9 @@ class RolloutBuffer(Pickled, _Rollout):
         self.core = self._new_rollout()
         blank = self.core.columns[0].clone()
         blank["action_masks"].fill_(True)
-        self._omitted = {name: blank[name] for name in self._extra()}
+        self._default_values = {name: blank[name] for name in self._extra()}
         """Default values of the optional arguments of `add`."""
-        self._never = blank["truncated"]
+        self._no_flags = blank["truncated"]
         self._expose()
 
     def _extra(self) -> dict[str, Any]:
@@ -120,20 +120,20 @@ class RolloutBuffer(Pickled, _Rollout):
         """Set `buffer` to the core's memory under AgileRL's names."""
         rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
-        self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
-        self._steps_flat: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
+        self.buffer = WriteThroughTensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
+        self._flat_memory: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
         """The memory as `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
         optional_names = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
-        return _NAMES | {name: name for name in optional_names}
+        return _CORE_NAMES | {name: name for name in optional_names}
 
     def size(self) -> int:
         """Number of stored transitions: steps times environments."""
-        return self._steps * self.num_envs
+        return self._num_steps * self.num_envs
 
     @property
-    def _steps(self) -> int:
+    def _num_steps(self) -> int:
         return self.capacity if self.full else self.pos
 
     @property
@@ -194,10 +194,10 @@ class RolloutBuffer(Pickled, _Rollout):
             self._reshape("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
             self._reshape("reward", reward),
             self._reshape("done", done) != 0,
-            self._never,
+            self._no_flags,
             value=self._reshape("value", value),
             log_prob=self._reshape("log_prob", log_prob),
-            **(self._omitted | extra),
+            **(self._default_values | extra),
         )
         self.pos = row + 1
         self.full = self.full or self.pos == self.capacity
@@ -253,15 +253,15 @@ class RolloutBuffer(Pickled, _Rollout):
         `last_value` [num_envs] is the value of the observation after the newest step, and `last_done` is True
         where the episode is over and this value is not used.
         """
-        steps, device = self._steps, self.core.device
+        steps, device = self._num_steps, self.core.device
         check_nonempty("compute_returns_and_advantages", steps)
         lead = (self.num_envs,)
         last = convert("last_value", Field(), self._reshape("last_value", last_value), lead, device)
-        over = convert("last_done", _FLAG, self._reshape("last_done", last_done) != 0, lead, device)
+        is_over = convert("last_done", _FLAG, self._reshape("last_done", last_done) != 0, lead, device)
         reward, value, done = (
             self.buffer[name][:steps].roll(-self._oldest, 0) for name in ("rewards", "values", "dones")
         )
-        ended = torch.cat([done[:-1], over.unsqueeze(0)])
+        ended = torch.cat([done[:-1], is_over.unsqueeze(0)])
         if self.use_gae:
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
             advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
@@ -303,13 +303,13 @@ class RolloutBuffer(Pickled, _Rollout):
 
     def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
         """Apply `read` to every leaf `[capacity · num_envs, …]`."""
-        return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
+        return TensorDict(map_tree(read, self._flat_memory), batch_size=[count], device=self.core.device)
 
     def _in_time_order(self) -> rl.RolloutBuffer:
         """A rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
         oldest = self._oldest
         if not oldest:
-            self.core.take_back(self._steps)
+            self.core.take_back(self._num_steps)
             return self.core
         rows, ordered_rollout = self.core.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
@@ -329,7 +329,7 @@ class RolloutBuffer(Pickled, _Rollout):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time_order()
+        mode, rollout = _sequence_mode(self.bptt_sequence_type), self._in_time_order()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
@@ -360,7 +360,7 @@ class RolloutBuffer(Pickled, _Rollout):
         for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
             yield self._prepared.minibatch(sequence_ids, self.unpadded_data)
 
-    _derived_attributes = ("core", "_omitted", "_never", "_steps_flat")
+    _derived_attributes = ("core", "_default_values", "_no_flags", "_flat_memory")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle of this class, or of AgileRL's class, which lacks our private attributes."""
@@ -391,9 +391,9 @@ class RolloutBuffer(Pickled, _Rollout):
             self.buffer.update_(saved_buffer)
 
 
-def _mode_of(sequence_type: Any) -> Any:
+def _sequence_mode(sequence_type: Any) -> Any:
     """The core's name of a sequence type, which may be given by its value."""
-    mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
+    mode = _SEQUENCE_MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         names = ", ".join(kind.name for kind in BPTTSequenceType)
         raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {names}.")

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from relive.compat.agilerl.rows import original
+from relive.compat.agilerl.rows import original_class
 from relive.errors import explain
 
-_Tree: Any = original("components.segment_tree", "SegmentTree")
-_Sum: Any = original("components.segment_tree", "SumSegmentTree")
-_Min: Any = original("components.segment_tree", "MinSegmentTree")
+_OriginalSegmentTree: Any = original_class("components.segment_tree", "SegmentTree")
+_OriginalSumSegmentTree: Any = original_class("components.segment_tree", "SumSegmentTree")
+_OriginalMinSegmentTree: Any = original_class("components.segment_tree", "MinSegmentTree")
 
 
-class SegmentTree(_Tree):
+class SegmentTree(_OriginalSegmentTree):
     """`operation` over ranges of `capacity` leaves, all `init_value` at first.
 
     `tree` is the heap `[2 · capacity]`: node i is the operation of nodes 2i and 2i + 1, and the leaves come last.
@@ -71,7 +71,7 @@ class SegmentTree(_Tree):
             self.tree[nodes] = self._combine(self.tree[2 * nodes], self.tree[2 * nodes + 1])
 
 
-class SumSegmentTree(SegmentTree, _Sum):
+class SumSegmentTree(SegmentTree, _OriginalSumSegmentTree):
     """Sums of ranges; leaves are 0 at first."""
 
     def __init__(self, capacity: int) -> None:
@@ -100,7 +100,7 @@ class SumSegmentTree(SegmentTree, _Sum):
         return node - self.capacity
 
 
-class MinSegmentTree(SegmentTree, _Min):
+class MinSegmentTree(SegmentTree, _OriginalMinSegmentTree):
     """Minima of ranges; leaves are infinite at first."""
 
     def __init__(self, capacity: int) -> None:
