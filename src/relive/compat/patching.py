@@ -23,7 +23,7 @@ class Original:
     """A library with buffers that ours can replace."""
 
     distribution: str
-    tested: tuple[str, ...]
+    tested_versions: tuple[str, ...]
     """The versions, as major.minor, that our adapter was tested with."""
     modules: tuple[str, ...]
     """Modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
@@ -178,7 +178,9 @@ def replacements(root: str) -> Iterator[Replacement]:
     if not paths:
         importlib.import_module(root)  # raises if the original is not installed
         expected = f"one of its modules {', '.join(original.modules)}"
-        raise ImportError(explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested[-1]}."))
+        raise ImportError(
+            explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested_versions[-1]}.")
+        )
     # Our modules first: they may inherit from the original classes.
     our_modules = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
     for path, module in zip(paths, our_modules, strict=True):
@@ -202,11 +204,11 @@ def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) 
         installed_version = version(original.distribution)
     except PackageNotFoundError:
         installed_version = "no version"
-    if ".".join(installed_version.split(".")[:2]) in original.tested:
+    if ".".join(installed_version.split(".")[:2]) in original.tested_versions:
         return
     lacks = [difference for pair in pairs for difference in differences(*pair)]
     remedy = f"These differ from ours: {'; '.join(lacks)}." if lacks else "Its arguments are those of ours."
-    expected = f"{original.distribution} {' or '.join(original.tested)}, which was tested"
+    expected = f"{original.distribution} {' or '.join(original.tested_versions)}, which was tested"
     warnings.warn(explain(f"patch({root!r})", expected, installed_version, remedy), stacklevel=4)
 
 
@@ -226,7 +228,7 @@ def differences(where: str, original: Any, ours: Any) -> Iterator[str]:
 
 
 def _missing_arguments(original: Any, ours: Any) -> str | None:
-    """The original's arguments in brackets, if ours does not accept them in the same order; else None."""
+    """Return the original's arguments in brackets if ours does not accept them in the same order, else None."""
     expected, accepted = (list(inspect.signature(function).parameters.values()) for function in (original, ours))
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in accepted):
         return None

@@ -1,6 +1,6 @@
 """Rollout steps that an adapter writes directly into the memory of a core rollout buffer.
 
-The other libraries' steps have other fields than `RolloutBuffer.add`, and can be written in part or again. One native
+Steps of other libraries have other fields than `RolloutBuffer.add`, and can be written in part or twice. One native
 call writes a step to all tensors; reading `core` hands the written steps back to the buffer (`take_back`).
 """
 
@@ -53,7 +53,7 @@ class StepRows:
     """The memory of a core rollout buffer, written step by step.
 
     Args:
-        make: makes the core. It must be picklable: a `functools.partial` of the core's class.
+        make: function that makes the core. It must be picklable: a `functools.partial` of the core's class.
         fields: the core's names of the fields of a step.
         names: the names of fields in errors, if they differ from the core's.
         remedy: the advice of the error for a value that is None.
@@ -167,7 +167,7 @@ class StepRows:
         return fit(name, value, row).contiguous()
 
     def before(self) -> torch.Tensor | None:
-        """The first leaf of the newest step; None without steps."""
+        """Return the first leaf of the newest step; None without steps."""
         return self._first[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
@@ -216,7 +216,7 @@ class StepRows:
         self.scores = dict(zip(SCORES, results, strict=True))
 
     def view(self, field: str) -> Any:
-        """The memory of a field, or None; scores are zeros until they are computed or written."""
+        """Return the memory of a field, or None; scores are zeros until they are computed or written."""
         if field not in SCORES:
             return self.tensors.get(field)
         if field not in self.scores:
@@ -257,7 +257,7 @@ def advantages_and_returns(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of steps `[T, N]` without truncations; `last_value` `[N]` follows the last step."""
+    """Compute advantages and returns of steps `[T, N]` without truncations, followed by `last_value` `[N]`."""
     next_value = torch.cat([value[1:], last_value.unsqueeze(0)])
     return gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=lam)
 
@@ -288,6 +288,6 @@ def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
 
 
 def _trim_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its leading axes of length one."""
+    """Remove the leading axes of length one from a shape."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])

@@ -1,4 +1,4 @@
-"""Attributes that are memory of the core, and functions of trees of tensors (dicts and TensorDicts)."""
+"""Attributes, dicts and TensorDicts that are writable memory of the core, and functions of trees of tensors."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def assign(where: str, memory: Any, value: Any) -> None:
 
 
 def _parts(tree: Any) -> Any:
-    """The parts of a dict, TensorDict, tuple or list by key or number; None for anything else."""
+    """Return the parts of a dict, TensorDict, tuple or list by key or number; None for anything else."""
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
     return tree if is_tree(tree) else None
@@ -128,7 +128,7 @@ def is_tree(value: Any) -> bool:
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf of a tree, and to the leaves of other trees at the same keys; returns dicts."""
+    """Apply a function to each leaf of a tree and the leaves of other trees at the same keys; return dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
     if not others:  # a single tree: fast path, used by `add`
@@ -142,8 +142,8 @@ def declare(spec: Any, dtype: Any = torch.float32) -> Any:
     `dtype` may be a dict with the keys of `spec`.
     """
     if isinstance(spec, Mapping):
-        each = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
-        return {key: declare(part, each[key]) for key, part in spec.items()}
+        dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
+        return {key: declare(part, dtypes[key]) for key, part in spec.items()}
     return Field(spec.shape, spec.dtype) if hasattr(spec, "dtype") else Field(spec, dtype)
 
 

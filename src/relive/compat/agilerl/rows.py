@@ -15,7 +15,7 @@ from relive.schema.assembly import level
 
 
 def original_class(module: str, name: str) -> Any:
-    """The class `name` of AgileRL's `module`, to inherit from; without AgileRL a plain object.
+    """Return the class `name` of AgileRL's `module`, to inherit from; `object` without AgileRL.
 
     The distribution must be installed: a folder named agilerl is not enough.
     """
@@ -27,9 +27,9 @@ def original_class(module: str, name: str) -> Any:
 
 
 def original_or_ours(module: str, ours: type) -> Any:
-    """AgileRL's class with the name of our subclass; our class without AgileRL."""
-    theirs = original_class(module, ours.__name__)
-    return ours if theirs is object else theirs
+    """Return AgileRL's class with the name of our subclass; our class without AgileRL."""
+    original = original_class(module, ours.__name__)
+    return ours if original is object else original
 
 
 Memory = WriteThroughTensorDict

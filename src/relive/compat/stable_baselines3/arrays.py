@@ -24,12 +24,12 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 def overrides(buffer: Any, *names: str) -> bool:
     """Whether a buffer is of a user's subclass that overrides one of these methods."""
-    kind = type(buffer)
-    ours = next(base for base in kind.__mro__ if base.__module__.startswith("relive."))
-    return any(getattr(kind, name) is not getattr(ours, name) for name in names)
+    buffer_class = type(buffer)
+    our_class = next(base for base in buffer_class.__mro__ if base.__module__.startswith("relive."))
+    return any(getattr(buffer_class, name) is not getattr(our_class, name) for name in names)
 
 
-# Observations
+# Observations: their fields, shapes and conversions
 
 
 def declare_fields(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
@@ -51,20 +51,20 @@ def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
 
 
 def _stacking_axis(space: spaces.Space[Any]) -> int:
-    """The axis along which `VecFrameStack` concatenates frames: an image's channels, else the last one."""
+    """Return the axis along which `VecFrameStack` concatenates frames: an image's channels, else the last one."""
     first = is_image_space(space, check_channels=False) and is_image_space_channels_first(cast(spaces.Box, space))
     return 0 if first else len(space.shape or ()) - 1
 
 
 def count_bytes(space: spaces.Space[Any]) -> int:
-    """Size of an observation in bytes."""
+    """Count the bytes of an observation."""
     fields = declare_fields(space)
     leaves = fields.values() if isinstance(fields, dict) else [fields]
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
-    """Shapes of one step's observations of all environments."""
+    """Return the shapes of one step's observations of all environments."""
     return map_tree(lambda part: (n_envs, *get_obs_shape(part)), space)
 
 
@@ -105,7 +105,7 @@ def to_tensors(obs: Any, device: torch.device) -> Any:
     return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
 
 
-# Arrays
+# Arrays that are attributes of buffers
 
 
 def write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
@@ -132,15 +132,15 @@ class GatheredArray(np.ndarray):
 
     write: Callable[[Any, Any], None]
     """Called as `write(key, value)` for every write; stores the value in the buffer, or raises."""
-    copied: np.ndarray
+    plain_array: np.ndarray
     """The memory of the rows as a plain, writable array."""
 
     @staticmethod
-    def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
-        """Make an array over the memory of `copied` that passes writes to `write`."""
-        array = copied.view(GatheredArray)
+    def of(plain_array: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
+        """Make an array over the memory of `plain_array` that passes writes to `write`."""
+        array = plain_array.view(GatheredArray)
         array.flags.writeable = False
-        array.write, array.copied = write, copied
+        array.write, array.plain_array = write, plain_array
         return array
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -148,19 +148,19 @@ class GatheredArray(np.ndarray):
             raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
         value = np.asarray(value)
         self.write(key, value)
-        self.copied[key] = value
+        self.plain_array[key] = value
 
     def __getitem__(self, key: Any) -> Any:
         if not hasattr(self, "write"):
             return super().__getitem__(key)
-        part = self.copied[key]
-        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.copied):
+        part = self.plain_array[key]
+        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.plain_array):
             return part
         return GatheredArray.of(part, lambda inner, value: self._write_part(key, inner, value))
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
-        """Write to `inner` of the part `key`."""
-        part = np.array(self.copied[key])
+        """Write a value at index `inner` of the part at index `key`."""
+        part = np.array(self.plain_array[key])
         part[inner] = value
         self.write(key, part)
 

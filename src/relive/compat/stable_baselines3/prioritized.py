@@ -27,7 +27,7 @@ from relive.replay.samplers import Prioritized, Sampler
 _RISING_BETA = LinearSchedule(0.4, 1.0, 1.0)
 
 _MAX_BATCHES_WITHOUT_UPDATE = 10
-"""Number of batches without an update of priorities after which a warning is issued."""
+"""Number of batches before a warning that priorities were never updated."""
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -133,7 +133,7 @@ class _PrioritizedAlgorithm:
 
     @abstractmethod
     def _optimizers(self) -> list[Any]:
-        """The optimizers whose learning rate follows the schedule."""
+        """Return the optimizers whose learning rate follows the schedule."""
 
     @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -166,7 +166,7 @@ class _PrioritizedAlgorithm:
         self.replay_buffer.update_priorities(batch.indices, errors)
 
     def _update_targets(self, *names: str) -> None:
-        """Move the target networks of these networks towards them, and copy their batch norm statistics."""
+        """Move the target networks towards these networks, and copy the batch norm statistics."""
         for name in names:
             online, target = (getattr(self, each) for each in (name, f"{name}_target"))
             polyak_update(online.parameters(), target.parameters(), self.tau)
@@ -276,7 +276,7 @@ def _target(batch: PrioritizedReplayBufferSamples, next_value: torch.Tensor, gam
 def _squared_error(
     batch: PrioritizedReplayBufferSamples, values: Sequence[torch.Tensor], target: torch.Tensor
 ) -> torch.Tensor:
-    """Σ over critics of the weighted mean squared error."""
+    """Return the sum over critics of the weighted mean squared error."""
     return (batch.weights * (torch.cat(tuple(values), 1) - target) ** 2).mean(0).sum()
 
 

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`ReplayBuffer`, `DictReplayBuffer` and `NStepReplayBuffer`: Stable-Baselines3's off-policy buffers.
 
-Its `done` is any end, and "TimeLimit.truncated" in the info marks timeouts; its batches have `dones` without timeouts,
-which is our `terminated`. Its rows are positions [buffer_size, n_envs] that are written in turn.
+Stable-Baselines3's `done` marks every end of an episode, and "TimeLimit.truncated" in an info marks a timeout. `dones`
+in batches exclude timeouts: they are our `terminated`. Rows are positions `[buffer_size, n_envs]`, written in turn.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     Two arguments that Stable-Baselines3 lacks, for `replay_buffer_kwargs`:
 
-    - `next_obs="stored"` keeps two observations per transition, and the arrays (`observations`, `rewards`, …) are the
-      memory itself: the default for small observations. `"shared"` stores every observation once: the default for
-      images, and with `optimize_memory_usage`. Its price is a row of the `buffer_size` for every episode's last
-      observation, and the arrays are copies.
+    - `next_obs="stored"`, the default for small observations, keeps two observations per transition, and the arrays
+      (`observations`, `rewards`, …) are the memory itself. `"shared"`, the default for images and with
+      `optimize_memory_usage`, stores every observation once. The last observation of an episode then takes one of the
+      `buffer_size` rows, and the arrays are copies.
     - `n_stack=4` declares that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames
       are stored.
 
@@ -155,13 +155,13 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     @property
     def _core_is_current(self) -> bool:
-        """Whether the core has every step: none was written by setting the arrays and `pos`."""
+        """Whether `add` stored every step, and none was written by setting the arrays and `pos`."""
         num_written = self._rows.num_written
         return self.pos == num_written % self.buffer_size and self.full == (num_written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,8 +178,6 @@ class ReplayBuffer(sb3.ReplayBuffer):
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
 
-    # Writing
-
     def add(
         self,
         obs: np.ndarray,
@@ -191,7 +189,8 @@ class ReplayBuffer(sb3.ReplayBuffer):
     ) -> None:
         """Store one step of every environment; `next_obs` is the observation after the step, before any reset."""
         if not self._core_is_current:
-            super().add(obs, next_obs, action, reward, done, infos)  # at `pos`, which is not the core's next position
+            # Stable-Baselines3's `add` writes at `pos`, which is not the core's next position.
+            super().add(obs, next_obs, action, reward, done, infos)
             return
         step = (
             action
@@ -232,8 +231,6 @@ class ReplayBuffer(sb3.ReplayBuffer):
     def size(self) -> int:
         """Number of positions before `pos` with a transition of every environment."""
         return self._rows.count_steps(self.pos, self.full)
-
-    # Reading
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw random transitions, normalised by `env`."""
@@ -287,7 +284,7 @@ class DictReplayBuffer(ReplayBuffer, sb3.DictReplayBuffer):
 
 
 class NStepReplayBuffer(ReplayBuffer, sb3.NStepReplayBuffer):
-    """Transitions of up to `n_steps` steps, cut at an end or at the newest step, with their `discounts`."""
+    """Transitions of up to `n_steps` steps with `discounts`; they stop at an episode's end or at the newest step."""
 
     _sums_rewards = True
 
@@ -308,7 +305,7 @@ class NStepReplayBuffer(ReplayBuffer, sb3.NStepReplayBuffer):
 
 
 def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
-    """Flags of the environments that reached a time limit; None if none did."""
+    """Return flags of the environments that reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):
             return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL).reshape(n_envs)

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RolloutBuffer` and `DictRolloutBuffer`: Stable-Baselines3's on-policy buffers.
 
-Its `episode_start` says that an episode ended *before* a step; the end of the last step is an argument of
-`compute_returns_and_advantage`. Its algorithms add γ V(final observation) to the reward of a truncated step, so every
-end is a termination here.
+Stable-Baselines3's `episode_start` says that an episode ended *before* a step; the end of the last step is an argument
+of `compute_returns_and_advantage`. Its algorithms add γ V(final observation) to the reward of a truncated step, so
+every end counts as a termination here.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict included.
 
     The arrays (`observations`, `rewards`, …) are the memory `[buffer_size, n_envs, …]`, also after `get`. `pos` and
-    `full` can be set after writing rows there. A subclass with its own `_get_samples` or `get` finds the arrays
-    flattened, as in Stable-Baselines3.
+    `full` can be set after writing rows into the arrays. A subclass with its own `_get_samples` or `get` finds flat
+    arrays, as in Stable-Baselines3.
     """
 
     observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
@@ -82,7 +82,7 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
     def _allocate(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._no_ends = np.zeros(self.n_envs, np.bool_)
-        """Placeholder of a step's ends, which are known with the next step."""
+        """Placeholder for the ends of a step, which only the next step reveals."""
         self._action_dtype: Any = self.action_space.dtype
         self._core = Core(
             self.buffer_size,
@@ -111,7 +111,7 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         outside_core = set(self._arrays) - set(_CORE_FIELDS)
         return self._core.nbytes + sum(self._arrays[name].nbytes for name in outside_core)
 
@@ -191,7 +191,7 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
             yield self._samples([batch[name] for name in fields])
 
     def _attached_fields(self) -> dict[str, str]:
-        """The core's name of each array that is attached for batches."""
+        """Return the core's name of each array that is attached for batches."""
         return _ATTACHED_FIELDS
 
     def _require_full(self) -> None:
@@ -209,7 +209,7 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
         return self._batch_types[1](dict(obs.items()), action, *other_parts)
 
     _batch_types: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
-    """The types of batches with one tensor of observations, and with a dict of them."""
+    """Types of batches: with one tensor of observations, and with a dict of tensors."""
     _casts_actions = True
     """Whether actions in batches are cast to float32."""
 
@@ -219,5 +219,5 @@ class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match it
+            where = "DictRolloutBuffer must be used with Dict obs space only"  # matched by Stable-Baselines3's tests
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))

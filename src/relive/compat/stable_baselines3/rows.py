@@ -22,30 +22,30 @@ _CPU = torch.device("cpu")
 
 
 class _Rows:
-    """Up to `size` steps of `n_envs` environments at positions that are written in turn."""
+    """Base class of the rows: up to `size` steps of `n_envs` environments, at positions that are written in turn."""
 
     _next_obs: Any
-    """The core's storage of next observations."""
+    """The core's argument `next_obs`."""
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         self.size, self.n_envs = size, n_envs
         self.core = Core(size * n_envs, num_envs=n_envs, next_obs=self._next_obs, **settings)
         self._no_flags = np.zeros(n_envs, np.bool_)
         self.num_written = 0
-        """Number of steps per environment ever added."""
+        """Number of steps that were ever added per environment."""
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         return self.core.nbytes
 
     @property
     def newest(self) -> int:
-        """The position of the newest step."""
+        """Position of the newest step."""
         return (self.num_written - 1) % self.size
 
     def state(self) -> dict[str, Any]:
-        """Return the state that is saved in addition to the core's."""
+        """Return the state to save, without the core's."""
         return {"written": self.num_written}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -67,11 +67,11 @@ class StoredRows(_Rows):
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         return self.core.nbytes + self._dones.nbytes + self._timeouts.nbytes
 
     def array(self, name: str) -> Any:
-        """The array of a field, or the dict of arrays."""
+        """Return the array of a field, or a dict of arrays."""
         return self.arrays[name]
 
     def add(
@@ -85,11 +85,11 @@ class StoredRows(_Rows):
         self.num_written += 1
 
     def count_steps(self, pos: int, is_full: bool) -> int:
-        """Number of positions before `pos` with a step of every environment."""
+        """Count the positions before `pos` with a step of every environment."""
         return self.size if is_full else pos
 
     def state(self) -> dict[str, Any]:
-        """Return the state that is saved in addition to the core's."""
+        """Return the state to save, without the core's."""
         return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), **super().state()}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -149,10 +149,10 @@ class StoredRows(_Rows):
 
 
 class SharedRows(_Rows):
-    """Steps that share observations: each is stored once, and the last one of an episode takes a row of its own.
+    """Steps that share observations: each is stored once, and the last observation of an episode takes an extra row.
 
     The arrays are copies in the order of positions, zero where a step is no longer stored. Rewards and actions can be
-    written; a mark in `dones` at the newest step ends its episode; everything else is refused.
+    written; a 1 in `dones` at the newest step ends its episode; other writes are refused.
     """
 
     _next_obs = "shared"
@@ -168,11 +168,9 @@ class SharedRows(_Rows):
         self.num_written += 1
 
     def count_steps(self, pos: int, is_full: bool) -> int:
-        """Number of positions before `pos` with a step of every environment."""
+        """Count the positions before `pos` with a step of every environment."""
         num_stored, newer = int(self.core.storage.ring.count.min()), (self.num_written - pos) % self.size
         return max(num_stored - newer, 0)
-
-    # Reading
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
@@ -201,7 +199,7 @@ class SharedRows(_Rows):
         return batch
 
     def _find_ids(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of the stored steps at these positions, and a mask of the stored ones."""
+        """Return the core's ids of the stored steps at these positions, and a mask of the positions with such steps."""
         index = self.core.ids()
         index = index[(index % self.n_envs).argsort(stable=True)]  # sorted by environment, then time
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
@@ -211,11 +209,9 @@ class SharedRows(_Rows):
         return index[place[is_stored]] if len(index) else index, is_stored
 
     def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of all stored steps by position, and a mask of stored positions [size · n_envs]."""
+        """Return the core's ids of all stored steps by position, and a mask of their positions [size · n_envs]."""
         flat_positions = torch.arange(self.size * self.n_envs, device="cpu")
         return self._find_ids(flat_positions // self.n_envs, flat_positions % self.n_envs)
-
-    # The arrays
 
     def array(self, name: str) -> Any:
         """Copy a field at all positions; a dict of copies for Dict observations."""
@@ -232,7 +228,7 @@ class SharedRows(_Rows):
         if self.num_written:
             envs = torch.arange(self.n_envs, device="cpu")
             index, _ = self._find_ids(torch.full_like(envs, self.num_written - 1), envs)
-            observations.copied[self.num_written % self.size] = self.core.read(index)["next_obs"].numpy()
+            observations.plain_array[self.num_written % self.size] = self.core.read(index)["next_obs"].numpy()
 
     def _gather(self, name: str, leaf: torch.Tensor, is_stored: torch.Tensor) -> GatheredArray:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
@@ -242,7 +238,7 @@ class SharedRows(_Rows):
         return GatheredArray.of(array, lambda key, value: self._write(name, array, key, value))
 
     def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
-        """Store the values that are written to an array, or raise."""
+        """Store values that a user writes to an array, or raise."""
         new_array = array.copy()
         new_array[key] = value
         is_changed = (new_array != array).reshape(self.size, self.n_envs, -1).any(2)

@@ -23,7 +23,7 @@ from relive.schema.checks import check_positive_int
 from relive.schema.fields import Field
 
 _MIN_ROWS_WITH_REPLACEMENT = 16_384
-"""Number of stored rows from which batches are drawn with replacement; with fewer rows all rows of a batch differ."""
+"""Number of stored rows above which batches are drawn with replacement; below, all rows of a batch differ."""
 
 _OriginalReplayBuffer: Any = original_class("components.replay_buffer", "ReplayBuffer")
 _OriginalMultiStepReplayBuffer: Any = original_class("components.replay_buffer", "MultiStepReplayBuffer")
@@ -211,10 +211,11 @@ class ReplayBuffer(_OriginalReplayBuffer):
 
 
 class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
-    """AgileRL's `MultiStepReplayBuffer`: rows of n steps, reward Σ γ^i r up to the first end, next_obs and done there.
+    """AgileRL's `MultiStepReplayBuffer`: rows of n steps, with the reward Σ γ^i r_i up to the first end.
 
-    `add` takes one step of every environment. When the window of n steps is full, it stores their sum as a row and
-    returns the oldest step; before that it returns None.
+    "next_obs" and "done" of a row are those of the last summed step. `add` takes one step of every environment. When
+    the window of n steps is full, it stores their sum as a row and returns the oldest step; before that it returns
+    None.
 
     Differences from AgileRL: an episode that ends with the first step of the window ends the sum, an end in one
     environment does not end the others, next observations may be nested, integer rewards become floats, and `clear`
@@ -281,7 +282,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
         return TensorDict(rows, batch_size=steps[0].batch_size)
 
     def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
-        """The oldest step, with the summed reward, and the done and next observation of the last summed step."""
+        """Return the oldest step with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
         total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         last_fields = {key: steps[-1][key] for key in (done_key, self.ns_key)}
@@ -294,7 +295,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
         return to_columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
-        """Read the rows with these ids, which another buffer shares if every result of `add` was added to it."""
+        """Read the rows with these ids. Another buffer has the same ids if every result of `add` was added to it."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
         rows = to_batch(self._require_rows().read(flat - self._before if self._before else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
@@ -373,13 +374,13 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
         )
 
     def _ids_at(self, slots: Any) -> torch.Tensor:
-        """The core's ids of the rows in these slots of `storage`."""
+        """Return the core's ids of the rows in these slots of `storage`."""
         newest = self._written - 1
         slots = torch.as_tensor(slots, device=self.device)
         return newest - (newest - slots) % self.max_size
 
     def _priorities(self) -> Any:
-        """The core's sampler, which holds the priorities."""
+        """Return the core's sampler, which holds the priorities."""
         return self._require_rows().sampler
 
     @property
@@ -395,8 +396,8 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
     @property
     def min_tree(self) -> MinSegmentTree:
         """A copy of priority^alpha per slot of `storage`; infinite in empty slots. Writing to it sets priorities."""
-        leaves = self._masses()
-        return MinSegmentTree.of(np.where(leaves == 0, np.inf, leaves), self._write_masses)
+        masses = self._masses()
+        return MinSegmentTree.of(np.where(masses == 0, np.inf, masses), self._write_masses)
 
     @property
     def tree_ptr(self) -> int:
@@ -404,13 +405,14 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
         return self._cursor
 
     def _masses(self) -> np.ndarray:
+        """Return priority^alpha per slot of `storage`; 0 in empty slots."""
         return np.zeros(self.max_size) if self.core is None else self._priorities().masses().numpy(force=True)
 
-    def _write_masses(self, slots: np.ndarray, leaves: np.ndarray) -> None:
+    def _write_masses(self, slots: np.ndarray, masses: np.ndarray) -> None:
         if self._alpha == 0:
             remedy = "Call update_priorities."
             raise SchemaError(explain("tree", "alpha above 0, to tell priorities from leaves", 0, remedy))
-        priority = torch.as_tensor(np.asarray(leaves, np.float64) ** (1 / self._alpha), device="cpu")
+        priority = torch.as_tensor(np.asarray(masses, np.float64) ** (1 / self._alpha), device="cpu")
         self._require_rows().update_priority(self._ids_at(slots), priority)
 
 

@@ -29,7 +29,7 @@ _CORE_NAMES = {
     "dones": "terminated", "values": "value", "log_probs": "log_prob", "advantages": "advantages",
     "returns": "returns", "episode_starts": "episode_starts",
 }  # fmt: skip
-"""The core's name of each field of AgileRL's."""
+"""The core's name of each of AgileRL's fields."""
 
 _SEQUENCE_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 """The core's name of each sequence type."""
@@ -48,12 +48,12 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
     Differences from AgileRL:
     - `done` ends the episode after the step that it is added with: GAE does not bootstrap across that end, and does not
       cut the step before it.
-    - `last_done` says whether the newest step ended its episode for good. Where it is False and `done` of that step
-      True, a time limit has ended it, and the value of the last observation counts. That is biased where environments
-      reset in the same step, since the last observation is then another episode's. Other steps with `done` count as
-      ends: the arguments cannot say which were time limits.
-    - After a wrap, returns, sequences and `get()` go by time: the oldest step comes first.
-    - Fields that are left out of `add` are zero (an action mask: all legal), not the values of an earlier rollout.
+    - `last_done` is True where the newest step terminated its episode. Where it is False and `done` of that step is
+      True, a time limit ended the episode, and `last_value` is used. This is biased if environments reset in the same
+      step, since the last observation then belongs to the next episode. Other steps with `done` count as
+      terminations: the arguments cannot say which were time limits.
+    - After a wrap, returns, sequences and `get()` follow time: the oldest step comes first.
+    - Fields that `add` does not get are zero (action masks: all actions legal), not the values of an earlier rollout.
     - Batches are copies, drawn with a generator of the buffer.
     """
 
@@ -306,7 +306,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         return TensorDict(map_tree(read, self._flat_memory), batch_size=[count], device=self.core.device)
 
     def _in_time_order(self) -> rl.RolloutBuffer:
-        """A rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
+        """Return a rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
         oldest = self._oldest
         if not oldest:
             self.core.take_back(self._num_steps)
@@ -367,22 +367,19 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)
-        saved_buffer = state.get("buffer")
+        saved_buffer, fault = state.get("buffer"), ""
         if not isinstance(saved_buffer, TensorDict):
-            message = "Unpickling: the state has no TensorDict of steps. The buffer starts empty."
-            warnings.warn(message, stacklevel=2)
-            if "observation_space" not in state or "action_space" not in state:
-                message = "The observation or action space is missing, too: this buffer cannot store steps."
-                warnings.warn(message, stacklevel=2)
-                return
-            saved_buffer = None
+            fault = "the state has no TensorDict of steps"
         elif saved_buffer.batch_size != (self.capacity, self.num_envs):
             expected = torch.Size([self.capacity, self.num_envs])
-            message = (
-                f"Unpickling: expected batch_size {expected}, got {saved_buffer.batch_size}. The buffer starts empty."
-            )
-            warnings.warn(message, stacklevel=2)
+            fault = f"expected batch_size {expected}, got {saved_buffer.batch_size}"
+        if fault:
+            warnings.warn(f"Unpickling: {fault}. The buffer starts empty.", stacklevel=2)
             saved_buffer = None
+        if "observation_space" not in state or "action_space" not in state:
+            message = "Unpickling: the observation or action space is missing. This buffer cannot store steps."
+            warnings.warn(message, stacklevel=2)
+            return
         self._is_masked = saved_buffer is not None and "action_masks" in saved_buffer.keys()
         self._allocate()
         if saved_buffer is None:
@@ -392,7 +389,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
 
 
 def _sequence_mode(sequence_type: Any) -> Any:
-    """The core's name of a sequence type, which may be given by its value."""
+    """Return the core's name of a sequence type, which may be passed as its value."""
     mode = _SEQUENCE_MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         names = ", ".join(kind.name for kind in BPTTSequenceType)
@@ -402,7 +399,7 @@ def _sequence_mode(sequence_type: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """All sequences of a rollout."""
+    """All sequences of a rollout, padded to one length."""
 
     padded: TensorDict
     """The policy's inputs [S, L], and the hidden state at the start of each sequence."""
@@ -426,21 +423,21 @@ class _Prepared:
         return _Prepared(padded, steps.cpu(), batch["mask"][:, :longest].cpu())
 
     def slices(self) -> list[torch.Tensor]:
-        """Flat indices of the steps of each sequence."""
+        """Return the flat indices of the steps of each sequence."""
         return list(self.steps[self.mask].split(self.mask.sum(1).tolist()))
 
-    def minibatch(self, which: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Return the sequences `which` `[B]`: padded inputs `[B · L]`, and the loss's fields without padding."""
-        place = which.to(self.padded.device or "cpu")
-        padded = self.padded[place].reshape(-1)
+    def minibatch(self, sequence_ids: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Return sequences `[B]`: padded inputs `[B · L]`, and the fields of the loss without padding."""
+        ids = sequence_ids.to(self.padded.device or "cpu")
+        padded = self.padded[ids].reshape(-1)
         hidden = self.padded.get_non_tensor("initial_hidden_states")
-        padded.set_non_tensor("initial_hidden_states", {key: state[place] for key, state in hidden.items()})
-        steps = self.steps[which][self.mask[which]]
+        padded.set_non_tensor("initial_hidden_states", {key: state[ids] for key, state in hidden.items()})
+        steps = self.steps[sequence_ids][self.mask[sequence_ids]]
         return padded, unpadded[steps.to(unpadded.device or "cpu")]
 
 
 def _observation_tree(space: spaces.Space[Any]) -> Tree:
-    """The fields of an observation: a Dict is nested, a Discrete one number [1]."""
+    """Declare the fields of an observation: nested for a Dict, one number [1] for a Discrete."""
     if isinstance(space, spaces.Dict):
         return {key: _observation_tree(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -453,7 +450,7 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
 
 
 def _num_actions(space: spaces.Space[Any]) -> int:
-    """Number of components of an action."""
+    """Count the components of an action."""
     if isinstance(space, spaces.Discrete):
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):

@@ -55,7 +55,7 @@ class SegmentTree(_OriginalSegmentTree):
         return float(self.tree[self.capacity + idx])
 
     def get_batch(self, indices: Any) -> np.ndarray:
-        """The leaves at `indices`."""
+        """Return the leaves at `indices`."""
         return self.tree[self.capacity + np.asarray(indices, np.intp)]
 
     def update_batch(self, indices: Any, values: Any) -> None:
@@ -78,17 +78,17 @@ class SumSegmentTree(SegmentTree, _OriginalSumSegmentTree):
         SegmentTree.__init__(self, capacity, operator.add, 0.0)
 
     def sum(self, start: int = 0, end: int = 0) -> float:
-        """The sum of leaves `start` to `end - 1`, or of all from `start` on."""
+        """Return the sum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)
 
     def retrieve(self, upperbound: float) -> int:
-        """The first leaf at which the running sum exceeds `upperbound`."""
+        """Return the first leaf at which the running sum exceeds `upperbound`."""
         if not 0 <= upperbound <= self.sum() + 1e-5:
             raise AssertionError(f"upperbound: {upperbound}")
         return int(self.retrieve_batch(np.array([upperbound]))[0])
 
     def retrieve_batch(self, upperbounds: Any) -> np.ndarray:
-        """For each of `upperbounds`, the first leaf at which the running sum exceeds it."""
+        """Return, for each of `upperbounds`, the first leaf at which the running sum exceeds it."""
         remaining = np.array(upperbounds, np.float64)
         node = np.ones(remaining.shape, np.intp)
         for _ in range(self.capacity.bit_length() - 1):
@@ -107,5 +107,5 @@ class MinSegmentTree(SegmentTree, _OriginalMinSegmentTree):
         SegmentTree.__init__(self, capacity, min, float("inf"))
 
     def min(self, start: int = 0, end: int = 0) -> float:
-        """The minimum of leaves `start` to `end - 1`, or of all from `start` on."""
+        """Return the minimum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)

@@ -27,11 +27,11 @@ _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] 
     GoalSelectionStrategy.EPISODE: "episode",
 }
 _SAMPLING_METHODS = "_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSION_METHODS
-"""Methods that Stable-Baselines3's own `sample` calls: if a user overrides one, its code makes the batches."""
+"""Methods that Stable-Baselines3's `sample` calls; its code makes the batches if a user's class overrides one."""
 
 
 class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
-    """Transitions of which `n_sampled_goal` in `n_sampled_goal + 1` have a goal that their own episode reached.
+    """Transitions with goals; of `n_sampled_goal + 1`, `n_sampled_goal` get a goal that the same episode reached.
 
     Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of running or
     partly overwritten episodes are drawn as well: their goals come from the stored part.
@@ -55,7 +55,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
     ) -> None:
         self.copy_info_dict = copy_info_dict
         self._is_theirs = overrides(self, *_SAMPLING_METHODS)
-        """Whether Stable-Baselines3's own code makes the batches, since a user's class overrides a method of it."""
+        """Whether Stable-Baselines3's code makes the batches, because a user's class overrides one of its methods."""
         super().__init__(
             buffer_size,
             observation_space,
@@ -82,7 +82,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         return {**super().__getstate__(), "env": None}
 
     def set_env(self, env: VecEnv) -> None:
-        """Set the environment whose `compute_reward` is called, after loading."""
+        """Set the environment that computes rewards; a loaded buffer has none."""
         if self.env is not None:
             raise SchemaError(
                 explain("set_env", "a buffer without an environment", f"one with {self.env}", "Set it once.")
@@ -98,7 +98,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         done: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store one step of every environment; with `copy_info_dict` its `infos`, too."""
+        """Store one step of every environment, and with `copy_info_dict` its `infos`."""
         if not self._core_is_current:
             # Without a current core, Stable-Baselines3's own `add` also tracks the episodes.
             super().add(obs, next_obs, action, reward, done, infos)
@@ -136,7 +136,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
     def _compute_rewards(
         self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rewards of steps for relabelled goals, and their unchanged `terminated`."""
+        """Return the rewards of steps for relabelled goals, and their unchanged `terminated`."""
         if self.env is None:
             raise NotReadyError(explain("sample", "an environment to compute rewards", None, "Call set_env(env)."))
         infos: Any = [{} for _ in range(len(goal))]

@@ -62,7 +62,7 @@ class MaskableDictRolloutBuffer(_MaskableBuffer, DictRolloutBuffer, contrib.Mask
 
 
 def _mask_dims(space: spaces.Space[Any]) -> int:
-    """Number of flags in a mask: one per possible value of each component of an action."""
+    """Count the flags of a mask: one per possible value of each component of an action."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

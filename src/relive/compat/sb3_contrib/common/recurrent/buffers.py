@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RecurrentRolloutBuffer` and `RecurrentDictRolloutBuffer`: rollouts with LSTM states, read as padded sequences.
 
-A batch is a run of steps, environment by environment; an end of an episode, of an environment's steps or of the batch
-ends a sequence. The first batch starts at a random step, and the rollout wraps around.
+A batch is a run of consecutive steps, environment by environment. A sequence ends with its episode, with the steps of
+its environment or with the batch. The first batch starts at a random step, and the rollout wraps around.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RecurrentDictRolloutBuffer(_RecurrentBuffer, DictRolloutBuffer, contrib.Re
 
 
 def _padding(first: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of padded sequences [S · L] that start at the steps `first`, and a mask without the padding."""
+    """Return the steps of padded sequences [S · L] that start at the steps `first`, and a mask of real steps."""
     lengths = np.diff(first, append=total)
     ahead = np.arange(lengths.max())
     mask = ahead < lengths[:, None]
