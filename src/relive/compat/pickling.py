@@ -30,7 +30,7 @@ def restores(function: Callable[..., Any]) -> Callable[..., Any]:
     return restore
 
 
-class Pickled:
+class PicklableBuffer:
     """Base class of buffers whose pickles and copies lack some attributes, which are derived from the others."""
 
     _derived_attributes: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ class RecurrentPPO(OnPolicyAlgorithm, contrib.RecurrentPPO):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self.rollout_buffer: Any = self.rollout_buffer_class.like(self.rollout_buffer)
+        self.rollout_buffer: Any = self.rollout_buffer_class.make_like(self.rollout_buffer)
 
 
 class TRPO(OnPolicyAlgorithm, contrib.TRPO):

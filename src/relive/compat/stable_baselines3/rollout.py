@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
-from relive.compat.pickling import Pickled
+from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     ReplaceableArrays,
@@ -46,7 +46,7 @@ _ATTACHED_FIELDS = {"advantages": "advantage", "returns": "return"}
 """Stable-Baselines3's arrays that are attached to the core for batches."""
 
 
-class RolloutBuffer(Pickled, sb3.RolloutBuffer):
+class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict included.
 
     The arrays (`observations`, `rewards`, …) are the memory `[buffer_size, n_envs, …]`, also after `get`. `pos` and
@@ -92,7 +92,7 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
             seed=experiment_seed(),
         )
         memory = self._core.columns
-        self._arrays: dict[str, Any] = {name: to_numpy(memory[ours]) for name, ours in _CORE_FIELDS.items()}
+        self._arrays: dict[str, Any] = {name: to_numpy(memory[core_name]) for name, core_name in _CORE_FIELDS.items()}
         for name in ("advantages", "returns", "episode_starts"):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
@@ -182,7 +182,9 @@ class RolloutBuffer(Pickled, sb3.RolloutBuffer):
         core = self._core
         if core.num_stored != self.buffer_size:
             core.take_back()
-        core.attach({ours: torch.from_numpy(self._arrays[name]) for name, ours in self._attached_fields().items()})
+        core.attach(
+            {core_name: torch.from_numpy(self._arrays[name]) for name, core_name in self._attached_fields().items()}
+        )
         self.generator_ready = True
         size = self.buffer_size * self.n_envs if batch_size is None else batch_size
         device = None if self.device.type == "cpu" else self.device

@@ -60,7 +60,9 @@ class StoredRows(_Rows):
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         super().__init__(size, n_envs, **settings)
-        self.arrays: dict[str, Any] = {name: to_numpy(self.core.columns[ours]) for name, ours in _CORE_NAMES.items()}
+        self.arrays: dict[str, Any] = {
+            name: to_numpy(self.core.columns[core_name]) for name, core_name in _CORE_NAMES.items()
+        }
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
         self._no_timeouts = np.zeros(n_envs, np.float32)
@@ -119,12 +121,12 @@ class StoredRows(_Rows):
         row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
         time = row % self.size
         if not isinstance(view, Transition):
-            time = self._n_steps(batch, time, envs, view, normalizer)
+            time = self._complete_n_steps(batch, time, envs, view, normalizer)
         ended = self._dones[time, envs] * (1 - self._timeouts[time, envs])
         batch.set("terminated", torch.from_numpy(ended))
         return batch
 
-    def _n_steps(
+    def _complete_n_steps(
         self, batch: TensorDict, time: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None
     ) -> np.ndarray:
         """Add n-step rewards, next observations and discounts to a batch; return the positions of the last steps."""

@@ -72,10 +72,10 @@ class MultiAgentTransition(TensorClass):
     def __post_init__(self) -> None:
         """Convert the fields; an agent's observation may be a dict or a tuple."""
         for name in ("obs", "action", "reward", "next_obs", "done"):
-            setattr(self, name, _by_agent(getattr(self, name)))
+            setattr(self, name, _convert_by_agent(getattr(self, name)))
 
 
-def _by_agent(data: Any) -> TensorDict:
+def _convert_by_agent(data: Any) -> TensorDict:
     return TensorDict(
         {
             agent: to_tensordict(part) if isinstance(part, dict | tuple) else to_torch_tensor(part)

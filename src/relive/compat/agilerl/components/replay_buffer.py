@@ -245,16 +245,16 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
         done_key = self.done_key or self._find_keys(data)
         target_device = torch.device(self.device)
         data = data.clone() if data.device in (None, target_device) else data.to(target_device).clone()
-        self._check_alike(data)
+        self._check_same_fields(data)
         window = [*self.n_step_buffer, data][-self.n_step :]
         is_full = len(window) == self.n_step
         if is_full:
-            self._store(self._n_steps(window, done_key), len(data))
+            self._store(self._sum_steps(window, done_key), len(data))
         self.n_step_buffer.append(data)
         self.done_key = done_key
         return window[0] if is_full else None
 
-    def _check_alike(self, data: TensorDict) -> None:
+    def _check_same_fields(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the number of environments of the previous step."""
         previous = self.n_step_buffer[-1] if self.n_step_buffer else data
         expected, got = (
@@ -278,10 +278,10 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
     def _get_n_step_info(self) -> TensorDict:
         """Sum the steps in the window to one row per environment."""
         steps = list(self.n_step_buffer)
-        rows: Any = self._n_steps(steps, self.done_key or self._find_keys(steps[0]))
+        rows: Any = self._sum_steps(steps, self.done_key or self._find_keys(steps[0]))
         return TensorDict(rows, batch_size=steps[0].batch_size)
 
-    def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
+    def _sum_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
         """Return the oldest step with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
         total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.agilerl.rows import original_class
 from relive.compat.agilerl.typing import BPTTSequenceType
-from relive.compat.pickling import Pickled
+from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import advantages_and_returns
 from relive.compat.views import WriteThroughTensorDict, map_tree
@@ -38,7 +38,7 @@ _FLAG = Field((), torch.bool)
 _OriginalRolloutBuffer: Any = original_class("components.rollout_buffer", "RolloutBuffer")
 
 
-class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
+class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
@@ -93,7 +93,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         self._default_values = {name: blank[name] for name in self._extra()}
         """Default values of the optional arguments of `add`."""
         self._no_flags = blank["truncated"]
-        self._expose()
+        self._show_memory()
 
     def _extra(self) -> dict[str, Any]:
         extra: dict[str, Any] = {
@@ -116,10 +116,10 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         obs, action = _observation_tree(self.observation_space), _num_actions(self.action_space)
         return rl.RolloutBuffer(self.capacity, self.num_envs, obs, action, extra=self._extra(), device=self.device)
 
-    def _expose(self) -> None:
+    def _show_memory(self) -> None:
         """Set `buffer` to the core's memory under AgileRL's names."""
         rows = self.core.columns
-        columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
+        columns = {name: rows[core_name] for name, core_name in self._names().items()}
         self.buffer = WriteThroughTensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
         self._flat_memory: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
         """The memory as `[capacity · num_envs, …]`."""
@@ -137,7 +137,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         return self.capacity if self.full else self.pos
 
     @property
-    def _oldest(self) -> int:
+    def _oldest_row(self) -> int:
         """The row of the oldest step."""
         return self.pos if self.full and self.pos < self.capacity else 0
 
@@ -203,7 +203,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         self.full = self.full or self.pos == self.capacity
         if action_mask is not None and not self._is_masked:
             self._is_masked = True
-            self._expose()
+            self._show_memory()
 
     def _reshape(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
         """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
@@ -259,7 +259,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         last = convert("last_value", Field(), self._reshape("last_value", last_value), lead, device)
         is_over = convert("last_done", _FLAG, self._reshape("last_done", last_done) != 0, lead, device)
         reward, value, done = (
-            self.buffer[name][:steps].roll(-self._oldest, 0) for name in ("rewards", "values", "dones")
+            self.buffer[name][:steps].roll(-self._oldest_row, 0) for name in ("rewards", "values", "dones")
         )
         ended = torch.cat([done[:-1], is_over.unsqueeze(0)])
         if self.use_gae:
@@ -269,14 +269,14 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
             no_flags = torch.zeros_like(ended)
             return_ = rl.discounted_return(reward, ended, no_flags, gamma=self.gamma, last_value=last)
             advantage = return_ - value
-        self.buffer["advantages"][:steps] = advantage.roll(self._oldest, 0)
-        self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
+        self.buffer["advantages"][:steps] = advantage.roll(self._oldest_row, 0)
+        self.buffer["returns"][:steps] = return_.roll(self._oldest_row, 0)
 
     def get(self, batch_size: int | None = None) -> dict[str, Any]:
         """Return flat arrays of all steps in time order, or of `batch_size` random ones; an empty buffer gives {}."""
         if not self.size():
             return {}
-        arrays: Any = self._flat(batch_size, "buffer size").cpu().numpy()
+        arrays: Any = self._read_flat(batch_size, "buffer size").cpu().numpy()
         return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
@@ -284,9 +284,9 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         target = device or self.device
         if not self.size():
             return TensorDict({}, batch_size=[], device=target)
-        return self._flat(batch_size, "buffer_size").to(target)
+        return self._read_flat(batch_size, "buffer_size").to(target)
 
-    def _flat(self, batch_size: int | None, limit: str) -> TensorDict:
+    def _read_flat(self, batch_size: int | None, limit: str) -> TensorDict:
         total = self.size()
         if batch_size is not None and batch_size > total:
             message = f"get({batch_size}): larger than {limit}, so that all {total} steps are returned."
@@ -295,19 +295,19 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         if batch_size is not None:
             indices = self._random.choice(total, check_positive_int("batch_size", batch_size), replace=False)
             rows = torch.from_numpy(indices).to(self.core.device)
-            return self._batch(lambda leaf: leaf.index_select(0, rows), batch_size)
-        oldest = self._oldest * self.num_envs
+            return self._map_leaves(lambda leaf: leaf.index_select(0, rows), batch_size)
+        oldest = self._oldest_row * self.num_envs
         if oldest:
-            return self._batch(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
-        return self._batch(lambda leaf: leaf[:total].clone(), total)
+            return self._map_leaves(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
+        return self._map_leaves(lambda leaf: leaf[:total].clone(), total)
 
-    def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
+    def _map_leaves(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
         """Apply `read` to every leaf `[capacity · num_envs, …]`."""
         return TensorDict(map_tree(read, self._flat_memory), batch_size=[count], device=self.core.device)
 
-    def _in_time_order(self) -> rl.RolloutBuffer:
+    def _ordered_rollout(self) -> rl.RolloutBuffer:
         """Return a rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
-        oldest = self._oldest
+        oldest = self._oldest_row
         if not oldest:
             self.core.take_back(self._num_steps)
             return self.core
@@ -329,7 +329,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = _sequence_mode(self.bptt_sequence_type), self._in_time_order()
+        mode, rollout = _sequence_mode(self.bptt_sequence_type), self._ordered_rollout()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
@@ -340,7 +340,7 @@ class RolloutBuffer(Pickled, _OriginalRolloutBuffer):
         self.padded_data = prepared.padded.reshape(-1)
         self.unpadded_slices = prepared.slices()
         names = {"log_probs": "log_prob", "advantages": "advantages", "values": "value", "returns": "returns"}
-        flat = {theirs: rollout[ours].flatten(0, 1).clone() for theirs, ours in names.items()}
+        flat = {name: rollout[core_name].flatten(0, 1).clone() for name, core_name in names.items()}
         self.unpadded_data = TensorDict(flat, batch_size=[self.size()]).to(target)
         return prepared.padded
 
@@ -414,7 +414,8 @@ class _Prepared:
         longest = int(batch["mask"].sum(1).max())
         shape = torch.Size((len(batch), longest))
         fields = {
-            theirs: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[ours]) for theirs, ours in names.items()
+            name: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[core_name])
+            for name, core_name in names.items()
         }
         padded = TensorDict(fields, batch_size=shape).to(device)
         # [S, layers, H] has no time axis: AgileRL stores it as non-tensor data.

@@ -50,7 +50,7 @@ class _RecurrentBuffer(RolloutBuffer):
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod
-    def like(cls, other: Any) -> _RecurrentBuffer:
+    def make_like(cls, other: Any) -> _RecurrentBuffer:
         """Make an empty buffer with the settings of another one, which may be sb3-contrib's."""
         names = ("buffer_size", "observation_space", "action_space", "hidden_state_shape", "device", "gae_lambda")
         return cls(*(getattr(other, name) for name in (*names, "gamma", "n_envs")))
