@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
+from relive.checkpoint.state_dict import load_packed_state, packed_state
 from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
     action_field,
@@ -21,7 +22,7 @@ from relive.compat.apexrl.buffer.specs import (
     to_place,
 )
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.pickling import pack_core, restores, unpack_core
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
@@ -266,13 +267,16 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
-        return {**attributes, "_contents": pack_core(self._core)}
+        return {**attributes, "_contents": None if self._core is None else packed_state(self._core)}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         contents = vars(self).pop("_contents")
-        self._use(unpack_core(contents, lambda: self._new_core(self.action_dtype or torch.float32)))
+        core = None if contents is None else self._new_core(self.action_dtype or torch.float32)
+        if core is not None and contents is not None:
+            load_packed_state(core, contents)
+        self._use(core)
 
 
 def _as_batch(value: Any) -> Any:
