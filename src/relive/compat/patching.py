@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from relive.errors import explain
 
@@ -23,7 +23,7 @@ class Original:
     """A library with buffers that ours can replace."""
 
     distribution: str
-    tested: tuple[str, ...]
+    tested_versions: tuple[str, ...]
     """The versions, as major.minor, that our adapter was tested with."""
     modules: tuple[str, ...]
     """Modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
@@ -34,13 +34,13 @@ class Original:
 ORIGINALS = {
     "agilerl": Original(
         "agilerl", ("2.58",),
-        tuple(f"components.{each}" for each in ("segment_tree", "replay_buffer", "data", "rollout_buffer")),
+        tuple(f"components.{module}" for module in ("segment_tree", "replay_buffer", "data", "rollout_buffer")),
     ),
     "apexrl": Original(
         "apexrl", ("0.2",),
         tuple(
-            f"buffer.{each}_buffer"
-            for each in ("rollout", "replay", "distillation", "rollout_rnn", "multi_agent_rollout")
+            f"buffer.{kind}_buffer"
+            for kind in ("rollout", "replay", "distillation", "rollout_rnn", "multi_agent_rollout")
         ),
     ),
     "embodichain": Original(
@@ -69,15 +69,22 @@ ORIGINALS = {
 }  # fmt: skip
 
 
+class Replacement(NamedTuple):
+    """A class or function of an original, and ours that replaces it."""
+
+    name: str
+    original: Any
+    ours: Any
+
+
 @dataclass
 class Rebinding:
     """The names of an original that are bound to our objects."""
 
-    pairs: list[tuple[str, Any, Any]]
-    """Triples of a name, the original's object and our replacement."""
-    changed: list[tuple[ModuleType, str, Any]] = field(default_factory=list)
-    """Triples of a module, a rebound name and its previous value."""
-    ours_before: set[tuple[str, str]] = field(default_factory=set)
+    replacements: list[Replacement]
+    previous_values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """The previous value of each rebound name, by module and name."""
+    unchanged_names: set[tuple[str, str]] = field(default_factory=set)
     """Pairs of a module and a name that were bound to our object before the patch."""
 
 
@@ -108,12 +115,12 @@ def patch(name: str) -> Patch:
 
     An untested version gets one warning that lists the arguments that differ from ours.
     """
-    original = _original("patch", name)
+    original = _find_original("patch", name)
     is_new = name not in _patched
-    companions = [original.companion] if original.companion and _exists(original.companion) else []
+    companions = [original.companion] if original.companion and _can_import(original.companion) else []
     new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
     for root, pairs in new_replacements.items():
-        _check_version(root, ORIGINALS[root], pairs)  # first: its warning may be configured to raise
+        _warn_untested(root, ORIGINALS[root], pairs)  # first: the warning may be configured to raise
     # Rebind after all imports: imported modules must see the original classes.
     for root, pairs in new_replacements.items():
         _rebindings[root] = _rebind(root, pairs)
@@ -123,39 +130,38 @@ def patch(name: str) -> Patch:
 
 def unpatch(name: str) -> None:
     """Bind the names of an original's buffers to its own classes again; without an active patch, do nothing."""
-    _original("unpatch", name)
+    _find_original("unpatch", name)
     _patched.discard(name)
-    active_roots = {each for still in _patched for each in (still, ORIGINALS[still].companion)}
-    for each in _rebindings.keys() - active_roots:
-        _undo(each, _rebindings.pop(each))
+    active_roots = _patched | {ORIGINALS[root].companion for root in _patched}
+    for root in _rebindings.keys() - active_roots:
+        _undo(root, _rebindings.pop(root))
 
 
-def _original(where: str, name: str) -> Original:
+def _find_original(where: str, name: str) -> Original:
     if name not in ORIGINALS:
         raise ValueError(explain(where, f"one of {', '.join(ORIGINALS)}", repr(name), "Pass the package's name."))
     return ORIGINALS[name]
 
 
-def _rebind(root: str, pairs: list[tuple[str, Any, Any]]) -> Rebinding:
+def _rebind(root: str, pairs: list[Replacement]) -> Rebinding:
     rebinding = Rebinding(pairs)
-    in_place = {id(theirs): ours for _, theirs, ours in pairs}
-    ours_too = {id(ours) for ours in in_place.values()}
-    for module, name, value in list(_bindings(root, in_place.keys() | ours_too)):
-        if id(value) in ours_too:
-            rebinding.ours_before.add((module.__name__, name))
+    ours_by_id = {id(pair.original): pair.ours for pair in pairs}
+    our_ids = set(map(id, ours_by_id.values()))
+    for module, name, value in list(_bindings(root, ours_by_id.keys() | our_ids)):
+        if id(value) in our_ids:
+            rebinding.unchanged_names.add((module.__name__, name))
         else:
-            setattr(module, name, in_place[id(value)])
-            rebinding.changed.append((module, name, value))
+            setattr(module, name, ours_by_id[id(value)])
+            rebinding.previous_values[module.__name__, name] = value
     return rebinding
 
 
 def _undo(root: str, rebinding: Rebinding) -> None:
-    theirs_of = {id(ours): theirs for _, theirs, ours in rebinding.pairs}
-    before = {(module.__name__, name): value for module, name, value in rebinding.changed}
-    for module, name, value in list(_bindings(root, theirs_of)):
-        place = module.__name__, name
-        if place not in rebinding.ours_before:
-            setattr(module, name, before.get(place, theirs_of[id(value)]))
+    originals_by_id = {id(pair.ours): pair.original for pair in rebinding.replacements}
+    for module, name, value in list(_bindings(root, originals_by_id)):
+        key = module.__name__, name
+        if key not in rebinding.unchanged_names:
+            setattr(module, name, rebinding.previous_values.get(key, originals_by_id[id(value)]))
 
 
 def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str, Any]]:
@@ -165,68 +171,66 @@ def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str
             yield from ((module, name, value) for name, value in list(vars(module).items()) if id(value) in ids)
 
 
-def replacements(root: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name of each replaced object, the original's object and ours."""
+def replacements(root: str) -> Iterator[Replacement]:
+    """Yield the replacements of an original's objects."""
     original = ORIGINALS[root]
-    paths = [path for path in original.modules if _exists(f"{root}.{path}")]
+    paths = [path for path in original.modules if _can_import(f"{root}.{path}")]
     if not paths:
         importlib.import_module(root)  # raises if the original is not installed
         expected = f"one of its modules {', '.join(original.modules)}"
-        raise ImportError(explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested[-1]}."))
+        raise ImportError(
+            explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested_versions[-1]}.")
+        )
     # Our modules first: they may inherit from the original classes.
-    ours = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
-    for path, module in zip(paths, ours, strict=True):
-        theirs = vars(importlib.import_module(f"{root}.{path}"))
+    our_modules = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
+    for path, module in zip(paths, our_modules, strict=True):
+        originals = vars(importlib.import_module(f"{root}.{path}"))
         for name, value in vars(module).items():
             is_ours = str(getattr(value, "__module__", "")).startswith(f"{__package__}.")
-            if is_ours and name in theirs and theirs[name] is not value and not name.startswith("_"):
-                yield name, theirs[name], value
+            if is_ours and name in originals and originals[name] is not value and not name.startswith("_"):
+                yield Replacement(name, originals[name], value)
 
 
-def _exists(module: str) -> bool:
+def _can_import(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
 
 
-def _check_version(root: str, original: Original, pairs: Sequence[tuple[str, Any, Any]]) -> None:
-    """Warn about an untested version, and list its arguments that ours lack."""
+def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) -> None:
+    """Warn if the installed version is untested, and list its arguments that ours lack."""
     try:
         installed_version = version(original.distribution)
     except PackageNotFoundError:
         installed_version = "no version"
-    if ".".join(installed_version.split(".")[:2]) in original.tested:
+    if ".".join(installed_version.split(".")[:2]) in original.tested_versions:
         return
-    missing_arguments = [each for pair in pairs for each in differences(*pair)]
-    remedy = (
-        f"These differ from ours: {'; '.join(missing_arguments)}."
-        if missing_arguments
-        else "Its arguments are those of ours."
-    )
-    expected = f"{original.distribution} {' or '.join(original.tested)}, which was tested"
+    lacks = [difference for pair in pairs for difference in differences(*pair)]
+    remedy = f"These differ from ours: {'; '.join(lacks)}." if lacks else "Its arguments are those of ours."
+    expected = f"{original.distribution} {' or '.join(original.tested_versions)}, which was tested"
     warnings.warn(explain(f"patch({root!r})", expected, installed_version, remedy), stacklevel=4)
 
 
-def differences(where: str, theirs: Any, ours: Any) -> Iterator[str]:
-    """Yield the methods and arguments of the original that ours lacks."""
-    if not inspect.isclass(theirs):
-        if inspect.isroutine(theirs) and (arguments := _other_arguments(theirs, ours)):
+def differences(where: str, original: Any, ours: Any) -> Iterator[str]:
+    """Yield the methods and arguments of an original's class or function that ours lacks."""
+    if not inspect.isclass(original):
+        if inspect.isroutine(original) and (arguments := _missing_arguments(original, ours)):
             yield f"{where}{arguments}"
         return
-    for name, member in vars(theirs).items():
+    for name, member in vars(original).items():
         if name.startswith("_") and name != "__init__":
             continue
         if not hasattr(ours, name):
             yield f"{where}.{name} is missing"
-        elif inspect.isfunction(member) and (arguments := _other_arguments(member, getattr(ours, name))):
+        elif inspect.isfunction(member) and (arguments := _missing_arguments(member, getattr(ours, name))):
             yield f"{where}.{name}{arguments}"
 
 
-def _other_arguments(theirs: Any, ours: Any) -> str | None:
-    """The original's arguments in brackets, if ours does not accept them in the same order; else None."""
-    expected, our_parameters = (list(inspect.signature(each).parameters.values()) for each in (theirs, ours))
-    if any(each.kind is each.VAR_POSITIONAL for each in our_parameters):
+def _missing_arguments(original: Any, ours: Any) -> str | None:
+    """Return the original's arguments in brackets if ours does not accept them in the same order, else None."""
+    expected, accepted = (list(inspect.signature(function).parameters.values()) for function in (original, ours))
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in accepted):
         return None
-    names, our_names = ([p.name for p in each if p.name != "self"] for each in (expected, our_parameters))
+    names, our_names = ([p.name for p in parameters if p.name != "self"] for parameters in (expected, accepted))
     return None if our_names[: len(names)] == names else f"({', '.join(names)})"

@@ -1,6 +1,6 @@
 """Rollout steps that an adapter writes directly into the memory of a core rollout buffer.
 
-The other libraries' steps have other fields than `RolloutBuffer.add`, and can be written in part or again. One native
+Steps of other libraries have other fields than `RolloutBuffer.add`, and can be written in part or twice. One native
 call writes a step to all tensors; reading `core` hands the written steps back to the buffer (`take_back`).
 """
 
@@ -53,7 +53,7 @@ class StepRows:
     """The memory of a core rollout buffer, written step by step.
 
     Args:
-        make: makes the core. It must be picklable: a `functools.partial` of the core's class.
+        make: function that makes the core. It must be picklable: a `functools.partial` of the core's class.
         fields: the core's names of the fields of a step.
         names: the names of fields in errors, if they differ from the core's.
         remedy: the advice of the error for a value that is None.
@@ -78,12 +78,13 @@ class StepRows:
         self._leaves = [
             leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
         ]
-        self._first = self._leaves[0][1].unbind(0)
+        self._leaf_rows = [(name, tensor[0]) for name, tensor in self._leaves]
+        self._first_leaf = self._leaves[0][1].unbind(0)
         self.places = [(name, self.tensors[name][0]) for name in self._fields]
         """The fields of a step, each with a row of its memory: values must have the row's shape and dtype."""
         self._bind()
         self._step = 0
-        self._staged: set[int] = set()
+        self._staged_leaves: set[int] = set()
         self.scores: dict[str, Any] = {}
         """Advantages and returns of the stored steps by the core's names: tensors `[T, N]`, or dicts of them."""
         self._is_in_core = True
@@ -102,7 +103,7 @@ class StepRows:
             remedy = "Set it to 0 to start again, or to the number of rows written directly."
             raise SchemaError(explain("step", f"0 to {self.num_steps}", repr(step), remedy))
         self._step, self._is_in_core, self.scores = int(step), False, {}
-        self._staged.clear()
+        self._staged_leaves.clear()
 
     @property
     def num_steps(self) -> int:
@@ -117,8 +118,8 @@ class StepRows:
     def clear(self) -> None:
         """Remove the stored steps."""
         self._step, self._is_in_core, self.scores = 0, False, {}
-        if self._staged:
-            self._staged = set()
+        if self._staged_leaves:
+            self._staged_leaves = set()
 
     @property
     def core(self) -> RolloutBuffer:
@@ -132,7 +133,7 @@ class StepRows:
 
     def write(self, values: Sequence[Any]) -> None:
         """Store one step: one value per leaf of the fields, in order. A step that raises changes nothing."""
-        if self._staged:
+        if self._staged_leaves:
             self._complete(values)
         else:
             self._write(values)
@@ -160,36 +161,28 @@ class StepRows:
 
     def _fit(self, place: int, value: Any) -> torch.Tensor:
         """Convert a value to the shape, dtype and device of leaf `place`."""
-        name, tensor = self._leaves[place]
+        name, row = self._leaf_rows[place]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
-        if (
-            type(value) is torch.Tensor
-            and value.shape == tensor.shape[1:]
-            and value.dtype is tensor.dtype
-            and value.device == tensor.device
-            and not value.requires_grad
-        ):
-            return value.contiguous()
-        return fit(name, value, tensor[0]).contiguous()
+        return fit(name, value, row).contiguous()
 
     def before(self) -> torch.Tensor | None:
-        """The first leaf of the newest step; None without steps."""
-        return self._first[self._step - 1] if self._step else None
+        """Return the first leaf of the newest step; None without steps."""
+        return self._first_leaf[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
         """Copy values of the next step; values that are None follow with `write`."""
         places = tuple(i for i, value in enumerate(values) if value is not None)
-        self._refuse_second(self._staged.intersection(places), "Stage it once per step.")
+        self._refuse_second(self._staged_leaves.intersection(places), "Stage it once per step.")
         self._write_some(places, values)
-        self._staged.update(places)
+        self._staged_leaves.update(places)
 
     def _complete(self, values: Sequence[Any]) -> None:
         """Write the values of a step that were not staged."""
-        repeated = [i for i in self._staged if values[i] is not None]
+        repeated = [i for i in self._staged_leaves if values[i] is not None]
         self._refuse_second(repeated, "It is staged already: leave it out.")
-        self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged), values)
-        self._staged.clear()
+        self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged_leaves), values)
+        self._staged_leaves.clear()
 
     def _refuse_second(self, places: Iterable[int], remedy: str) -> None:
         for place in places:
@@ -223,7 +216,7 @@ class StepRows:
         self.scores = dict(zip(SCORES, results, strict=True))
 
     def view(self, field: str) -> Any:
-        """The memory of a field, or None; scores are zeros until they are computed or written."""
+        """Return the memory of a field, or None; scores are zeros until they are computed or written."""
         if field not in SCORES:
             return self.tensors.get(field)
         if field not in self.scores:
@@ -234,18 +227,18 @@ class StepRows:
     def move(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""
         rows = StepRows(make, self._fields if fields is None else fields, self._names, self._remedy)
-        rows._fill(self.tensors, self._step, self._staged, self.scores)
+        rows._fill(self.tensors, self._step, self._staged_leaves, self.scores)
         return rows
 
     def _fill(self, tensors: Mapping[str, Any], step: int, staged: Iterable[int], scores: Mapping[str, Any]) -> None:
         for name, tensor in tensors.items():
             map_tree(torch.Tensor.copy_, self.tensors[name], tensor)
-        self.step, self._staged = step, set(staged)
+        self.step, self._staged_leaves = step, set(staged)
         self.scores = {name: map_tree(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
 
     def __reduce__(self) -> Any:
         settings = self.make, self._fields, self._names, self._remedy
-        return _unpickle, (settings, self.tensors, self._step, self._staged, self.scores)
+        return _unpickle, (settings, self.tensors, self._step, self._staged_leaves, self.scores)
 
 
 @restores
@@ -264,7 +257,7 @@ def advantages_and_returns(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of steps `[T, N]` without truncations; `last_value` `[N]` follows the last step."""
+    """Compute advantages and returns of steps `[T, N]` without truncations, followed by `last_value` `[N]`."""
     next_value = torch.cat([value[1:], last_value.unsqueeze(0)])
     return gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=lam)
 
@@ -275,6 +268,14 @@ def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
     Leading axes of length one may be missing or added: that broadcasts nothing.
     """
     shape = tuple(place.shape)
+    if (
+        type(value) is torch.Tensor
+        and value.shape == shape
+        and value.dtype is place.dtype
+        and value.device == place.device
+        and not value.requires_grad
+    ):
+        return value
     if isinstance(value, torch.Tensor):
         value = value.detach().to(place.device)
     if (
@@ -287,6 +288,6 @@ def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
 
 
 def _trim_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its leading axes of length one."""
+    """Remove the leading axes of length one from a shape."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])

@@ -1,32 +1,34 @@
-"""Attributes that are memory of the core, and functions of trees of tensors (dicts and TensorDicts)."""
+"""Attributes, dicts and TensorDicts that are writable memory of the core, and functions of trees of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_shape
+from relive.schema.checks import check_keys, check_shape
 from relive.schema.fields import Field
 
 
-class HasMemory(Protocol):
-    """A buffer with `MemoryView`s. An optional method `_assign(name, value)` handles assignments."""
-
-    def _memory_of(self, field: str, /) -> Any: ...
-
-
 class MemoryView:
-    """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory."""
+    """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory.
+
+    `_memory_of(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
+    them. A buffer with a method `_assign(name, value)` handles assignments itself.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, buffer: Any, owner: type | None = None) -> Any:
-        return self if buffer is None else buffer._memory_of(self._name)
+        if buffer is None:
+            return self
+        memory = buffer._memory_of(self._name)
+        return WriteThroughDict(self._name, memory) if type(memory) is dict else memory
 
     def __set__(self, buffer: Any, value: Any) -> None:
         assign_name = getattr(buffer, "_assign", None)
@@ -42,7 +44,16 @@ def memory_views(*names: str) -> tuple[Any, ...]:
 
 
 class WriteThroughDict(dict[str, Any]):
-    """Base class of dicts of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
+    """A dict of memory: assigning to a key writes into its memory. A pickle or copy is a plain dict."""
+
+    def __init__(self, where: str, memory: Mapping[str, Any]) -> None:
+        super().__init__(memory)
+        self._where = where
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self:
+            raise KeyError(explain(self._where, f"one of {sorted(self)}", key, "Assign to one of them."))
+        assign(f"{self._where}.{key}", self[key], value)
 
     def update(self, *others: Any, **named: Any) -> None:
         """Assign to several keys."""
@@ -57,23 +68,54 @@ class WriteThroughDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def assign(where: str, place: Any, value: Any) -> None:
-    """Copy a value into memory of the same structure; nothing to do if it is that memory."""
-    if value is place:
+class WriteThroughTensorDict(TensorDict):
+    """A locked TensorDict of memory: `memory["rewards"] = x` copies into it, so `memory["rewards"] += 1` works.
+
+    New names are refused. Slices and copies are ordinary, unlocked TensorDicts.
+    """
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        is_name = isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+        if not (is_name and self.is_locked):
+            super().__setitem__(key, value)
+        elif value is not self.get(key):
+            self.set_(key, value)
+
+
+def assign(where: str, memory: Any, value: Any) -> None:
+    """Copy a value into memory of the same structure and shapes; nothing to do if it is that memory.
+
+    Raises if the numbers would change in memory of integers or bools.
+    """
+    if value is memory:
         return
-    if place is None:
-        raise SchemaError(explain(where, "a field of this buffer", "an undeclared field", "Declare the field."))
-    if is_tree(place):
-        for key in value.keys():
-            if key not in place.keys():
-                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare the key."))
-            assign(f"{where}.{key}", place[key], value[key])
+    if memory is None:
+        remedy = "Declare the field, or add a step that has it."
+        raise SchemaError(explain(where, "a field of this buffer", "one without memory", remedy))
+    parts, new_parts = _parts(memory), _parts(value)
+    if parts is not None:
+        check_keys(where, new_parts, parts.keys(), remedy="Assign every part.")
+        for key, part in parts.items():
+            assign(f"{where}.{key}", part, new_parts[key])
         return
-    tensor = torch.as_tensor(value, device=place.device)
-    check_shape(where, tensor, place.shape, "Assign a tensor of the expected shape.")
-    if tensor.dtype.is_floating_point and not place.dtype.is_floating_point:
-        raise SchemaError(explain(where, place.dtype, tensor.dtype, "Convert it."))
-    place.copy_(tensor.detach())
+    if isinstance(memory, torch.Tensor):
+        new: Any = torch.as_tensor(value, device=memory.device).detach()
+        converted, is_float = new.to(memory.dtype), memory.is_floating_point()
+    else:
+        new = np.asarray(value)
+        converted, is_float = new.astype(memory.dtype), memory.dtype.kind == "f"
+    check_shape(where, new, memory.shape, "Assign every step.")
+    if not is_float and (converted != new).any():
+        remedy = "Convert them, or declare a field that holds them."
+        raise SchemaError(explain(where, f"numbers of {memory.dtype}", f"others, of {new.dtype}", remedy))
+    memory[...] = converted
+
+
+def _parts(tree: Any) -> Any:
+    """Return the parts of a dict, TensorDict, tuple or list by key or number; None for anything else."""
+    if isinstance(tree, tuple | list):
+        return dict(enumerate(tree))
+    return tree if is_tree(tree) else None
 
 
 _TENSOR: Any = torch.Tensor
@@ -86,7 +128,7 @@ def is_tree(value: Any) -> bool:
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf of a tree, and to the leaves of other trees at the same keys; returns dicts."""
+    """Apply a function to each leaf of a tree and the leaves of other trees at the same keys; return dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
     if not others:  # a single tree: fast path, used by `add`
@@ -100,8 +142,8 @@ def declare(spec: Any, dtype: Any = torch.float32) -> Any:
     `dtype` may be a dict with the keys of `spec`.
     """
     if isinstance(spec, Mapping):
-        each = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
-        return {key: declare(part, each[key]) for key, part in spec.items()}
+        dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
+        return {key: declare(part, dtypes[key]) for key, part in spec.items()}
     return Field(spec.shape, spec.dtype) if hasattr(spec, "dtype") else Field(spec, dtype)
 
 

@@ -29,6 +29,19 @@ def masses(replay: rl.ReplayBuffer) -> torch.Tensor:
     return replay.state().arrays["sampler.mass"].clone()
 
 
+def test_the_masses_of_all_slots_are_a_copy_and_zero_without_a_row() -> None:
+    replay = rl.ReplayBuffer(4, 1, (), sampler=rl.Prioritized(alpha=2.0, eps=0.0), next_obs="stored", seed=0)
+    for t in range(3):
+        replay.add([t], 0.0, 0.0, terminated=False, truncated=False, next_obs=[t + 1])
+    replay.update_priority([0, 2], [3.0, 0.5])
+    sampler: Any = replay.sampler
+    assert sampler.masses().tolist() == [9.0, 1.0, 0.25, 0.0]
+    assert sampler.largest() == 3.0
+    sampler.masses().zero_()
+    assert sampler.masses(torch.tensor([2, 0])).tolist() == [0.25, 9.0]
+    replay.check()
+
+
 @pytest.mark.parametrize("wrap", [lambda sampler: sampler, rl.Counted], ids=["plain", "counted"])
 @pytest.mark.parametrize(
     "beta", [0.4, rl.Linear(0.4, 1.0, 10), lambda drawn: 0.5], ids=["number", "linear", "function"]

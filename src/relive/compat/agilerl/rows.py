@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from relive.compat.views import map_tree
-from relive.schema.assembly import make_tensordict
+from relive.compat.views import WriteThroughTensorDict, map_tree
+from relive.schema.assembly import level
 
 
-def original(module: str, name: str) -> Any:
-    """The class `name` of AgileRL's `module`, to inherit from; without AgileRL a plain object.
+def original_class(module: str, name: str) -> Any:
+    """Return the class `name` of AgileRL's `module`, to inherit from; `object` without AgileRL.
 
     The distribution must be installed: a folder named agilerl is not enough.
     """
@@ -26,27 +26,17 @@ def original(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"agilerl.{module}"), name)
 
 
-def original_or(module: str, ours: type) -> Any:
-    """AgileRL's class with the name of our subclass; our class without AgileRL."""
-    theirs = original(module, ours.__name__)
-    return ours if theirs is object else theirs
+def original_or_ours(module: str, ours: type) -> Any:
+    """Return AgileRL's class with the name of our subclass; our class without AgileRL."""
+    original = original_class(module, ours.__name__)
+    return ours if original is object else original
 
 
-class Memory(TensorDict):
-    """Memory as a locked TensorDict: `memory["rewards"] = x` copies into it, so `memory["rewards"] += 1` works.
-
-    New names are refused. Slices and copies are ordinary, unlocked TensorDicts.
-    """
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        is_name = isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
-        if not (is_name and self.is_locked):
-            super().__setitem__(key, value)
-        elif value is not self.get(key):
-            self.set_(key, value)
+Memory = WriteThroughTensorDict
+"""Name of the class in older pickles."""
 
 
-def columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:
+def to_columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:
     """Move the leaves of rows to `device`; leaves `[B]` become `[B, 1]`."""
 
     def column(leaf: torch.Tensor) -> torch.Tensor:

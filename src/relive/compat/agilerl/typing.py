@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from relive.compat.agilerl.rows import original_or
+from relive.compat.agilerl.rows import original_or_ours
 
 __all__ = ["BPTTSequenceType"]
 
@@ -24,7 +24,7 @@ class BPTTSequenceType(Enum):
 
 
 # AgileRL's own enumeration where it is installed, plus the documented spelling of FIFTY_PERCENT_OVERLAP.
-_only: Any = original_or("typing", BPTTSequenceType)
-if not hasattr(_only, "FIFTY_PERCENT_OVERLAPPING"):
-    _only.FIFTY_PERCENT_OVERLAPPING = _only.FIFTY_PERCENT_OVERLAP
-BPTTSequenceType = _only
+_sequence_type: Any = original_or_ours("typing", BPTTSequenceType)
+if not hasattr(_sequence_type, "FIFTY_PERCENT_OVERLAPPING"):
+    _sequence_type.FIFTY_PERCENT_OVERLAPPING = _sequence_type.FIFTY_PERCENT_OVERLAP
+BPTTSequenceType = _sequence_type

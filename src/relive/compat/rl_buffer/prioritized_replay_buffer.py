@@ -79,7 +79,8 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
 
     @property
     def _max_priority(self) -> float:
-        return float(self.core.state_dict()["arrays"]["sampler.largest"])
+        sampler: Any = self.core.sampler
+        return sampler.largest()
 
 
 class RowTree(SumTree):
@@ -90,7 +91,8 @@ class RowTree(SumTree):
         ids, first, sums = core.ids(), self._first_leaf, np.frombuffer(self._sums)
         self._core, self._ids = core, ids
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
-        sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
+        sampler: Any = core.sampler
+        sums[first : first + self.capacity] = sampler.masses().cpu()
         while first > 1:  # compute the sums level by level, from the leaves to the root
             first //= 2
             sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)

@@ -10,36 +10,36 @@ from relive.compat.sb3_contrib.common.maskable.buffers import MaskableDictRollou
 from relive.compat.sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from relive.compat.stable_baselines3.algorithms import OffPolicyAlgorithm, OnPolicyAlgorithm
 
-theirs: Any = importlib.import_module("sb3_contrib")
+contrib: Any = importlib.import_module("sb3_contrib")
 
 
-class MaskablePPO(OnPolicyAlgorithm, theirs.MaskablePPO):
+class MaskablePPO(OnPolicyAlgorithm, contrib.MaskablePPO):
     """PPO with action masks on our rollout buffer."""
 
     _buffer_classes = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
 
-class RecurrentPPO(OnPolicyAlgorithm, theirs.RecurrentPPO):
+class RecurrentPPO(OnPolicyAlgorithm, contrib.RecurrentPPO):
     """PPO with LSTMs on our rollout buffer, which replaces the one that sb3-contrib makes."""
 
     _buffer_classes = (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer)
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self.rollout_buffer: Any = self.rollout_buffer_class.like(self.rollout_buffer)
+        self.rollout_buffer: Any = self.rollout_buffer_class.make_like(self.rollout_buffer)
 
 
-class TRPO(OnPolicyAlgorithm, theirs.TRPO):
+class TRPO(OnPolicyAlgorithm, contrib.TRPO):
     """TRPO on our rollout buffer."""
 
 
-class QRDQN(OffPolicyAlgorithm, theirs.QRDQN):
+class QRDQN(OffPolicyAlgorithm, contrib.QRDQN):
     """QR-DQN on our replay buffer."""
 
 
-class TQC(OffPolicyAlgorithm, theirs.TQC):
+class TQC(OffPolicyAlgorithm, contrib.TQC):
     """TQC on our replay buffer."""
 
 
-class CrossQ(OffPolicyAlgorithm, theirs.CrossQ):
+class CrossQ(OffPolicyAlgorithm, contrib.CrossQ):
     """CrossQ on our replay buffer."""

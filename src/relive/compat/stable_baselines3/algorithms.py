@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import stable_baselines3 as theirs
+import stable_baselines3 as sb3
 from gymnasium import spaces
 from stable_baselines3.common import off_policy_algorithm, on_policy_algorithm
 
@@ -51,25 +51,25 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
         return NStepReplayBuffer
 
 
-class PPO(OnPolicyAlgorithm, theirs.PPO):
+class PPO(OnPolicyAlgorithm, sb3.PPO):
     """Stable-Baselines3's PPO on our rollout buffer."""
 
 
-class A2C(OnPolicyAlgorithm, theirs.A2C):
+class A2C(OnPolicyAlgorithm, sb3.A2C):
     """Stable-Baselines3's A2C on our rollout buffer."""
 
 
-class DQN(OffPolicyAlgorithm, theirs.DQN):
+class DQN(OffPolicyAlgorithm, sb3.DQN):
     """Stable-Baselines3's DQN on our replay buffer."""
 
 
-class SAC(OffPolicyAlgorithm, theirs.SAC):
+class SAC(OffPolicyAlgorithm, sb3.SAC):
     """Stable-Baselines3's SAC on our replay buffer."""
 
 
-class TD3(OffPolicyAlgorithm, theirs.TD3):
+class TD3(OffPolicyAlgorithm, sb3.TD3):
     """Stable-Baselines3's TD3 on our replay buffer."""
 
 
-class DDPG(TD3, theirs.DDPG):
+class DDPG(TD3, sb3.DDPG):
     """Stable-Baselines3's DDPG on our replay buffer."""

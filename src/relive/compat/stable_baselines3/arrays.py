@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WriteThroughDict, map_tree
+from relive.compat.views import WriteThroughDict, assign, map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Stacked
 
@@ -24,15 +24,15 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 def overrides(buffer: Any, *names: str) -> bool:
     """Whether a buffer is of a user's subclass that overrides one of these methods."""
-    kind = type(buffer)
-    ours = next(base for base in kind.__mro__ if base.__module__.startswith("relive."))
-    return any(getattr(kind, name) is not getattr(ours, name) for name in names)
+    buffer_class = type(buffer)
+    our_class = next(base for base in buffer_class.__mro__ if base.__module__.startswith("relive."))
+    return any(getattr(buffer_class, name) is not getattr(our_class, name) for name in names)
 
 
-# Observations
+# Observations: their fields, shapes and conversions
 
 
-def fields_of(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
+def declare_fields(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
     """Declare the fields of an observation space in its own dtypes; `n_stack` declares stacks of frames."""
     return map_tree(lambda part: _field(part, n_stack), space)
 
@@ -51,20 +51,20 @@ def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
 
 
 def _stacking_axis(space: spaces.Space[Any]) -> int:
-    """The axis along which `VecFrameStack` concatenates frames: an image's channels, else the last one."""
+    """Return the axis along which `VecFrameStack` concatenates frames: an image's channels, else the last one."""
     first = is_image_space(space, check_channels=False) and is_image_space_channels_first(cast(spaces.Box, space))
     return 0 if first else len(space.shape or ()) - 1
 
 
-def nbytes_of(space: spaces.Space[Any]) -> int:
-    """Size of an observation in bytes."""
-    fields = fields_of(space)
+def count_bytes(space: spaces.Space[Any]) -> int:
+    """Count the bytes of an observation."""
+    fields = declare_fields(space)
     leaves = fields.values() if isinstance(fields, dict) else [fields]
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
-    """Shapes of one step's observations of all environments."""
+    """Return the shapes of one step's observations of all environments."""
     return map_tree(lambda part: (n_envs, *get_obs_shape(part)), space)
 
 
@@ -95,91 +95,72 @@ def unshare(next_obs: Any, obs: Any) -> Any:
     return map_tree(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
 
 
-def numpy_of(batch: Any) -> Any:
+def to_numpy(batch: Any) -> Any:
     """Convert a tensor, or a TensorDict, to numpy."""
     return map_tree(lambda leaf: leaf.numpy(force=True), batch)
 
 
-def torch_of(obs: Any, device: torch.device) -> Any:
+def to_tensors(obs: Any, device: torch.device) -> Any:
     """Convert an array, or a dict of arrays, to tensors on a device."""
     return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
 
 
-# Arrays
+# Arrays that are attributes of buffers
 
 
-def overwrite(place: Any, value: Any) -> None:
-    """Copy an array, or a dict of arrays, into another; raise if integers or bools would change."""
-    if isinstance(place, dict):
-        for key, array in place.items():
-            overwrite(array, value[key])
-    elif value is not place:
-        cast = np.asarray(value).astype(place.dtype)
-        if place.dtype.kind in "biu" and not np.array_equal(cast, value):
-            expected, got = f"numbers of {place.dtype}", f"others, of {np.asarray(value).dtype}"
-            raise SchemaError(explain("an array", expected, got, "Declare a space that has them."))
-        place[...] = cast
+def write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
+    """Write an array into memory of its shape and return the memory; return any other array unchanged."""
+    if memory is None or np.shape(value) != memory.shape:
+        return value
+    assign(where, memory, value)
+    return memory
 
 
-class Arrays(WriteThroughDict):
-    """The arrays of a Dict space; assigning to a key writes into its array."""
+class ReplaceableArrays(WriteThroughDict):
+    """The arrays of a Dict space, which users' code may replace by arrays of other shapes."""
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        overwrite(self[key], value)
-
-
-class ExchangedArrays(Arrays):
-    """The arrays of a Dict space, which users' code may replace.
-
-    An assigned array with the shape of the key's memory is written into it; any other replaces the array of the key.
-    """
-
-    def __init__(self, memory: dict[str, np.ndarray]) -> None:
-        super().__init__(memory)
+    def __init__(self, where: str, memory: dict[str, np.ndarray]) -> None:
+        super().__init__(where, memory)
         self._memory = memory
 
     def __setitem__(self, key: str, value: Any) -> None:
-        memory = self._memory.get(key)
-        if memory is not None and np.shape(value) == memory.shape:
-            overwrite(memory, value)
-            value = memory
-        dict.__setitem__(self, key, value)
+        dict.__setitem__(self, key, write_or_replace(f"{self._where}.{key}", self._memory.get(key), value))
 
 
-class Gathered(np.ndarray):
+class GatheredArray(np.ndarray):
     """A copy of rows `[buffer_size, n_envs, …]` whose writes, also to parts of it, are passed to the buffer."""
 
     write: Callable[[Any, Any], None]
     """Called as `write(key, value)` for every write; stores the value in the buffer, or raises."""
-    copied: np.ndarray
+    plain_array: np.ndarray
     """The memory of the rows as a plain, writable array."""
 
     @staticmethod
-    def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
-        """Make an array over the memory of `copied` that passes writes to `write`."""
-        gathered = copied.view(Gathered)
-        gathered.flags.writeable = False
-        gathered.write, gathered.copied = write, copied
-        return gathered
+    def of(plain_array: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
+        """Make an array over the memory of `plain_array` that passes writes to `write`."""
+        array = plain_array.view(GatheredArray)
+        array.flags.writeable = False
+        array.write, array.plain_array = write, plain_array
+        return array
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
             raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
         value = np.asarray(value)
         self.write(key, value)
-        self.copied[key] = value
+        self.plain_array[key] = value
 
     def __getitem__(self, key: Any) -> Any:
         if not hasattr(self, "write"):
             return super().__getitem__(key)
-        part = self.copied[key]
-        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.copied):
+        part = self.plain_array[key]
+        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.plain_array):
             return part
-        return Gathered.of(part, lambda inner, value: self._write_part(key, inner, value))
+        return GatheredArray.of(part, lambda inner, value: self._write_part(key, inner, value))
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
-        """Write to `inner` of the part `key`."""
-        part = np.array(self.copied[key])
+        """Write a value at index `inner` of the part at index `key`."""
+        part = np.array(self.plain_array[key])
         part[inner] = value
         self.write(key, part)
 
@@ -194,4 +175,4 @@ class Gathered(np.ndarray):
 
 
 def _as_plain_array(value: Any) -> Any:
-    return value.view(np.ndarray) if isinstance(value, Gathered) else value
+    return value.view(np.ndarray) if isinstance(value, GatheredArray) else value

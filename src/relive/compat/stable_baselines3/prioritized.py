@@ -24,10 +24,10 @@ from relive.compat.stable_baselines3.replay import ReplayBuffer
 from relive.errors import DataWarning, SchemaError, explain
 from relive.replay.samplers import Prioritized, Sampler
 
-_RISING = LinearSchedule(0.4, 1.0, 1.0)
+_RISING_BETA = LinearSchedule(0.4, 1.0, 1.0)
 
 _MAX_BATCHES_WITHOUT_UPDATE = 10
-"""Number of batches without an update of priorities after which a warning is issued."""
+"""Number of batches before a warning that priorities were never updated."""
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -50,8 +50,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
     An algorithm must use `weights` and call `update_priorities`; a `DataWarning` reports one that does not. Everything
-    else is inherited from `ReplayBuffer`. (Schaul et al., Prioritized
-    Experience Replay, 2016.)
+    else is inherited from `ReplayBuffer`. (Schaul et al., Prioritized Experience Replay, 2016.)
     """
 
     progress_remaining = 1.0
@@ -64,7 +63,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self,
         *args: Any,
         alpha: float = 0.6,
-        beta: float | Callable[[float], float] = _RISING,
+        beta: float | Callable[[float], float] = _RISING_BETA,
         eps: float = 1e-6,
         **kwargs: Any,
     ) -> None:
@@ -100,9 +99,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        weight = (
-            batch["reward"].new_ones(len(batch)) if weight is None else weight
-        )  # rows that were not drawn by priority
+        if weight is None:  # the rows were not drawn by priority
+            weight = batch["reward"].new_ones(len(batch))
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
             *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]
@@ -135,14 +133,14 @@ class _PrioritizedAlgorithm:
 
     @abstractmethod
     def _optimizers(self) -> list[Any]:
-        """The optimizers whose learning rate follows the schedule."""
+        """Return the optimizers whose learning rate follows the schedule."""
 
     @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Update the networks with batch number `step` of this call; yield names and values to log."""
 
-    def _learn(self, gradient_steps: int, batch_size: int) -> None:
-        """Train: draw batches, learn from each, and log the means."""
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
         if not hasattr(buffer, "update_priorities"):  # for example after loading a file of another algorithm
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
@@ -168,7 +166,7 @@ class _PrioritizedAlgorithm:
         self.replay_buffer.update_priorities(batch.indices, errors)
 
     def _update_targets(self, *names: str) -> None:
-        """Move the target networks of these networks towards them, and copy their batch norm statistics."""
+        """Move the target networks towards these networks, and copy the batch norm statistics."""
         for name in names:
             online, target = (getattr(self, each) for each in (name, f"{name}_target"))
             polyak_update(online.parameters(), target.parameters(), self.tau)
@@ -179,9 +177,6 @@ class _PrioritizedAlgorithm:
 
 class PrioritizedDQN(_PrioritizedAlgorithm, DQN):
     """DQN on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
-
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        self._learn(gradient_steps, batch_size)
 
     def _optimizers(self) -> list[Any]:
         return [self.policy.optimizer]
@@ -201,7 +196,7 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
     """SAC on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        self._learn(gradient_steps, batch_size)
+        super().train(gradient_steps, batch_size)
 
     def _optimizers(self) -> list[Any]:
         optimizers = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
@@ -245,9 +240,6 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
 class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
     """TD3 on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        self._learn(gradient_steps, batch_size)
-
     def _optimizers(self) -> list[Any]:
         return [network.optimizer for network in (self.actor, self.critic)]
 
@@ -284,7 +276,7 @@ def _target(batch: PrioritizedReplayBufferSamples, next_value: torch.Tensor, gam
 def _squared_error(
     batch: PrioritizedReplayBufferSamples, values: Sequence[torch.Tensor], target: torch.Tensor
 ) -> torch.Tensor:
-    """Σ over critics of the weighted mean squared error."""
+    """Return the sum over critics of the weighted mean squared error."""
     return (batch.weights * (torch.cat(tuple(values), 1) - target) ** 2).mean(0).sum()
 
 

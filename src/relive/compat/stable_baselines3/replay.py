@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`ReplayBuffer`, `DictReplayBuffer` and `NStepReplayBuffer`: Stable-Baselines3's off-policy buffers.
 
-Its `done` is any end, and "TimeLimit.truncated" in the info marks timeouts; its batches have `dones` without timeouts,
-which is our `terminated`. Its rows are positions [buffer_size, n_envs] that are written in turn.
+Stable-Baselines3's `done` marks every end of an episode, and "TimeLimit.truncated" in an info marks a timeout. `dones`
+in batches exclude timeouts: they are our `terminated`. Rows are positions `[buffer_size, n_envs]`, written in turn.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import stable_baselines3.common.buffers as theirs
+import stable_baselines3.common.buffers as sb3
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.checkpoint.state_dict import load_packed_state, pack_state
-from relive.compat.pickling import restores
+from relive.checkpoint.state_dict import load_packed_state
+from relive.compat.pickling import pack_core, restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
-    Arrays,
-    fields_of,
-    nbytes_of,
-    numpy_of,
+    count_bytes,
+    declare_fields,
     overrides,
-    overwrite,
     reshape_step,
     stack_frames,
     step_shapes,
-    torch_of,
+    to_numpy,
+    to_tensors,
     unshare,
     unstack_frames,
 )
@@ -43,26 +41,26 @@ from relive.schema.assembly import to_device
 from relive.schema.checks import check_choice
 from relive.schema.fields import Declaration, Field
 
-_MAX_STORED_TWICE = 1024
+_MAX_BYTES_STORED_TWICE = 1024
 """Size in bytes above which an observation is stored once by default."""
-_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+_ARRAY_NAMES = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
-CONVERSIONS = ("to_torch", "_normalize_obs", "_normalize_reward")
+CONVERSION_METHODS = ("to_torch", "_normalize_obs", "_normalize_reward")
 """Methods that Stable-Baselines3's `_get_samples` calls."""
 
 
-class ReplayBuffer(theirs.ReplayBuffer):
+class ReplayBuffer(sb3.ReplayBuffer):
     """The newest `buffer_size` transitions of `n_envs` environments, for DQN, SAC, TD3 and DDPG.
 
     Observations may be of any space, Dict included. `sample` returns exactly the transitions that were added.
 
     Two arguments that Stable-Baselines3 lacks, for `replay_buffer_kwargs`:
 
-    - `next_obs="stored"` keeps two observations per transition, and the arrays (`observations`, `rewards`, …) are the
-      memory itself: the default for small observations. `"shared"` stores every observation once: the default for
-      images, and with `optimize_memory_usage`. Its price is a row of the `buffer_size` for every episode's last
-      observation, and the arrays are copies.
+    - `next_obs="stored"`, the default for small observations, keeps two observations per transition, and the arrays
+      (`observations`, `rewards`, …) are the memory itself. `"shared"`, the default for images and with
+      `optimize_memory_usage`, stores every observation once. The last observation of an episode then takes one of the
+      `buffer_size` rows, and the arrays are copies.
     - `n_stack=4` declares that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames
       are stored.
 
@@ -70,7 +68,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     its default is `"stored"`.
     """
 
-    observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAYS)
+    observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAY_NAMES)
     _sums_rewards = False
     """Whether batches have sums of rewards, whose terms are normalised before summing."""
 
@@ -87,17 +85,17 @@ class ReplayBuffer(theirs.ReplayBuffer):
         next_obs: Literal["stored", "shared"] | None = None,
         n_stack: int | None = None,
     ) -> None:
-        theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self._check(optimize_memory_usage, handle_timeout_termination)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_stack = n_stack
         self._random = np.random.default_rng(experiment_seed())
-        self._is_custom = overrides(self, "_get_samples", *CONVERSIONS)
+        self._is_custom = overrides(self, "_get_samples", *CONVERSION_METHODS)
         """Whether a user's class overrides the methods that make batches from positions."""
-        self._next_obs = self._storage_of(next_obs)
-        self._start()
+        self._next_obs = self._choose_storage(next_obs)
+        self._allocate(self._next_seed())
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         """Raise for arguments that Stable-Baselines3 refuses."""
@@ -105,7 +103,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             remedy = 'Pass handle_timeout_termination=False, or use next_obs="shared", which has no such limit.'
             raise ValueError(explain("optimize_memory_usage", "no timeouts to handle", "both", remedy))
 
-    def _storage_of(self, next_obs: str | None) -> str:
+    def _choose_storage(self, next_obs: str | None) -> str:
         """Return "stored" or "shared": the argument `next_obs`, or a default by the size of observations."""
         check_choice("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
@@ -113,21 +111,25 @@ class ReplayBuffer(theirs.ReplayBuffer):
             raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
-        is_large = nbytes_of(self.observation_space) > _MAX_STORED_TWICE and not (
+        is_large = count_bytes(self.observation_space) > _MAX_BYTES_STORED_TWICE and not (
             self._is_custom or overrides(self, "add", "sample")
         )
         return "shared" if is_large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
-    def _start(self) -> None:
+    def _next_seed(self) -> int:
+        return int(self._random.integers(2**62))
+
+    def _allocate(self, seed: int) -> None:
+        """Make empty rows and everything that depends on the arguments of the constructor."""
         self._shapes = step_shapes(self.observation_space, self.n_envs)
-        self._beside: dict[str, Any] = {}
+        self._extra_values: dict[str, Any] = {}
         """Additional fields that are stored with the next step, by name."""
-        self._fits = not self.n_stack
+        self._fits_unchanged = not self.n_stack
         """Whether all observations so far could be stored without reshaping."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
-        self._shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
+        self._flag_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
         kind = StoredRows if self._next_obs == "stored" else SharedRows
-        self._fields = fields_of(self.observation_space, self.n_stack)
+        self._fields = declare_fields(self.observation_space, self.n_stack)
         self._rows: Any = kind(
             self.buffer_size,
             self.n_envs,
@@ -135,7 +137,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             action=Field(self.action_dim, self._action_dtype),
             extra=self._extra(),
             sampler=self._sampler(),
-            seed=int(self._random.integers(2**62)),
+            seed=seed,
         )
         self._core = self._rows.core
 
@@ -148,43 +150,33 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _memory_of(self, name: str) -> Any:
         array = self._rows.array(name)
         if name == "observations" and self.optimize_memory_usage:
-            self._rows.put_newest(array)
-        if not self.n_stack:
-            return array
-        array = unstack_frames(array, self.obs_shape, 2)
-        return Arrays(array) if isinstance(array, dict) else array
-
-    def _assign(self, name: str, value: Any) -> None:
-        overwrite(self._memory_of(name), value)
+            self._rows.show_newest_observations(array)
+        return unstack_frames(array, self.obs_shape, 2) if self.n_stack else array
 
     @property
     def _core_is_current(self) -> bool:
-        """Whether the core has every step: none was written by setting the arrays and `pos`."""
-        num_written = self._rows.written
+        """Whether `add` stored every step, and none was written by setting the arrays and `pos`."""
+        num_written = self._rows.num_written
         return self.pos == num_written % self.buffer_size and self.full == (num_written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAYS}
-        return {**vars(self), "_core": pack_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
+        arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAY_NAMES}
+        return {**vars(self), "_core": pack_core(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state.pop("_arrays")
         vars(self).update(state)
-        draws = self._random.bit_generator.state
-        self._start()
-        self._random.bit_generator.state = draws
+        self._allocate(seed=0)
         load_packed_state(self._core, state["_core"])
         self._rows.load(state["_rows"])
         for name, saved_array in arrays.items():
-            self._assign(name, saved_array)
-
-    # Writing
+            setattr(self, name, saved_array)
 
     def add(
         self,
@@ -197,29 +189,28 @@ class ReplayBuffer(theirs.ReplayBuffer):
     ) -> None:
         """Store one step of every environment; `next_obs` is the observation after the step, before any reset."""
         if not self._core_is_current:
-            super().add(
-                obs, next_obs, action, reward, done, infos
-            )  # writes at `pos`, which is not the core's next position
+            # Stable-Baselines3's `add` writes at `pos`, which is not the core's next position.
+            super().add(obs, next_obs, action, reward, done, infos)
             return
         step = (
             action
             if type(action) is np.ndarray and action.dtype is self._action_dtype and action.shape == self._action_shape
             else np.asarray(action, self._action_dtype).reshape(self._action_shape),
             reward
-            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.shape == self._shape
+            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.shape == self._flag_shape
             else np.asarray(reward, _FLOAT).reshape(self.n_envs),
             done
-            if type(done) is np.ndarray and done.dtype is _BOOL and done.shape == self._shape
+            if type(done) is np.ndarray and done.dtype is _BOOL and done.shape == self._flag_shape
             else np.asarray(done, _BOOL).reshape(self.n_envs),
             _timeouts(infos, self.n_envs) if self.handle_timeout_termination else None,
-            self._beside,
+            self._extra_values,
         )
-        if self._fits:
+        if self._fits_unchanged:
             try:
                 self._rows.add(obs, next_obs, *step)
             except SchemaError:  # a call that raises has stored nothing
-                self._fits = False
-        if not self._fits:
+                self._fits_unchanged = False
+        if not self._fits_unchanged:
             self._rows.add(*self._reshape(obs, next_obs), *step)
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -234,14 +225,12 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def reset(self) -> None:
         """Remove every transition. The arrays are new objects."""
-        self._start()
+        self._allocate(self._next_seed())
         self.pos, self.full = 0, False
 
     def size(self) -> int:
         """Number of positions before `pos` with a transition of every environment."""
-        return self._rows.size_at(self.pos, self.full)
-
-    # Reading
+        return self._rows.count_steps(self.pos, self.full)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw random transitions, normalised by `env`."""
@@ -256,7 +245,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """Read the transitions at these positions, each of a random environment."""
-        if not self._core_is_current or overrides(self, *CONVERSIONS):
+        if not self._core_is_current or overrides(self, *CONVERSION_METHODS):
             return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
         normalizer = env if self._sums_rewards else None
@@ -273,16 +262,16 @@ class ReplayBuffer(theirs.ReplayBuffer):
         if self.n_stack:
             obs, next_obs = (unstack_frames(part, self.obs_shape, 1) for part in (obs, next_obs))
         if env is not None:
-            obs, next_obs = (torch_of(env.normalize_obs(numpy_of(x)), self.device) for x in (obs, next_obs))
+            obs, next_obs = (to_tensors(env.normalize_obs(to_numpy(x)), self.device) for x in (obs, next_obs))
             if not self._sums_rewards:
-                reward = torch_of(env.normalize_reward(numpy_of(reward)).astype(np.float32), self.device)
+                reward = to_tensors(env.normalize_reward(to_numpy(reward)).astype(np.float32), self.device)
         kind: Any = ReplayBufferSamples
         if not isinstance(obs, torch.Tensor):
             kind, obs, next_obs = DictReplayBufferSamples, dict(obs.items()), dict(next_obs.items())
         return kind(obs, batch["action"], next_obs, batch["terminated"].float().unsqueeze(1), reward.unsqueeze(1))
 
 
-class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
+class DictReplayBuffer(ReplayBuffer, sb3.DictReplayBuffer):
     """A `ReplayBuffer` for Dict observations only."""
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
@@ -294,8 +283,8 @@ class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
             raise AssertionError(explain("optimize_memory_usage", "False with Dict observations", True, remedy))
 
 
-class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
-    """Transitions of up to `n_steps` steps, cut at an end or at the newest step, with their `discounts`."""
+class NStepReplayBuffer(ReplayBuffer, sb3.NStepReplayBuffer):
+    """Transitions of up to `n_steps` steps with `discounts`; they stop at an episode's end or at the newest step."""
 
     _sums_rewards = True
 
@@ -316,7 +305,7 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
 
 
 def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
-    """Flags of the environments that reached a time limit; None if none did."""
+    """Return flags of the environments that reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):
             return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL).reshape(n_envs)

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RolloutBuffer` and `DictRolloutBuffer`: Stable-Baselines3's on-policy buffers.
 
-Its `episode_start` says that an episode ended *before* a step; the end of the last step is an argument of
-`compute_returns_and_advantage`. Its algorithms add γ V(final observation) to the reward of a truncated step, so every
-end is a termination here.
+Stable-Baselines3's `episode_start` says that an episode ended *before* a step; the end of the last step is an argument
+of `compute_returns_and_advantage`. Its algorithms add γ V(final observation) to the reward of a truncated step, so
+every end counts as a termination here.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
-import stable_baselines3.common.buffers as theirs
+import stable_baselines3.common.buffers as sb3
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
-from relive.compat.pickling import restores
+from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
-    ExchangedArrays,
-    fields_of,
-    numpy_of,
+    ReplaceableArrays,
+    declare_fields,
     overrides,
-    overwrite,
     reshape_step,
     step_shapes,
+    to_numpy,
+    write_or_replace,
 )
 from relive.compat.step_rows import advantages_and_returns
 from relive.compat.views import memory_views
@@ -42,20 +42,20 @@ _CORE_FIELDS = {
     "log_probs": "log_prob",
 }
 """Stable-Baselines3's arrays that are the core's memory."""
-_ATTACHED = {"advantages": "advantage", "returns": "return"}
+_ATTACHED_FIELDS = {"advantages": "advantage", "returns": "return"}
 """Stable-Baselines3's arrays that are attached to the core for batches."""
 
 
-class RolloutBuffer(theirs.RolloutBuffer):
+class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict included.
 
     The arrays (`observations`, `rewards`, …) are the memory `[buffer_size, n_envs, …]`, also after `get`. `pos` and
-    `full` can be set after writing rows there. A subclass with its own `_get_samples` or `get` finds the arrays
-    flattened, as in Stable-Baselines3.
+    `full` can be set after writing rows into the arrays. A subclass with its own `_get_samples` or `get` finds flat
+    arrays, as in Stable-Baselines3.
     """
 
     observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
-    advantages, returns, episode_starts = memory_views(*_ATTACHED, "episode_starts")
+    advantages, returns, episode_starts = memory_views(*_ATTACHED_FIELDS, "episode_starts")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         gamma: float = 0.99,
         n_envs: int = 1,
     ) -> None:
-        theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
         self._is_custom = overrides(self, "_get_samples", "to_torch")
@@ -82,17 +82,17 @@ class RolloutBuffer(theirs.RolloutBuffer):
     def _allocate(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._no_ends = np.zeros(self.n_envs, np.bool_)
-        """Placeholder of a step's ends, which are known with the next step."""
+        """Placeholder for the ends of a step, which only the next step reveals."""
         self._action_dtype: Any = self.action_space.dtype
         self._core = Core(
             self.buffer_size,
             self.n_envs,
-            obs=fields_of(self.observation_space),
+            obs=declare_fields(self.observation_space),
             action=Field(self.action_dim, self._action_dtype),
             seed=experiment_seed(),
         )
         memory = self._core.columns
-        self._arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _CORE_FIELDS.items()}
+        self._arrays: dict[str, Any] = {name: to_numpy(memory[core_name]) for name, core_name in _CORE_FIELDS.items()}
         for name in ("advantages", "returns", "episode_starts"):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
@@ -100,19 +100,18 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:
-        memory, new_value = self._arrays[name], value
+        memory = self._arrays[name]
         if isinstance(memory, dict):
-            value = ExchangedArrays(memory)
-            value.clear()
-            value.update(new_value)
-        elif np.shape(value) == memory.shape:
-            overwrite(memory, new_value)
-            value = memory
-        vars(self)[name] = value  # an array of another shape replaces the attribute
+            arrays: Any = ReplaceableArrays(name, memory)
+            arrays.clear()
+            arrays.update(value)
+        else:
+            arrays = write_or_replace(name, memory, value)
+        vars(self)[name] = arrays
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         outside_core = set(self._arrays) - set(_CORE_FIELDS)
         return self._core.nbytes + sum(self._arrays[name].nbytes for name in outside_core)
 
@@ -122,18 +121,15 @@ class RolloutBuffer(theirs.RolloutBuffer):
         for name, memory in self._arrays.items():
             if name not in ("observations", "actions"):
                 memory.fill(0)
-            vars(self)[name] = ExchangedArrays(memory) if isinstance(memory, dict) else memory
+            vars(self)[name] = ReplaceableArrays(name, memory) if isinstance(memory, dict) else memory
         self.pos, self.full = 0, False
         self.generator_ready = False
         """Whether `get` was called since the last `reset`."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_core"}
+    _derived_attributes = ("_core",)
 
-    @restores
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        arrays = state["_arrays"]
-        vars(self).update(state)
+    def _derive(self) -> None:
+        arrays = self._arrays
         self._allocate()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
@@ -174,7 +170,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         ended = torch.from_numpy(np.concatenate(starts_after) != 0)
         last = last_values.detach().reshape(self.n_envs).to(value)
         scores = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
-        for name, score in zip(_ATTACHED, scores, strict=True):
+        for name, score in zip(_ATTACHED_FIELDS, scores, strict=True):
             arrays[name][:steps] = score.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -186,17 +182,19 @@ class RolloutBuffer(theirs.RolloutBuffer):
         core = self._core
         if core.num_stored != self.buffer_size:
             core.take_back()
-        core.attach({ours: torch.from_numpy(self._arrays[name]) for name, ours in self._attached().items()})
+        core.attach(
+            {core_name: torch.from_numpy(self._arrays[name]) for name, core_name in self._attached_fields().items()}
+        )
         self.generator_ready = True
         size = self.buffer_size * self.n_envs if batch_size is None else batch_size
         device = None if self.device.type == "cpu" else self.device
-        fields = ("obs", "action", "value", "log_prob", *self._attached().values())
+        fields = ("obs", "action", "value", "log_prob", *self._attached_fields().values())
         for batch in core.minibatches(size, fields=fields, device=device):
             yield self._samples([batch[name] for name in fields])
 
-    def _attached(self) -> dict[str, str]:
-        """The core's name of each array that is attached for batches."""
-        return _ATTACHED
+    def _attached_fields(self) -> dict[str, str]:
+        """Return the core's name of each array that is attached for batches."""
+        return _ATTACHED_FIELDS
 
     def _require_full(self) -> None:
         if not self.full:
@@ -209,19 +207,19 @@ class RolloutBuffer(theirs.RolloutBuffer):
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
         if isinstance(obs, torch.Tensor):
-            return self._kinds[0](obs, action, *other_parts)
-        return self._kinds[1](dict(obs.items()), action, *other_parts)
+            return self._batch_types[0](obs, action, *other_parts)
+        return self._batch_types[1](dict(obs.items()), action, *other_parts)
 
-    _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
-    """The types of batches with one tensor of observations, and with a dict of them."""
+    _batch_types: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
+    """Types of batches: with one tensor of observations, and with a dict of tensors."""
     _casts_actions = True
     """Whether actions in batches are cast to float32."""
 
 
-class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
+class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
     """A `RolloutBuffer` for Dict observations only."""
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            where = "DictRolloutBuffer must be used with Dict obs space only"  # Stable-Baselines3's tests match it
+            where = "DictRolloutBuffer must be used with Dict obs space only"  # matched by Stable-Baselines3's tests
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))

@@ -10,84 +10,88 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import Arrays, Gathered, numpy_of, torch_of
+from relive.compat.stable_baselines3.arrays import GatheredArray, to_numpy, to_tensors
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
 from relive.replay.views import NStep, Sequence, Transition
 
-_MEMORY = {"observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward"}
-_WRITABLE = ("actions", "rewards")
+_CORE_NAMES = {"observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward"}
+_WRITABLE_ARRAYS = ("actions", "rewards")
 _CPU = torch.device("cpu")
 
 
 class _Rows:
-    """Up to `size` steps of `n_envs` environments at positions that are written in turn."""
+    """Base class of the rows: up to `size` steps of `n_envs` environments, at positions that are written in turn."""
 
-    def __init__(self, size: int, n_envs: int, next_obs: Any, **settings: Any) -> None:
+    _next_obs: Any
+    """The core's argument `next_obs`."""
+
+    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         self.size, self.n_envs = size, n_envs
-        self.core = Core(size * n_envs, num_envs=n_envs, next_obs=next_obs, **settings)
-        self._never = np.zeros(n_envs, np.bool_)
-        self.written = 0
-        """Number of steps per environment ever added."""
+        self.core = Core(size * n_envs, num_envs=n_envs, next_obs=self._next_obs, **settings)
+        self._no_flags = np.zeros(n_envs, np.bool_)
+        self.num_written = 0
+        """Number of steps that were ever added per environment."""
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         return self.core.nbytes
 
     @property
     def newest(self) -> int:
-        """The position of the newest step."""
-        return (self.written - 1) % self.size
+        """Position of the newest step."""
+        return (self.num_written - 1) % self.size
 
     def state(self) -> dict[str, Any]:
-        """Return the state that is saved in addition to the core's."""
-        return {"written": self.written}
+        """Return the state to save, without the core's."""
+        return {"written": self.num_written}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
-        self.written = state["written"]
+        self.num_written = state["written"]
 
 
 class StoredRows(_Rows):
     """Steps that store their next observations; the arrays are the memory itself."""
 
+    _next_obs = "stored"
+
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
-        super().__init__(size, n_envs, "stored", **settings)
-        arrays = {name: numpy_of(self.core.columns[ours]) for name, ours in _MEMORY.items()}
+        super().__init__(size, n_envs, **settings)
         self.arrays: dict[str, Any] = {
-            name: Arrays(each) if isinstance(each, dict) else each for name, each in arrays.items()
+            name: to_numpy(self.core.columns[core_name]) for name, core_name in _CORE_NAMES.items()
         }
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
-        self._in_time = np.zeros(n_envs, np.float32)
+        self._no_timeouts = np.zeros(n_envs, np.float32)
 
     @property
     def nbytes(self) -> int:
-        """The size of the memory in bytes."""
+        """Size of the memory in bytes."""
         return self.core.nbytes + self._dones.nbytes + self._timeouts.nbytes
 
     def array(self, name: str) -> Any:
-        """The array of a field, or the dict of arrays."""
+        """Return the array of a field, or a dict of arrays."""
         return self.arrays[name]
 
     def add(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, extra: dict[str, Any]
     ) -> None:
         """Store one step of every environment at the next position."""
-        no_flags, pos = self._never, self.written % self.size
-        self.core.add(obs, action, reward, no_flags, no_flags, next_obs, **beside)
+        pos = self.num_written % self.size
+        self.core.add(obs, action, reward, self._no_flags, self._no_flags, next_obs, **extra)
         self._dones[pos] = done
-        self._timeouts[pos] = self._in_time if timeout is None else timeout
-        self.written += 1
+        self._timeouts[pos] = self._no_timeouts if timeout is None else timeout
+        self.num_written += 1
 
-    def size_at(self, pos: int, is_full: bool) -> int:
-        """Number of positions before `pos` with a step of every environment."""
+    def count_steps(self, pos: int, is_full: bool) -> int:
+        """Count the positions before `pos` with a step of every environment."""
         return self.size if is_full else pos
 
     def state(self) -> dict[str, Any]:
-        """Return the state that is saved in addition to the core's."""
+        """Return the state to save, without the core's."""
         return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), **super().state()}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -101,7 +105,7 @@ class StoredRows(_Rows):
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Read the rows at these positions of these environments."""
-        newest = self.written - 1
+        newest = self.num_written - 1
         rows = newest - (newest - positions) % self.size
         if (rows < 0).any():
             remedy = "Pass positions of stored transitions."
@@ -117,12 +121,12 @@ class StoredRows(_Rows):
         row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
         time = row % self.size
         if not isinstance(view, Transition):
-            time = self._n_steps(batch, time, envs, view, normalizer)
+            time = self._complete_n_steps(batch, time, envs, view, normalizer)
         ended = self._dones[time, envs] * (1 - self._timeouts[time, envs])
         batch.set("terminated", torch.from_numpy(ended))
         return batch
 
-    def _n_steps(
+    def _complete_n_steps(
         self, batch: TensorDict, time: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None
     ) -> np.ndarray:
         """Add n-step rewards, next observations and discounts to a batch; return the positions of the last steps."""
@@ -142,36 +146,33 @@ class StoredRows(_Rows):
         batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
         final = steps[np.arange(len(time)), last]
         after = map_tree(lambda array: array[final, envs], self.arrays["next_observations"])
-        batch.set("next_obs", torch_of(after, _CPU))
+        batch.set("next_obs", to_tensors(after, _CPU))
         return final
 
 
 class SharedRows(_Rows):
-    """Steps that share observations: each is stored once, and the last one of an episode takes a row of its own.
+    """Steps that share observations: each is stored once, and the last observation of an episode takes an extra row.
 
     The arrays are copies in the order of positions, zero where a step is no longer stored. Rewards and actions can be
-    written; a mark in `dones` at the newest step ends its episode; everything else is refused.
+    written; a 1 in `dones` at the newest step ends its episode; other writes are refused.
     """
 
-    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
-        super().__init__(size, n_envs, "shared", **settings)
+    _next_obs = "shared"
 
     def add(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, extra: dict[str, Any]
     ) -> None:
         """Store one step of every environment."""
-        terminated, truncated = done, self._never
+        terminated, truncated = done, self._no_flags
         if timeout is not None:
             truncated, terminated = timeout, done & ~timeout
-        self.core.add(obs, action, reward, terminated, truncated, next_obs, **beside)
-        self.written += 1
+        self.core.add(obs, action, reward, terminated, truncated, next_obs, **extra)
+        self.num_written += 1
 
-    def size_at(self, pos: int, is_full: bool) -> int:
-        """Number of positions before `pos` with a step of every environment."""
-        num_stored, newer = int(self.core.storage.ring.count.min()), (self.written - pos) % self.size
+    def count_steps(self, pos: int, is_full: bool) -> int:
+        """Count the positions before `pos` with a step of every environment."""
+        num_stored, newer = int(self.core.storage.ring.count.min()), (self.num_written - pos) % self.size
         return max(num_stored - newer, 0)
-
-    # Reading
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
@@ -180,7 +181,7 @@ class SharedRows(_Rows):
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Read the rows at these positions of these environments."""
-        index, is_stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
+        index, is_stored = self._find_ids(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
         if not is_stored.all():
             lost_position = int(positions[int((~is_stored).nonzero()[0])])
             remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
@@ -199,22 +200,20 @@ class SharedRows(_Rows):
         batch.set("reward", (rewards * discount * is_same_episode).sum(1).float())
         return batch
 
-    def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of the stored steps at these positions, and a mask of the stored ones."""
+    def _find_ids(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the core's ids of the stored steps at these positions, and a mask of the positions with such steps."""
         index = self.core.ids()
         index = index[(index % self.n_envs).argsort(stable=True)]  # sorted by environment, then time
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
-        age = (self.written - 1 - positions) % self.size
+        age = (self.num_written - 1 - positions) % self.size
         is_stored = age < count[envs]
         place = count.cumsum(0)[envs] - 1 - age
         return index[place[is_stored]] if len(index) else index, is_stored
 
     def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of all stored steps by position, and a mask of stored positions [size · n_envs]."""
+        """Return the core's ids of all stored steps by position, and a mask of their positions [size · n_envs]."""
         flat_positions = torch.arange(self.size * self.n_envs, device="cpu")
-        return self._index_at(flat_positions // self.n_envs, flat_positions % self.n_envs)
-
-    # The arrays
+        return self._find_ids(flat_positions // self.n_envs, flat_positions % self.n_envs)
 
     def array(self, name: str) -> Any:
         """Copy a field at all positions; a dict of copies for Dict observations."""
@@ -223,34 +222,33 @@ class SharedRows(_Rows):
         if name == "dones":
             field: Any = rows["terminated"] | rows["truncated"]
         else:
-            field = rows["truncated" if name == "timeouts" else _MEMORY[name]]
-        arrays = map_tree(lambda leaf: self._show(name, leaf, is_stored), field)
-        return Arrays(arrays) if isinstance(arrays, dict) else arrays
+            field = rows["truncated" if name == "timeouts" else _CORE_NAMES[name]]
+        return map_tree(lambda leaf: self._gather(name, leaf, is_stored), field)
 
-    def put_newest(self, observations: Gathered) -> None:
+    def show_newest_observations(self, observations: GatheredArray) -> None:
         """Copy the newest next observations to the next position, where `optimize_memory_usage` reads them."""
-        if self.written:
+        if self.num_written:
             envs = torch.arange(self.n_envs, device="cpu")
-            index, _ = self._index_at(torch.full_like(envs, self.written - 1), envs)
-            observations.copied[self.written % self.size] = self.core.read(index)["next_obs"].numpy()
+            index, _ = self._find_ids(torch.full_like(envs, self.num_written - 1), envs)
+            observations.plain_array[self.num_written % self.size] = self.core.read(index)["next_obs"].numpy()
 
-    def _show(self, name: str, leaf: torch.Tensor, is_stored: torch.Tensor) -> Gathered:
+    def _gather(self, name: str, leaf: torch.Tensor, is_stored: torch.Tensor) -> GatheredArray:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
         all_rows = leaf.new_zeros((len(is_stored), *leaf.shape[1:]))
         all_rows[is_stored] = leaf
         array = all_rows.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
-        return Gathered.of(array, lambda key, value: self._write(name, array, key, value))
+        return GatheredArray.of(array, lambda key, value: self._write(name, array, key, value))
 
     def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
-        """Store the values that are written to an array, or raise."""
+        """Store values that a user writes to an array, or raise."""
         new_array = array.copy()
         new_array[key] = value
         is_changed = (new_array != array).reshape(self.size, self.n_envs, -1).any(2)
         if not is_changed.any():
             return
         if name in ("dones", "timeouts"):
-            self._mark(name, key, is_changed, new_array)
-        elif name in _WRITABLE:
+            self._end_episodes(name, key, is_changed, new_array)
+        elif name in _WRITABLE_ARRAYS:
             self._overwrite(name, new_array, is_changed)
         else:
             remedy = 'Add steps with other observations, or pass replay_buffer_kwargs={"next_obs": "stored"}.'
@@ -265,14 +263,14 @@ class SharedRows(_Rows):
             position = int(is_lost.nonzero()[0]) // self.n_envs
             raise IndexError(explain(name, "stored positions", position, "Write to steps that are still stored."))
         rows = torch.from_numpy(new_array.reshape(len(is_stored), *new_array.shape[2:]))[is_stored]
-        self._write_field(_MEMORY[name], index, rows)
+        self._write_field(_CORE_NAMES[name], index, rows)
 
     def _write_field(self, field: str, index: torch.Tensor, values: Any) -> None:
         """Write a field of the rows with these ids."""
         memory: Any = self.core.columns[field]
         memory[index // self.n_envs % len(memory), index % self.n_envs] = values
 
-    def _mark(self, name: str, key: Any, is_changed: np.ndarray, new_array: np.ndarray) -> None:
+    def _end_episodes(self, name: str, key: Any, is_changed: np.ndarray, new_array: np.ndarray) -> None:
         envs = is_changed[self.newest].nonzero()[0]
         if is_changed.sum() > len(envs) or not new_array[self.newest, envs].all():
             remedy = "Mark only the newest step: older steps have been sampled already."
@@ -282,6 +280,6 @@ class SharedRows(_Rows):
     def cut(self, envs: np.ndarray) -> None:
         """Truncate the episodes of these environments at their newest steps."""
         newest = np.full(len(envs), self.newest)
-        index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
+        index, _ = self._find_ids(torch.from_numpy(newest), torch.from_numpy(envs))
         self._write_field("truncated", index, True)
         self.core.cut(envs)

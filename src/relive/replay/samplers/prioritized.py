@@ -276,7 +276,7 @@ class Prioritized(Sampler):
         for name, count in (("draws", draws), ("calls", self._num_calls)):
             require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
-    # For shards of a distributed buffer
+    # For shards of a distributed buffer, and for adapters
 
     def total(self) -> tuple[float, int]:
         """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
@@ -290,9 +290,9 @@ class Prioritized(Sampler):
         """Return the smallest mass above zero; infinity without one."""
         return float(self.tree.smallest())
 
-    def masses(self, slots: torch.Tensor) -> torch.Tensor:
-        """Masses at slots, float64 [K]."""
-        return self.tree.get(slots)
+    def masses(self, slots: torch.Tensor | None = None) -> torch.Tensor:
+        """Masses at slots, float64 [K]; by default a copy of those at all slots, 0 where no row is stored."""
+        return self.tree.leaves_view()[: self._slots].clone() if slots is None else self.tree.get(slots)
 
     def largest(self, elsewhere: float = 0.0) -> float:
         """Raise the priority of new rows to `elsewhere`, the largest priority of other shards, and return it."""

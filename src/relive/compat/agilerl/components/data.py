@@ -12,11 +12,11 @@ from tensordict import TensorClass, TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
-from relive.compat.agilerl.rows import original, original_or
+from relive.compat.agilerl.rows import original_class, original_or_ours
 
-_Dataset: Any = original("components.data", "ReplayDataset")
-_Dataset = IterableDataset if _Dataset is object else _Dataset
-_Buffer: Any = original_or("components.replay_buffer", ReplayBuffer)
+_OriginalReplayDataset: Any = original_class("components.data", "ReplayDataset")
+_OriginalReplayDataset = IterableDataset if _OriginalReplayDataset is object else _OriginalReplayDataset
+_ReplayBufferClass: Any = original_or_ours("components.replay_buffer", ReplayBuffer)
 
 
 def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -72,20 +72,19 @@ class MultiAgentTransition(TensorClass):
     def __post_init__(self) -> None:
         """Convert the fields; an agent's observation may be a dict or a tuple."""
         for name in ("obs", "action", "reward", "next_obs", "done"):
-            setattr(self, name, _by_agent(getattr(self, name)))
+            setattr(self, name, _convert_by_agent(getattr(self, name)))
 
 
-def _by_agent(data: Any) -> TensorDict:
-    container_types = dict | tuple
+def _convert_by_agent(data: Any) -> TensorDict:
     return TensorDict(
         {
-            agent: to_tensordict(part) if isinstance(part, container_types) else to_torch_tensor(part)
+            agent: to_tensordict(part) if isinstance(part, dict | tuple) else to_torch_tensor(part)
             for agent, part in data.items()
         }
     )
 
 
-class ReplayDataset(_Dataset):
+class ReplayDataset(_OriginalReplayDataset):
     """A buffer as an endless dataset of batches, for torch's DataLoader.
 
     A worker process of the loader draws from its own copy of the memory, made when it started.
@@ -93,7 +92,7 @@ class ReplayDataset(_Dataset):
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
         # AgileRL's tests match both messages up to the colon.
-        if not isinstance(buffer, _Buffer):
+        if not isinstance(buffer, _ReplayBufferClass):
             kind = type(buffer).__name__
             warnings.warn(f"Buffer is not an agilerl ReplayBuffer: {kind}.sample() draws the batches.", stacklevel=2)
         if batch_size <= 0:

@@ -11,27 +11,26 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.rows import Memory, columns, original, to_batch
-from relive.compat.pickling import restores
+from relive.compat.agilerl.rows import original_class, to_batch, to_columns
+from relive.compat.pickling import pack_core, restores, unpack_core
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import map_tree
+from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import permit_forked_copy
 from relive.replay.samplers import Sampler
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import Field
 
-_DISTINCT_BELOW = 16_384
-"""Number of stored rows from which batches are drawn with replacement; with fewer rows all rows of a batch differ."""
+_MIN_ROWS_WITH_REPLACEMENT = 16_384
+"""Number of stored rows above which batches are drawn with replacement; below, all rows of a batch differ."""
 
-_Plain: Any = original("components.replay_buffer", "ReplayBuffer")
-_MultiStep: Any = original("components.replay_buffer", "MultiStepReplayBuffer")
-_ByPriority: Any = original("components.replay_buffer", "PrioritizedReplayBuffer")
+_OriginalReplayBuffer: Any = original_class("components.replay_buffer", "ReplayBuffer")
+_OriginalMultiStepReplayBuffer: Any = original_class("components.replay_buffer", "MultiStepReplayBuffer")
+_OriginalPrioritizedReplayBuffer: Any = original_class("components.replay_buffer", "PrioritizedReplayBuffer")
 
 
-class ReplayBuffer(_Plain):
+class ReplayBuffer(_OriginalReplayBuffer):
     """AgileRL's `ReplayBuffer`: the newest `max_size` rows of TensorDicts, shaped by the first `add`.
 
     Rows are stored in their own dtypes; `dtype` is an attribute without effect. `core` is the relive buffer underneath,
@@ -51,9 +50,7 @@ class ReplayBuffer(_Plain):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = (
-            0 if max_size == 0 else check_positive_int("max_size", max_size)
-        )  # 0: a subclass stores the rows
+        self.max_size = max_size and check_positive_int("max_size", max_size)  # 0: a subclass stores the rows
         self.device = device
         self.dtype = dtype
         self.counter = 0
@@ -72,11 +69,10 @@ class ReplayBuffer(_Plain):
     def _sampler(self) -> Sampler:
         return rl.Uniform()
 
-    def _new_core(self, fields: dict[str, Any]) -> rl.ReplayBuffer:
+    def _new_core(self, fields: dict[str, Any], seed: int) -> rl.ReplayBuffer:
         """Make a core for rows with these fields; the core's other fields are unused."""
         return rl.ReplayBuffer(
-            self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored",
-            seed=self._next_seed(),
+            self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored", seed=seed,
         )  # fmt: skip
 
     def _next_seed(self) -> int:
@@ -92,7 +88,7 @@ class ReplayBuffer(_Plain):
         """The writable memory of the rows `[max_size]`; None before the first `add`."""
         if self._rows is None and self.core is not None:
             rows: Any = self.core.columns["action"].squeeze(1)
-            self._rows = Memory(dict(rows.items()), batch_size=rows.batch_size, device=self.core.device).lock_()
+            self._rows = WriteThroughTensorDict(dict(rows.items()), rows.batch_size, device=self.core.device).lock_()
         return self._rows
 
     @property
@@ -112,7 +108,7 @@ class ReplayBuffer(_Plain):
             raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
         rows, counter = self.storage.clone(), self.counter
         ReplayBuffer.clear(self)
-        self.core = self._new_core(self._fields)
+        self.core = self._new_core(self._fields, self._next_seed())
         self._storage = rows
         if size:
             ReplayBuffer.add(self, rows[:size])
@@ -150,13 +146,13 @@ class ReplayBuffer(_Plain):
         if data.ndim != 1:
             remedy = "Give the transitions one batch axis, as in batch_size=[num_envs]."
             raise SchemaError(explain("add", "a TensorDict of batch size [B]", list(data.batch_size), remedy))
-        self._store(columns(data, torch.device(self.device)), len(data))
+        self._store(to_columns(data, torch.device(self.device)), len(data))
 
     def _store(self, rows: dict[str, Any], count: int) -> None:
         core, fields = self.core, self._fields
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
-            core = self._new_core(fields)
+            core = self._new_core(fields, self._next_seed())
         placeholder_rows = torch.zeros(2, count, device=core.device)
         no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
         unused = {
@@ -174,7 +170,7 @@ class ReplayBuffer(_Plain):
         """Draw `batch_size` rows, or all if fewer are stored; `return_idx` adds ids "idxs" `[B]`. Ignores `beta`."""
         core = self._require_rows()
         size, count = len(core), max(min(operator.index(batch_size), len(core)), 0)
-        if size < _DISTINCT_BELOW:
+        if size < _MIN_ROWS_WITH_REPLACEMENT:
             slots = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
             slots = torch.randint(
@@ -206,24 +202,20 @@ class ReplayBuffer(_Plain):
             self.core._random.restore(self.core.storage.random(self._next_seed()).snapshot())
 
     def __getstate__(self) -> dict[str, Any]:
-        core = None if self.core is None else pack_state(self.core)
-        return {**vars(self), "core": core, "_rows": None}
+        return {**vars(self), "core": pack_core(self.core), "_rows": None}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if state["core"] is not None:
-            draws = self._random.bit_generator.state
-            self.core = self._new_core(self._fields)
-            load_packed_state(self.core, state["core"])
-            self._random.bit_generator.state = draws
+        self.core = unpack_core(state["core"], lambda: self._new_core(self._fields, seed=0))
 
 
-class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
-    """AgileRL's `MultiStepReplayBuffer`: rows of n steps, reward Σ γ^i r up to the first end, next_obs and done there.
+class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
+    """AgileRL's `MultiStepReplayBuffer`: rows of n steps, with the reward Σ γ^i r_i up to the first end.
 
-    `add` takes one step of every environment. When the window of n steps is full, it stores their sum as a row and
-    returns the oldest step; before that it returns None.
+    "next_obs" and "done" of a row are those of the last summed step. `add` takes one step of every environment. When
+    the window of n steps is full, it stores their sum as a row and returns the oldest step; before that it returns
+    None.
 
     Differences from AgileRL: an episode that ends with the first step of the window ends the sum, an end in one
     environment does not end the others, next observations may be nested, integer rewards become floats, and `clear`
@@ -253,16 +245,16 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         done_key = self.done_key or self._find_keys(data)
         target_device = torch.device(self.device)
         data = data.clone() if data.device in (None, target_device) else data.to(target_device).clone()
-        self._check_alike(data)
+        self._check_same_fields(data)
         window = [*self.n_step_buffer, data][-self.n_step :]
         is_full = len(window) == self.n_step
         if is_full:
-            self._store(self._n_steps(window, done_key), len(data))
+            self._store(self._sum_steps(window, done_key), len(data))
         self.n_step_buffer.append(data)
         self.done_key = done_key
         return window[0] if is_full else None
 
-    def _check_alike(self, data: TensorDict) -> None:
+    def _check_same_fields(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the number of environments of the previous step."""
         previous = self.n_step_buffer[-1] if self.n_step_buffer else data
         expected, got = (
@@ -286,11 +278,11 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def _get_n_step_info(self) -> TensorDict:
         """Sum the steps in the window to one row per environment."""
         steps = list(self.n_step_buffer)
-        rows: Any = self._n_steps(steps, self.done_key or self._find_keys(steps[0]))
+        rows: Any = self._sum_steps(steps, self.done_key or self._find_keys(steps[0]))
         return TensorDict(rows, batch_size=steps[0].batch_size)
 
-    def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
-        """The oldest step, with the summed reward, and the done and next observation of the last summed step."""
+    def _sum_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
+        """Return the oldest step with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
         total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         last_fields = {key: steps[-1][key] for key in (done_key, self.ns_key)}
@@ -300,10 +292,10 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
                 total = total.masked_fill(_broadcast_flags(ended, total), 0)
                 last_fields = {key: _select_rows(ended, step[key], later) for key, later in last_fields.items()}
             total = reward + self.gamma * total
-        return columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
+        return to_columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
-        """Read the rows with these ids, which another buffer shares if every result of `add` was added to it."""
+        """Read the rows with these ids. Another buffer has the same ids if every result of `add` was added to it."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
         rows = to_batch(self._require_rows().read(flat - self._before if self._before else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
@@ -315,7 +307,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
         self.done_key = None
 
 
-class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
+class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
     """AgileRL's `PrioritizedReplayBuffer`: row i is drawn with probability p_i^alpha / Σ p^alpha.
 
     `alpha` can be set until the first row is added. Writing to `sum_tree` or `min_tree` writes priorities.
@@ -378,57 +370,60 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         if not 0 <= idx < self.size:
             raise AssertionError(f"idx: expected a stored slot below {self.size}, got {idx}.")
         self._require_rows().update_priority(
-            self._rows_in([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
+            self._ids_at([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
         )
 
-    def _rows_in(self, slots: Any) -> torch.Tensor:
-        """The core's ids of the rows in these slots of `storage`."""
+    def _ids_at(self, slots: Any) -> torch.Tensor:
+        """Return the core's ids of the rows in these slots of `storage`."""
         newest = self._written - 1
         slots = torch.as_tensor(slots, device=self.device)
         return newest - (newest - slots) % self.max_size
 
+    def _priorities(self) -> Any:
+        """Return the core's sampler, which holds the priorities."""
+        return self._require_rows().sampler
+
     @property
     def max_priority(self) -> float:
         """The largest priority so far, which new rows get."""
-        return 1.0 if self.core is None else float(self.core.state_dict()["arrays"]["sampler.largest"])
+        return 1.0 if self.core is None else self._priorities().largest()
 
     @property
     def sum_tree(self) -> SumSegmentTree:
         """A copy of priority^alpha per slot of `storage`; 0 in empty slots. Writing to it sets priorities."""
-        return SumSegmentTree.of(self._leaves(), self._write_leaves)
+        return SumSegmentTree.of(self._masses(), self._write_masses)
 
     @property
     def min_tree(self) -> MinSegmentTree:
         """A copy of priority^alpha per slot of `storage`; infinite in empty slots. Writing to it sets priorities."""
-        leaves = self._leaves()
-        return MinSegmentTree.of(np.where(leaves == 0, np.inf, leaves), self._write_leaves)
+        masses = self._masses()
+        return MinSegmentTree.of(np.where(masses == 0, np.inf, masses), self._write_masses)
 
     @property
     def tree_ptr(self) -> int:
         """The slot of the next row."""
         return self._cursor
 
-    def _leaves(self) -> np.ndarray:
-        if self.core is None:
-            return np.zeros(self.max_size)
-        return self.core.state_dict()["arrays"]["sampler.mass"].numpy(force=True)
+    def _masses(self) -> np.ndarray:
+        """Return priority^alpha per slot of `storage`; 0 in empty slots."""
+        return np.zeros(self.max_size) if self.core is None else self._priorities().masses().numpy(force=True)
 
-    def _write_leaves(self, slots: np.ndarray, leaves: np.ndarray) -> None:
+    def _write_masses(self, slots: np.ndarray, masses: np.ndarray) -> None:
         if self._alpha == 0:
             remedy = "Call update_priorities."
             raise SchemaError(explain("tree", "alpha above 0, to tell priorities from leaves", 0, remedy))
-        priority = torch.as_tensor(np.asarray(leaves, np.float64) ** (1 / self._alpha), device="cpu")
-        self._require_rows().update_priority(self._rows_in(slots), priority)
+        priority = torch.as_tensor(np.asarray(masses, np.float64) ** (1 / self._alpha), device="cpu")
+        self._require_rows().update_priority(self._ids_at(slots), priority)
 
 
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
 
 
-def _broadcast_flags(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def _broadcast_flags(flags: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """Reshape flags [B] to broadcast against a leaf [B, …]."""
-    return rows.view(-1, *(1,) * (leaf.ndim - 1))
+    return flags.view(-1, *(1,) * (leaf.ndim - 1))
 
 
-def _select_rows(rows: torch.Tensor, one: Any, other: Any) -> Any:
-    """Select per leaf: `one` in flagged rows, `other` in the rest."""
-    return map_tree(lambda this, that: torch.where(_broadcast_flags(rows, this), this, that), one, other)
+def _select_rows(is_flagged: torch.Tensor, flagged: Any, other: Any) -> Any:
+    """Make a tree of the flagged rows of one tree and the other rows of another."""
+    return map_tree(lambda x, y: torch.where(_broadcast_flags(is_flagged, x), x, y), flagged, other)

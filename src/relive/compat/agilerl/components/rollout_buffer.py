@@ -13,31 +13,32 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.agilerl.rows import Memory, original
+from relive.compat.agilerl.rows import original_class
 from relive.compat.agilerl.typing import BPTTSequenceType
+from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import advantages_and_returns
-from relive.compat.views import map_tree
+from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_nonempty, check_positive_int
 from relive.schema.conversion import as_tensor, convert
 from relive.schema.fields import Field, Tree
 
-_NAMES = {
+_CORE_NAMES = {
     "observations": "obs", "next_observations": "next_observations", "actions": "action", "rewards": "reward",
     "dones": "terminated", "values": "value", "log_probs": "log_prob", "advantages": "advantages",
     "returns": "returns", "episode_starts": "episode_starts",
 }  # fmt: skip
-"""The core's name of each field of AgileRL's."""
+"""The core's name of each of AgileRL's fields."""
 
-_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
+_SEQUENCE_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 """The core's name of each sequence type."""
 _SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
-_Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
+_OriginalRolloutBuffer: Any = original_class("components.rollout_buffer", "RolloutBuffer")
 
 
-class RolloutBuffer(_Rollout):
+class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
@@ -47,12 +48,12 @@ class RolloutBuffer(_Rollout):
     Differences from AgileRL:
     - `done` ends the episode after the step that it is added with: GAE does not bootstrap across that end, and does not
       cut the step before it.
-    - `last_done` says whether the newest step ended its episode for good. Where it is False and `done` of that step
-      True, a time limit has ended it, and the value of the last observation counts. That is biased where environments
-      reset in the same step, since the last observation is then another episode's. Other steps with `done` count as
-      ends: the arguments cannot say which were time limits.
-    - After a wrap, returns, sequences and `get()` go by time: the oldest step comes first.
-    - Fields that are left out of `add` are zero (an action mask: all legal), not the values of an earlier rollout.
+    - `last_done` is True where the newest step terminated its episode. Where it is False and `done` of that step is
+      True, a time limit ended the episode, and `last_value` is used. This is biased if environments reset in the same
+      step, since the last observation then belongs to the next episode. Other steps with `done` count as
+      terminations: the arguments cannot say which were time limits.
+    - After a wrap, returns, sequences and `get()` follow time: the oldest step comes first.
+    - Fields that `add` does not get are zero (action masks: all actions legal), not the values of an earlier rollout.
     - Batches are copies, drawn with a generator of the buffer.
     """
 
@@ -89,10 +90,10 @@ class RolloutBuffer(_Rollout):
         self.core = self._new_rollout()
         blank = self.core.columns[0].clone()
         blank["action_masks"].fill_(True)
-        self._omitted = {name: blank[name] for name in self._extra()}
+        self._default_values = {name: blank[name] for name in self._extra()}
         """Default values of the optional arguments of `add`."""
-        self._never = blank["truncated"]
-        self._expose()
+        self._no_flags = blank["truncated"]
+        self._show_memory()
 
     def _extra(self) -> dict[str, Any]:
         extra: dict[str, Any] = {
@@ -115,28 +116,28 @@ class RolloutBuffer(_Rollout):
         obs, action = _observation_tree(self.observation_space), _num_actions(self.action_space)
         return rl.RolloutBuffer(self.capacity, self.num_envs, obs, action, extra=self._extra(), device=self.device)
 
-    def _expose(self) -> None:
+    def _show_memory(self) -> None:
         """Set `buffer` to the core's memory under AgileRL's names."""
         rows = self.core.columns
-        columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
-        self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
-        self._steps_flat: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
+        columns = {name: rows[core_name] for name, core_name in self._names().items()}
+        self.buffer = WriteThroughTensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
+        self._flat_memory: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
         """The memory as `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
         optional_names = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
-        return _NAMES | {name: name for name in optional_names}
+        return _CORE_NAMES | {name: name for name in optional_names}
 
     def size(self) -> int:
         """Number of stored transitions: steps times environments."""
-        return self._steps * self.num_envs
+        return self._num_steps * self.num_envs
 
     @property
-    def _steps(self) -> int:
+    def _num_steps(self) -> int:
         return self.capacity if self.full else self.pos
 
     @property
-    def _oldest(self) -> int:
+    def _oldest_row(self) -> int:
         """The row of the oldest step."""
         return self.pos if self.full and self.pos < self.capacity else 0
 
@@ -178,40 +179,72 @@ class RolloutBuffer(_Rollout):
             row = 0
         extra: dict[str, Any] = {}
         if next_obs is not None:
-            extra["next_observations"] = self._observation("next_obs", next_obs)
+            extra["next_observations"] = self._reshape_observation("next_obs", self.observation_space, next_obs)
         if self.recurrent and hidden_state is not None:
             extra["hidden_states"] = {key: self._convert_hidden(key, state) for key, state in hidden_state.items()}
         if episode_start is not None:
-            extra["episode_starts"] = self._by_env("episode_start", episode_start) != 0
+            extra["episode_starts"] = self._reshape("episode_start", episode_start) != 0
         if action_mask is not None:
-            legal = (spaces.flatdim(self.action_space),)
-            extra["action_masks"] = self._by_env("action_mask", action_mask, legal) != 0
+            mask_shape = (spaces.flatdim(self.action_space),)
+            extra["action_masks"] = self._reshape("action_mask", action_mask, mask_shape) != 0
         if self.core.num_stored != row:
             self.core.take_back(row)
         self.core.add(
-            self._observation("obs", obs),
-            self._by_env("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
-            self._by_env("reward", reward),
-            self._by_env("done", done) != 0,
-            self._never,
-            value=self._by_env("value", value),
-            log_prob=self._by_env("log_prob", log_prob),
-            **(self._omitted | extra),
+            self._reshape_observation("obs", self.observation_space, obs),
+            self._reshape("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
+            self._reshape("reward", reward),
+            self._reshape("done", done) != 0,
+            self._no_flags,
+            value=self._reshape("value", value),
+            log_prob=self._reshape("log_prob", log_prob),
+            **(self._default_values | extra),
         )
         self.pos = row + 1
         self.full = self.full or self.pos == self.capacity
         if action_mask is not None and not self._is_masked:
             self._is_masked = True
-            self._expose()
+            self._show_memory()
 
-    def _by_env(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
-        return _by_env(where, value, self.num_envs, self.core.device, *(shapes or ((),)))
+    def _reshape(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
+        """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
 
-    def _observation(self, where: str, value: Any) -> Any:
-        return _observation(where, self.observation_space, value, self.num_envs, self.core.device)
+        A single number for a single environment fills the shape, with a warning. Any other value is returned
+        unchanged; the core then raises.
+        """
+        num_envs, shape = self.num_envs, shapes[0] if shapes else ()
+        if isinstance(value, np.ndarray) and value.shape == (num_envs, *shape):
+            return value
+        tensor = self._to_tensor(where, value)
+        for row_shape in shapes or ((),):
+            lead = tensor.shape[: max(tensor.ndim - len(row_shape), 0)]
+            if tensor.shape == (*lead, *row_shape) and lead.numel() == num_envs:
+                return tensor.reshape(num_envs, *shape)
+        if tensor.numel() == num_envs == 1:
+            remedy = "It fills them all, as in AgileRL; pass every number."
+            warnings.warn(explain(where, f"shape {(1, *shape)}", "one number", remedy), DataWarning, stacklevel=3)
+            return tensor.reshape(()).expand(1, *shape).contiguous()
+        return tensor
+
+    def _to_tensor(self, where: str, value: Any) -> torch.Tensor:
+        device = self.core.device
+        return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
+
+    def _reshape_observation(self, where: str, space: spaces.Space[Any] | None, value: Any) -> Any:
+        """Reshape an observation of all environments: each leaf to `[num_envs, …]`."""
+        if isinstance(space, spaces.Dict):
+            if not isinstance(value, Mapping) and not hasattr(value, "keys"):
+                got, remedy = type(value).__name__, "Pass an array for each key."
+                raise AssertionError(explain(where, f"a dict with {list(space.spaces)}", got, remedy))
+            return {
+                key: self._reshape_observation(f"{where}.{key}", space.spaces.get(key), part)
+                for key, part in value.items()
+            }
+        if isinstance(space, spaces.Discrete):
+            return self._reshape(where, value, (1,), ())
+        return value if space is None else self._reshape(where, value, space.shape or ())
 
     def _convert_hidden(self, key: str, state: Any) -> torch.Tensor:
-        state = _tensor_on(f"hidden_state.{key}", state, self.core.device)
+        state = self._to_tensor(f"hidden_state.{key}", state)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
@@ -220,15 +253,15 @@ class RolloutBuffer(_Rollout):
         `last_value` [num_envs] is the value of the observation after the newest step, and `last_done` is True
         where the episode is over and this value is not used.
         """
-        steps, device = self._steps, self.core.device
+        steps, device = self._num_steps, self.core.device
         check_nonempty("compute_returns_and_advantages", steps)
         lead = (self.num_envs,)
-        last = convert("last_value", Field(), self._by_env("last_value", last_value), lead, device)
-        over = convert("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)
+        last = convert("last_value", Field(), self._reshape("last_value", last_value), lead, device)
+        is_over = convert("last_done", _FLAG, self._reshape("last_done", last_done) != 0, lead, device)
         reward, value, done = (
-            self.buffer[name][:steps].roll(-self._oldest, 0) for name in ("rewards", "values", "dones")
+            self.buffer[name][:steps].roll(-self._oldest_row, 0) for name in ("rewards", "values", "dones")
         )
-        ended = torch.cat([done[:-1], over.unsqueeze(0)])
+        ended = torch.cat([done[:-1], is_over.unsqueeze(0)])
         if self.use_gae:
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
             advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
@@ -236,14 +269,14 @@ class RolloutBuffer(_Rollout):
             no_flags = torch.zeros_like(ended)
             return_ = rl.discounted_return(reward, ended, no_flags, gamma=self.gamma, last_value=last)
             advantage = return_ - value
-        self.buffer["advantages"][:steps] = advantage.roll(self._oldest, 0)
-        self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
+        self.buffer["advantages"][:steps] = advantage.roll(self._oldest_row, 0)
+        self.buffer["returns"][:steps] = return_.roll(self._oldest_row, 0)
 
     def get(self, batch_size: int | None = None) -> dict[str, Any]:
         """Return flat arrays of all steps in time order, or of `batch_size` random ones; an empty buffer gives {}."""
         if not self.size():
             return {}
-        arrays: Any = self._flat(batch_size, "buffer size").cpu().numpy()
+        arrays: Any = self._read_flat(batch_size, "buffer size").cpu().numpy()
         return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
@@ -251,9 +284,9 @@ class RolloutBuffer(_Rollout):
         target = device or self.device
         if not self.size():
             return TensorDict({}, batch_size=[], device=target)
-        return self._flat(batch_size, "buffer_size").to(target)
+        return self._read_flat(batch_size, "buffer_size").to(target)
 
-    def _flat(self, batch_size: int | None, limit: str) -> TensorDict:
+    def _read_flat(self, batch_size: int | None, limit: str) -> TensorDict:
         total = self.size()
         if batch_size is not None and batch_size > total:
             message = f"get({batch_size}): larger than {limit}, so that all {total} steps are returned."
@@ -262,21 +295,21 @@ class RolloutBuffer(_Rollout):
         if batch_size is not None:
             indices = self._random.choice(total, check_positive_int("batch_size", batch_size), replace=False)
             rows = torch.from_numpy(indices).to(self.core.device)
-            return self._batch(lambda leaf: leaf.index_select(0, rows), batch_size)
-        oldest = self._oldest * self.num_envs
+            return self._map_leaves(lambda leaf: leaf.index_select(0, rows), batch_size)
+        oldest = self._oldest_row * self.num_envs
         if oldest:
-            return self._batch(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
-        return self._batch(lambda leaf: leaf[:total].clone(), total)
+            return self._map_leaves(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
+        return self._map_leaves(lambda leaf: leaf[:total].clone(), total)
 
-    def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
+    def _map_leaves(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
         """Apply `read` to every leaf `[capacity · num_envs, …]`."""
-        return TensorDict(map_tree(read, self._steps_flat), batch_size=[count], device=self.core.device)
+        return TensorDict(map_tree(read, self._flat_memory), batch_size=[count], device=self.core.device)
 
-    def _in_time_order(self) -> rl.RolloutBuffer:
-        """A rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
-        oldest = self._oldest
+    def _ordered_rollout(self) -> rl.RolloutBuffer:
+        """Return a rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
+        oldest = self._oldest_row
         if not oldest:
-            self.core.take_back(self._steps)
+            self.core.take_back(self._num_steps)
             return self.core
         rows, ordered_rollout = self.core.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
@@ -296,7 +329,7 @@ class RolloutBuffer(_Rollout):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = _mode_of(self.bptt_sequence_type), self._in_time_order()
+        mode, rollout = _sequence_mode(self.bptt_sequence_type), self._ordered_rollout()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
@@ -307,7 +340,7 @@ class RolloutBuffer(_Rollout):
         self.padded_data = prepared.padded.reshape(-1)
         self.unpadded_slices = prepared.slices()
         names = {"log_probs": "log_prob", "advantages": "advantages", "values": "value", "returns": "returns"}
-        flat = {theirs: rollout[ours].flatten(0, 1).clone() for theirs, ours in names.items()}
+        flat = {name: rollout[core_name].flatten(0, 1).clone() for name, core_name in names.items()}
         self.unpadded_data = TensorDict(flat, batch_size=[self.size()]).to(target)
         return prepared.padded
 
@@ -327,33 +360,26 @@ class RolloutBuffer(_Rollout):
         for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
             yield self._prepared.minibatch(sequence_ids, self.unpadded_data)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("core", "_omitted", "_never", "_steps_flat"):
-            del state[name]
-        return state
+    _derived_attributes = ("core", "_default_values", "_no_flags", "_flat_memory")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle of this class, or of AgileRL's class, which lacks our private attributes."""
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)
-        saved_buffer = state.get("buffer")
+        saved_buffer, fault = state.get("buffer"), ""
         if not isinstance(saved_buffer, TensorDict):
-            message = "Unpickling: the state has no TensorDict of steps. The buffer starts empty."
-            warnings.warn(message, stacklevel=2)
-            if "observation_space" not in state or "action_space" not in state:
-                message = "The observation or action space is missing, too: this buffer cannot store steps."
-                warnings.warn(message, stacklevel=2)
-                return
-            saved_buffer = None
+            fault = "the state has no TensorDict of steps"
         elif saved_buffer.batch_size != (self.capacity, self.num_envs):
             expected = torch.Size([self.capacity, self.num_envs])
-            message = (
-                f"Unpickling: expected batch_size {expected}, got {saved_buffer.batch_size}. The buffer starts empty."
-            )
-            warnings.warn(message, stacklevel=2)
+            fault = f"expected batch_size {expected}, got {saved_buffer.batch_size}"
+        if fault:
+            warnings.warn(f"Unpickling: {fault}. The buffer starts empty.", stacklevel=2)
             saved_buffer = None
+        if "observation_space" not in state or "action_space" not in state:
+            message = "Unpickling: the observation or action space is missing. This buffer cannot store steps."
+            warnings.warn(message, stacklevel=2)
+            return
         self._is_masked = saved_buffer is not None and "action_masks" in saved_buffer.keys()
         self._allocate()
         if saved_buffer is None:
@@ -362,9 +388,9 @@ class RolloutBuffer(_Rollout):
             self.buffer.update_(saved_buffer)
 
 
-def _mode_of(sequence_type: Any) -> Any:
-    """The core's name of a sequence type, which may be given by its value."""
-    mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
+def _sequence_mode(sequence_type: Any) -> Any:
+    """Return the core's name of a sequence type, which may be passed as its value."""
+    mode = _SEQUENCE_MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         names = ", ".join(kind.name for kind in BPTTSequenceType)
         raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {names}.")
@@ -373,7 +399,7 @@ def _mode_of(sequence_type: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """All sequences of a rollout."""
+    """All sequences of a rollout, padded to one length."""
 
     padded: TensorDict
     """The policy's inputs [S, L], and the hidden state at the start of each sequence."""
@@ -388,7 +414,8 @@ class _Prepared:
         longest = int(batch["mask"].sum(1).max())
         shape = torch.Size((len(batch), longest))
         fields = {
-            theirs: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[ours]) for theirs, ours in names.items()
+            name: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[core_name])
+            for name, core_name in names.items()
         }
         padded = TensorDict(fields, batch_size=shape).to(device)
         # [S, layers, H] has no time axis: AgileRL stores it as non-tensor data.
@@ -397,21 +424,21 @@ class _Prepared:
         return _Prepared(padded, steps.cpu(), batch["mask"][:, :longest].cpu())
 
     def slices(self) -> list[torch.Tensor]:
-        """Flat indices of the steps of each sequence."""
+        """Return the flat indices of the steps of each sequence."""
         return list(self.steps[self.mask].split(self.mask.sum(1).tolist()))
 
-    def minibatch(self, which: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Return the sequences `which` `[B]`: padded inputs `[B · L]`, and the loss's fields without padding."""
-        place = which.to(self.padded.device or "cpu")
-        padded = self.padded[place].reshape(-1)
+    def minibatch(self, sequence_ids: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Return sequences `[B]`: padded inputs `[B · L]`, and the fields of the loss without padding."""
+        ids = sequence_ids.to(self.padded.device or "cpu")
+        padded = self.padded[ids].reshape(-1)
         hidden = self.padded.get_non_tensor("initial_hidden_states")
-        padded.set_non_tensor("initial_hidden_states", {key: state[place] for key, state in hidden.items()})
-        steps = self.steps[which][self.mask[which]]
+        padded.set_non_tensor("initial_hidden_states", {key: state[ids] for key, state in hidden.items()})
+        steps = self.steps[sequence_ids][self.mask[sequence_ids]]
         return padded, unpadded[steps.to(unpadded.device or "cpu")]
 
 
 def _observation_tree(space: spaces.Space[Any]) -> Tree:
-    """The fields of an observation: a Dict is nested, a Discrete one number [1]."""
+    """Declare the fields of an observation: nested for a Dict, one number [1] for a Discrete."""
     if isinstance(space, spaces.Dict):
         return {key: _observation_tree(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -424,49 +451,9 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
 
 
 def _num_actions(space: spaces.Space[Any]) -> int:
-    """Number of components of an action."""
+    """Count the components of an action."""
     if isinstance(space, spaces.Discrete):
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return torch.Size(space.shape).numel()
     raise NotImplementedError(explain("action_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
-
-
-def _by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
-    """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
-
-    A single number for a single environment fills the shape, with a warning. Any other value is returned unchanged; the
-    core then raises.
-    """
-    if isinstance(value, np.ndarray) and value.shape == (num_envs, *shapes[0]):
-        return value
-    tensor = _tensor_on(where, value, device)
-    for shape in shapes:
-        lead = tensor.shape[: max(tensor.ndim - len(shape), 0)]
-        if tensor.shape == (*lead, *shape) and lead.numel() == num_envs:
-            return tensor.reshape(num_envs, *shapes[0])
-    if tensor.numel() == num_envs == 1:
-        remedy = "It fills them all, as in AgileRL; pass every number."
-        warnings.warn(explain(where, f"shape {(1, *shapes[0])}", "one number", remedy), DataWarning, stacklevel=4)
-        return tensor.reshape(()).expand(1, *shapes[0]).contiguous()
-    return tensor
-
-
-def _tensor_on(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    """Convert `value` to a tensor on `device`."""
-    return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
-
-
-def _observation(where: str, space: spaces.Space[Any] | None, value: Any, num_envs: int, device: torch.device) -> Any:
-    """Reshape an observation of all environments: each leaf to `[num_envs, …]`."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) and not hasattr(value, "keys"):
-            got, remedy = type(value).__name__, "Pass an array for each key."
-            raise AssertionError(explain(where, f"a dict with {list(space.spaces)}", got, remedy))
-        return {
-            key: _observation(f"{where}.{key}", space.spaces.get(key), part, num_envs, device)
-            for key, part in value.items()
-        }
-    if isinstance(space, spaces.Discrete):
-        return _by_env(where, value, num_envs, device, (1,), ())
-    return value if space is None else _by_env(where, value, num_envs, device, space.shape or ())

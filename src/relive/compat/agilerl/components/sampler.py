@@ -11,14 +11,14 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from relive.compat.agilerl.components import data, replay_buffer
-from relive.compat.agilerl.rows import original_or
+from relive.compat.agilerl.rows import original_or_ours
 from relive.errors import explain
 
 # AgileRL's own classes where it is installed: ours are instances of them too.
-ReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.ReplayBuffer)
-MultiStepReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.MultiStepReplayBuffer)
-PrioritizedReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.PrioritizedReplayBuffer)
-ReplayDataset: Any = original_or("components.data", data.ReplayDataset)
+ReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.ReplayBuffer)
+MultiStepReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.MultiStepReplayBuffer)
+PrioritizedReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.PrioritizedReplayBuffer)
+ReplayDataset: Any = original_or_ours("components.data", data.ReplayDataset)
 
 
 class Sampler:

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from relive.compat.agilerl.rows import original
+from relive.compat.agilerl.rows import original_class
 from relive.errors import explain
 
-_Tree: Any = original("components.segment_tree", "SegmentTree")
-_Sum: Any = original("components.segment_tree", "SumSegmentTree")
-_Min: Any = original("components.segment_tree", "MinSegmentTree")
+_OriginalSegmentTree: Any = original_class("components.segment_tree", "SegmentTree")
+_OriginalSumSegmentTree: Any = original_class("components.segment_tree", "SumSegmentTree")
+_OriginalMinSegmentTree: Any = original_class("components.segment_tree", "MinSegmentTree")
 
 
-class SegmentTree(_Tree):
+class SegmentTree(_OriginalSegmentTree):
     """`operation` over ranges of `capacity` leaves, all `init_value` at first.
 
     `tree` is the heap `[2 · capacity]`: node i is the operation of nodes 2i and 2i + 1, and the leaves come last.
@@ -55,7 +55,7 @@ class SegmentTree(_Tree):
         return float(self.tree[self.capacity + idx])
 
     def get_batch(self, indices: Any) -> np.ndarray:
-        """The leaves at `indices`."""
+        """Return the leaves at `indices`."""
         return self.tree[self.capacity + np.asarray(indices, np.intp)]
 
     def update_batch(self, indices: Any, values: Any) -> None:
@@ -71,24 +71,24 @@ class SegmentTree(_Tree):
             self.tree[nodes] = self._combine(self.tree[2 * nodes], self.tree[2 * nodes + 1])
 
 
-class SumSegmentTree(SegmentTree, _Sum):
+class SumSegmentTree(SegmentTree, _OriginalSumSegmentTree):
     """Sums of ranges; leaves are 0 at first."""
 
     def __init__(self, capacity: int) -> None:
         SegmentTree.__init__(self, capacity, operator.add, 0.0)
 
     def sum(self, start: int = 0, end: int = 0) -> float:
-        """The sum of leaves `start` to `end - 1`, or of all from `start` on."""
+        """Return the sum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)
 
     def retrieve(self, upperbound: float) -> int:
-        """The first leaf at which the running sum exceeds `upperbound`."""
+        """Return the first leaf at which the running sum exceeds `upperbound`."""
         if not 0 <= upperbound <= self.sum() + 1e-5:
             raise AssertionError(f"upperbound: {upperbound}")
         return int(self.retrieve_batch(np.array([upperbound]))[0])
 
     def retrieve_batch(self, upperbounds: Any) -> np.ndarray:
-        """For each of `upperbounds`, the first leaf at which the running sum exceeds it."""
+        """Return, for each of `upperbounds`, the first leaf at which the running sum exceeds it."""
         remaining = np.array(upperbounds, np.float64)
         node = np.ones(remaining.shape, np.intp)
         for _ in range(self.capacity.bit_length() - 1):
@@ -100,12 +100,12 @@ class SumSegmentTree(SegmentTree, _Sum):
         return node - self.capacity
 
 
-class MinSegmentTree(SegmentTree, _Min):
+class MinSegmentTree(SegmentTree, _OriginalMinSegmentTree):
     """Minima of ranges; leaves are infinite at first."""
 
     def __init__(self, capacity: int) -> None:
         SegmentTree.__init__(self, capacity, min, float("inf"))
 
     def min(self, start: int = 0, end: int = 0) -> float:
-        """The minimum of leaves `start` to `end - 1`, or of all from `start` on."""
+        """Return the minimum of leaves `start` to `end - 1`, or of all from `start` on."""
         return self.operate(start, end)

@@ -13,7 +13,7 @@ from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING_FIEL
 from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_plain
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, Stepped, StepRows
-from relive.compat.views import WriteThroughDict, assign, declare, map_tree, memory_views
+from relive.compat.views import WriteThroughDict, declare, map_tree, memory_views
 from relive.errors import explain
 from relive.schema.checks import check_none_without, check_nonempty
 from relive.schema.fields import Field
@@ -23,15 +23,6 @@ _AGENT_FIELDS = {name: field for name, field in TRAINING_FIELDS.items() if name 
 
 class AgentTensors(WriteThroughDict):
     """A dict with one tensor `[num_steps, num_envs, …]` per agent; assigning to an agent writes into the memory."""
-
-    def __init__(self, where: str, tensors: Mapping[str, Any]) -> None:
-        super().__init__(tensors)
-        self._where = where
-
-    def __setitem__(self, agent: str, value: Any) -> None:
-        if agent not in self:
-            raise KeyError(explain(self._where, f"one of {sorted(self)}", agent, "Declare every agent."))
-        assign(f"{self._where}.{agent}", self[agent], value)
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
         raise TypeError(explain(self._where, "the tensors of every agent", "fewer", "Make a dict of your own."))

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
-from relive.compat.pickling import restores
+from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Stepped, StepRows
 from relive.compat.views import memory_views
@@ -83,7 +83,7 @@ _BATCH_FIELDS = ("obs", "action", "value", "log_prob", "advantages", "returns")
 """The core's fields in every minibatch."""
 
 
-class RolloutStorage(Stepped):
+class RolloutStorage(Stepped, PicklableBuffer):
     """`num_transitions_per_env` steps of `num_envs` environments under rsl_rl's names, for its PPO and distillation.
 
     `obs` [N, …] is an example of the observation groups. The attributes are the core's memory `[T, N, …]`;

@@ -8,7 +8,7 @@ import warnings
 from typing import Any, Literal
 
 import numpy as np
-import stable_baselines3.her.her_replay_buffer as theirs
+import stable_baselines3.her.her_replay_buffer as sb3
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
@@ -16,7 +16,7 @@ from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, 
 from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.arrays import overrides
-from relive.compat.stable_baselines3.replay import CONVERSIONS, DictReplayBuffer
+from relive.compat.stable_baselines3.replay import CONVERSION_METHODS, DictReplayBuffer
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.views import Hindsight, View
 from relive.schema.fields import Declaration, Field
@@ -26,12 +26,12 @@ _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] 
     GoalSelectionStrategy.FINAL: "final",
     GoalSelectionStrategy.EPISODE: "episode",
 }
-_OVERRIDABLE = ("_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSIONS)
-"""Methods that Stable-Baselines3's own `sample` calls: if a user overrides one, its code makes the batches."""
+_SAMPLING_METHODS = "_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSION_METHODS
+"""Methods that Stable-Baselines3's `sample` calls; its code makes the batches if a user's class overrides one."""
 
 
-class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
-    """Transitions of which `n_sampled_goal` in `n_sampled_goal + 1` have a goal that their own episode reached.
+class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
+    """Transitions with goals; of `n_sampled_goal + 1`, `n_sampled_goal` get a goal that the same episode reached.
 
     Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of running or
     partly overwritten episodes are drawn as well: their goals come from the stored part.
@@ -54,8 +54,8 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         copy_info_dict: bool = False,
     ) -> None:
         self.copy_info_dict = copy_info_dict
-        self._is_theirs = overrides(self, *_OVERRIDABLE)
-        """Whether Stable-Baselines3's own code makes the batches, since a user's class overrides a method of it."""
+        self._is_theirs = overrides(self, *_SAMPLING_METHODS)
+        """Whether Stable-Baselines3's code makes the batches, because a user's class overrides one of its methods."""
         super().__init__(
             buffer_size,
             observation_space,
@@ -82,7 +82,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         return {**super().__getstate__(), "env": None}
 
     def set_env(self, env: VecEnv) -> None:
-        """Set the environment whose `compute_reward` is called, after loading."""
+        """Set the environment that computes rewards; a loaded buffer has none."""
         if self.env is not None:
             raise SchemaError(
                 explain("set_env", "a buffer without an environment", f"one with {self.env}", "Set it once.")
@@ -98,14 +98,14 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         done: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store one step of every environment; with `copy_info_dict` its `infos`, too."""
+        """Store one step of every environment, and with `copy_info_dict` its `infos`."""
         if not self._core_is_current:
             # Without a current core, Stable-Baselines3's own `add` also tracks the episodes.
             super().add(obs, next_obs, action, reward, done, infos)
             return
         position = self.pos
         if self.copy_info_dict:
-            self._beside["place"] = np.arange(position * self.n_envs, (position + 1) * self.n_envs)
+            self._extra_values["place"] = np.arange(position * self.n_envs, (position + 1) * self.n_envs)
         super().add(obs, next_obs, action, reward, done, infos)
         if self.copy_info_dict:
             self.infos[position] = infos
@@ -126,7 +126,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw random transitions, some with relabelled goals, normalised by `env`."""
         if self._is_theirs or not self._core_is_current:
-            return theirs.HerReplayBuffer.sample(self, batch_size, env)
+            return sb3.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
 
     def _view(self) -> View:
@@ -136,7 +136,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     def _compute_rewards(
         self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rewards of steps for relabelled goals, and their unchanged `terminated`."""
+        """Return the rewards of steps for relabelled goals, and their unchanged `terminated`."""
         if self.env is None:
             raise NotReadyError(explain("sample", "an environment to compute rewards", None, "Call set_env(env)."))
         infos: Any = [{} for _ in range(len(goal))]
@@ -148,7 +148,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     def truncate_last_trajectory(self) -> None:
         """Truncate running episodes, which are abandoned after loading: the next step starts a new one."""
         if not self._core_is_current:
-            theirs.HerReplayBuffer.truncate_last_trajectory(self)
+            sb3.HerReplayBuffer.truncate_last_trajectory(self)
             return
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)
         if len(unfinished):

@@ -20,16 +20,16 @@ __all__ = [
     "MaskableRolloutBufferSamples",
 ]
 
-theirs: Any = importlib.import_module("sb3_contrib.common.maskable.buffers")
-MaskableRolloutBufferSamples = theirs.MaskableRolloutBufferSamples
-MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
+contrib: Any = importlib.import_module("sb3_contrib.common.maskable.buffers")
+MaskableRolloutBufferSamples = contrib.MaskableRolloutBufferSamples
+MaskableDictRolloutBufferSamples = contrib.MaskableDictRolloutBufferSamples
 
 
-class _Masked(RolloutBuffer):
+class _MaskableBuffer(RolloutBuffer):
     """Base class of the rollout buffers with action masks."""
 
     (action_masks,) = memory_views("action_masks")
-    _kinds = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
+    _batch_types = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
     _casts_actions = False
 
     def _allocate(self) -> None:
@@ -49,20 +49,20 @@ class _Masked(RolloutBuffer):
         if action_masks is not None:
             self._arrays["action_masks"][row] = action_masks.reshape(self.n_envs, self.mask_dims)
 
-    def _attached(self) -> dict[str, str]:
-        return {**super()._attached(), "action_masks": "action_masks"}
+    def _attached_fields(self) -> dict[str, str]:
+        return {**super()._attached_fields(), "action_masks": "action_masks"}
 
 
-class MaskableRolloutBuffer(_Masked, theirs.MaskableRolloutBuffer):
+class MaskableRolloutBuffer(_MaskableBuffer, contrib.MaskableRolloutBuffer):
     """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all 1 for steps without a mask."""
 
 
-class MaskableDictRolloutBuffer(_Masked, DictRolloutBuffer, theirs.MaskableDictRolloutBuffer):
+class MaskableDictRolloutBuffer(_MaskableBuffer, DictRolloutBuffer, contrib.MaskableDictRolloutBuffer):
     """A `MaskableRolloutBuffer` for Dict observations only."""
 
 
 def _mask_dims(space: spaces.Space[Any]) -> int:
-    """Number of flags in a mask: one per possible value of each component of an action."""
+    """Count the flags of a mask: one per possible value of each component of an action."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

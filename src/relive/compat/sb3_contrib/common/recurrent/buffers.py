@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RecurrentRolloutBuffer` and `RecurrentDictRolloutBuffer`: rollouts with LSTM states, read as padded sequences.
 
-A batch is a run of steps, environment by environment; an end of an episode, of an environment's steps or of the batch
-ends a sequence. The first batch starts at a random step, and the rollout wraps around.
+A batch is a run of consecutive steps, environment by environment. A sequence ends with its episode, with the steps of
+its environment or with the batch. The first batch starts at a random step, and the rollout wraps around.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from relive.compat.views import map_tree, memory_views
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
-theirs: Any = importlib.import_module("sb3_contrib.common.recurrent.buffers")
-RNNStates: Any = theirs.RNNStates
+contrib: Any = importlib.import_module("sb3_contrib.common.recurrent.buffers")
+RNNStates: Any = contrib.RNNStates
 
-_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
+_STATE_NAMES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
-class _Recurrent(RolloutBuffer):
+class _RecurrentBuffer(RolloutBuffer):
     """Base class of the rollout buffers with LSTM states."""
 
-    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = memory_views(*_STATES)
-    _kinds = (theirs.RecurrentRolloutBufferSamples, theirs.RecurrentDictRolloutBufferSamples)
+    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = memory_views(*_STATE_NAMES)
+    _batch_types = (contrib.RecurrentRolloutBufferSamples, contrib.RecurrentDictRolloutBufferSamples)
     _casts_actions = False
 
     def __init__(
@@ -50,21 +50,21 @@ class _Recurrent(RolloutBuffer):
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod
-    def like(cls, other: Any) -> _Recurrent:
+    def make_like(cls, other: Any) -> _RecurrentBuffer:
         """Make an empty buffer with the settings of another one, which may be sb3-contrib's."""
         names = ("buffer_size", "observation_space", "action_space", "hidden_state_shape", "device", "gae_lambda")
         return cls(*(getattr(other, name) for name in (*names, "gamma", "n_envs")))
 
     def _allocate(self) -> None:
         super()._allocate()
-        for name in _STATES:
+        for name in _STATE_NAMES:
             self._arrays[name] = np.zeros(self.hidden_state_shape, np.float32)
 
     def add(self, *args: Any, lstm_states: Any, **kwargs: Any) -> None:
         """Store one step of every environment with the LSTM states before it."""
         row = self.pos
         super().add(*args, **kwargs)
-        for name, state in zip(_STATES, (*lstm_states.pi, *lstm_states.vf), strict=True):
+        for name, state in zip(_STATE_NAMES, (*lstm_states.pi, *lstm_states.vf), strict=True):
             self._arrays[name][row] = state.numpy(force=True)
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -91,7 +91,7 @@ class _Recurrent(RolloutBuffer):
             return map_tree(lambda array: self._pad(array[time, envs], rows, mask), self._arrays[name])
 
         parts = [padded(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")]
-        states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATES]
+        states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATE_NAMES]
         pi_h, pi_c, vf_h, vf_c = (self.to_torch(np.ascontiguousarray(state)) for state in states)
         real = torch.from_numpy(mask.astype(np.float32)).to(self.device)
         return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), real])
@@ -103,19 +103,19 @@ class _Recurrent(RolloutBuffer):
         return self.to_torch(sequences)
 
 
-class RecurrentRolloutBuffer(_Recurrent, theirs.RecurrentRolloutBuffer):
+class RecurrentRolloutBuffer(_RecurrentBuffer, contrib.RecurrentRolloutBuffer):
     """Rollouts with the states of the actor's and the critic's LSTM before each step.
 
     The states are arrays `[buffer_size, layers, n_envs, size]`.
     """
 
 
-class RecurrentDictRolloutBuffer(_Recurrent, DictRolloutBuffer, theirs.RecurrentDictRolloutBuffer):
+class RecurrentDictRolloutBuffer(_RecurrentBuffer, DictRolloutBuffer, contrib.RecurrentDictRolloutBuffer):
     """A `RecurrentRolloutBuffer` for Dict observations only."""
 
 
 def _padding(first: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of padded sequences [S · L] that start at the steps `first`, and a mask without the padding."""
+    """Return the steps of padded sequences [S · L] that start at the steps `first`, and a mask of real steps."""
     lengths = np.diff(first, append=total)
     ahead = np.arange(lengths.max())
     mask = ahead < lengths[:, None]
