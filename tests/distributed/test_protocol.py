@@ -146,8 +146,9 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
         service.extend(steps_of([0], first, 5))
     calls.die(0)
     service.extend(steps_of([0], 25, 5))
-    with pytest.warns(UserWarning, match="restarted, and lost 20 rows"):
+    with pytest.warns(UserWarning, match="restarted, and lost 20 rows") as warned:
         service.flush()
+    assert [warning.filename for warning in warned] == [__file__], "the warning names the caller's line"
     assert stored(calls) == {0: [*range(5), *range(25, 30)]}
     stats = service.stats()
     assert (stats["lost"], stats["shards"][0]["lost"]) == (20, 20)
@@ -238,8 +239,11 @@ def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
     (folder / "shard-0").rename(tmp_path / "elsewhere")
     (folder / "shard-0").write_text("no folder")
     service.extend(steps_of([0], 0, 5))
-    with pytest.warns(UserWarning, match=r"^shard 0: cannot write checkpoints, .* save to .*: expected a writable"):
+    with pytest.warns(
+        UserWarning, match=r"^shard 0: cannot write checkpoints, .* save to .*: expected a writable"
+    ) as warned:
         service.flush()
+    assert [warning.filename for warning in warned] == [__file__], "the warning names the caller's line"
     service.extend(steps_of([0], 5, 5))  # which is told once
     service.flush()
     assert len(service) == 10
@@ -247,6 +251,22 @@ def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
     (folder / "shard-0").unlink()
     service.save()
     assert service.stats()["shards"][0]["trouble"] is None
+
+
+def test_a_warning_from_the_thread_of_batches_names_the_callers_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "service"
+    service, calls = local_service(plan_of(100, 1, checkpoint=Checkpoint(folder, rows=5)))
+    (folder / "shard-0").rename(tmp_path / "elsewhere")
+    (folder / "shard-0").write_text("no folder")
+    service.extend(steps_of([0], 0, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "is_answered", lambda ref: False)
+        service.extend(steps_of([0], 5, 5))  # waits in the client until `batches` sends it
+    with pytest.warns(UserWarning, match="^shard 0: cannot write checkpoints") as warned:
+        next(service.batches(2))
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_only_so_many_clients_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import secrets
 import select
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -343,8 +342,8 @@ class Stream:
         for message in ack.warnings:
             warn_user(message)
         if ack.trouble is not None:
-            trouble = f"cannot write checkpoints, so that a restart loses newer rows. {ack.trouble}"
-            warnings.warn(f"shard {self._shard}: {trouble}", stacklevel=2)
+            consequence = "cannot write checkpoints, so that a restart loses newer rows."
+            warn_user(f"shard {self._shard}: {consequence} {ack.trouble}", UserWarning)
         if ack.refused is not None:
             raise ack.refused
 
@@ -359,7 +358,7 @@ class Stream:
         self._send()
         if ack.lost:
             self.lost += ack.lost
-            warnings.warn(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", stacklevel=2)
+            warn_user(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", UserWarning)
 
     def _forget(self, ack: Ack) -> None:
         while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.durable:

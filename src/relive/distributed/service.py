@@ -16,7 +16,7 @@ import torch
 from relive import lazy
 from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
 from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, find_call_site, worker_call_site
 from relive.kernels.priority import weights
 from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
 from relive.replay.samplers import Prioritized, Sampler, Uniform
@@ -294,7 +294,7 @@ class ReplayService:
         two times `ahead` batches old.
         """
         check_positive_int("ahead", ahead)
-        with ThreadPoolExecutor(1) as executor:
+        with ThreadPoolExecutor(1, initializer=worker_call_site.set, initargs=(find_call_site(),)) as executor:
             next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
             while True:
                 ready = next_batches.result()
