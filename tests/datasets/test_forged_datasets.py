@@ -339,7 +339,7 @@ FORGED_DATASETS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "flags of 2": (
         lambda d: (feature(d, "next.done", dtype="int64"), rewritten(d, "next.done", pyarrow.array([2] * 12)))[0],
-        "next.done: expected only 0 and 1",
+        "next.done: expected a 0 or 1 per step",
     ),
     "a column that is not there": (
         lambda d: feature(d, "speed", dtype="float32", shape=[1]), "expected the column 'speed'"

@@ -128,6 +128,6 @@ def test_the_environment_of_a_dataset_is_not_made(folder: Path, tmp_path: Path) 
     (folder / "metadata.json").write_text(json.dumps(metadata))
     for dataset in (folder, "small-v0"):
         with pytest.raises(
-            rl.SchemaError, match="expected the key 'observation_space', got no such key. Its environment would"
+            rl.SchemaError, match="expected the key 'observation_space', got no such key. Minari would create its"
         ):
             from_minari(dataset)

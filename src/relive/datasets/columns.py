@@ -26,7 +26,7 @@ _NUMBERS = ("reward", *_FLAGS)
 _MAX_COLUMNS = 1 << 10
 BLOCK_BYTES = 1 << 21
 """The approximate number of bytes that a reader reads at once."""
-_FLAG_ROWS_PER_READ = 1 << 16
+FLAG_ROWS_PER_READ = 1 << 18
 """The number of rows per read when only flags are read, to count ends of episodes."""
 _COPIES_PER_STEP = 8
 """Number of copies of a step in memory: two rows read, two rows of overlap, their concatenation, and fields."""
@@ -161,7 +161,7 @@ class ColumnPlan:
     def count(self) -> tuple[int, int]:
         """Return the number of steps and the number of episode ends."""
         steps, ends, last, was_end = 0, 0, None, True
-        for episode, flags in self._source.rows(self.columns_of(*_FLAGS), _FLAG_ROWS_PER_READ):
+        for episode, flags in self._source.rows(self.columns_of(*_FLAGS), FLAG_ROWS_PER_READ):
             is_end = np.zeros(len(episode), bool)
             for _, flag in iter_leaves((), self.to_fields(flags)):
                 is_end |= flag
@@ -209,9 +209,11 @@ class ColumnPlan:
         for column, values in columns.items():
             numbers = self._numbers(column, values) if column in self._encode else values
             path = self.paths[column]
-            if self._columns[column].has_loose_axis:
+            if path[0] in _FLAGS:
+                numbers = to_flags(f"{self._source.name}: {column}", numbers)
+            elif self._columns[column].has_loose_axis:
                 numbers = numbers.reshape(len(numbers), *self._columns[column].shape)
-            _insert_leaf(fields, path, self._flags(column, numbers) if path[0] in _FLAGS else numbers)
+            _insert_leaf(fields, path, numbers)
         return fields
 
     def make_buffer(self, capacity: int, **settings: Any) -> ReplayBuffer:
@@ -251,11 +253,6 @@ class ColumnPlan:
             got = f"{', '.join(sorted(map(str, dtypes)))} of shapes {sorted(shapes)}"
             raise self._error(column, expected, got, remedy)
         return np.stack(rows)
-
-    def _flags(self, column: str, values: np.ndarray) -> np.ndarray:
-        if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
-            raise self._error(column, "only 0 and 1", "different numbers", "Leave it out of columns=.")
-        return values.astype(bool)
 
     # Mapping of columns to fields, and checks
 
@@ -320,6 +317,15 @@ class ColumnPlan:
     def _error(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
         where = f"{self._source.name}: {column}" if column else self._source.name
         return SchemaError(explain(where, expected, got, remedy))
+
+
+def to_flags(where: str, values: Any) -> np.ndarray:
+    """Convert numbers 0 and 1 of K rows to bools [K]; raises for other numbers."""
+    flags = np.asarray(values)
+    if flags.size != len(flags) or (flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all()):
+        remedy = "Repair the file, or leave the column out: pass None for it in columns=."
+        raise SchemaError(explain(where, "a 0 or 1 per step", f"other numbers, of shape {flags.shape}", remedy))
+    return flags.reshape(-1).astype(bool)
 
 
 def _declares_vector(buffer: Any, path: Path) -> bool:

@@ -15,7 +15,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
+from relive.datasets.columns import (
+    FLAG_ROWS_PER_READ,
+    Columns,
+    ColumnSpec,
+    Encoders,
+    RowSource,
+    fill_from_rows,
+    to_flags,
+)
 from relive.datasets.filling import FinalObs, episode_arrays, require_ordered, write_atomically
 from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_errors
 from relive.errors import SchemaError, explain
@@ -37,7 +45,6 @@ _VECTOR = "relive_vector"
 
 _CACHE_BYTES = 1 << 23
 _CHUNK_BYTES = 1 << 18
-_FLAG_ROWS_PER_READ = 1 << 18
 _MAX_DEPTH = 64
 """The largest number of nested groups."""
 _GZIP, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000
@@ -148,7 +155,6 @@ class _Hdf5Source(RowSource):
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         first, *other_parts = self._parts
-        specs = {column: _spec(array) for column, array in first.arrays.items()}
         left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
         forms = _column_forms(first, left_out)
         for part in other_parts:
@@ -158,13 +164,7 @@ class _Hdf5Source(RowSource):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = part_forms.get(column, "no array")
                     raise SchemaError(explain(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file."))
-        specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
-        has_obs = any(self.default_path(column)[0] == "obs" for column in specs)
-        if not has_obs and not any((field or "").startswith("obs") for field in user_columns.values()):
-            remedy = "Extract them with robomimic's dataset_states_to_obs, or pass columns={'states': 'obs'}."
-            got = f"the columns {', '.join(specs)}"
-            raise SchemaError(explain(f"{self.name}: data", "observations in 'obs'", got, remedy))
-        return specs
+        return {column: _spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
 
     def default_path(self, column: str) -> tuple[str, ...]:
         if column == "obs/obs":  # an observation without parts, as `to_hdf5` writes it in robomimic's layout
@@ -225,9 +225,11 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
         expected, remedy = "the array 'timeouts'", "Pass time_limit=, the maximum number of steps of an episode."
         raise SchemaError(explain(name, expected, ", ".join(arrays), remedy))
     is_end = np.zeros(rows, bool)
-    for column in ("terminals", "timeouts", _CUTS):
-        if column in arrays:
-            is_end |= _flags(arrays[column], rows)
+    for column in (column for column in ("terminals", "timeouts", _CUTS) if column in arrays):
+        _require_rows(arrays[column], rows)
+        for start in range(0, rows, FLAG_ROWS_PER_READ):
+            stop, where = start + FLAG_ROWS_PER_READ, f"{name}: {column}"
+            is_end[start:stop] |= to_flags(where, _read(where, arrays[column], start, stop))
     is_end[-1] = True
     if not has_timeouts and time_limit is not None:
         starts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
@@ -286,20 +288,6 @@ def _require_rows(array: Any, rows: int) -> None:
     if (array.shape or ())[:1] != (rows,):  # an array without a shape has None
         remedy = "Leave it out with columns=, or repair the file."
         raise SchemaError(explain(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy))
-
-
-def _flags(array: Any, rows: int) -> np.ndarray:
-    """Read an array of 0 and 1 as bools."""
-    _require_rows(array, rows)
-    flags = np.zeros(rows, bool)
-    for start in range(0, rows, _FLAG_ROWS_PER_READ):
-        stop = min(start + _FLAG_ROWS_PER_READ, rows)
-        part = np.asarray(_read(_item_name(array), array, start, stop)).reshape(stop - start, -1)
-        if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
-            got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
-            raise SchemaError(explain(_item_name(array), "a 0 or 1 per step", got, remedy))
-        flags[start:stop] = part[:, 0]
-    return flags
 
 
 def _is_text(array: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import reprlib
 import shutil
 import warnings
@@ -74,29 +73,23 @@ def _require_spaces(folder: Path) -> None:
     """
     where, metadata = f"{folder.name}/metadata.json", _metadata(folder)
     for name in ("observation_space", "action_space"):
-        if isinstance(metadata.get(name), str):
-            with wrap_errors(f"{where}: {name}", "a space"):
-                _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
-    missing_spaces = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
-    if missing_spaces:
-        remedy = "Its environment would be made: if you trust it, pass minari.MinariDataset(path) instead of the path."
-        raise SchemaError(explain(where, f"the key {missing_spaces[0]!r}", "no such key", remedy))
+        if not isinstance(metadata.get(name), str):
+            remedy = "Minari would create its environment: if you trust it, pass minari.MinariDataset(path)."
+            raise SchemaError(explain(where, f"the key {name!r}", "no such key", remedy))
+        with wrap_errors(f"{where}: {name}", "a space"):
+            _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
 
 
 def _require_small_space(where: str, space: Any) -> None:
     """Raise if a space has a huge shape: Minari allocates limits for each of its numbers."""
     if isinstance(space, Mapping):
-        for name in ("shape", "n"):
+        for name in ("shape", "n") if space.get("type") != "Discrete" else ():
             axes = space.get(name)
-            if isinstance(axes, list) and math.prod(axes) > _MAX_SPACE_NUMBERS:
+            if isinstance(axes, list | int) and np.prod(axes, dtype=object) > _MAX_SPACE_NUMBERS:
                 raise damage(f"{where}: {name}", f"at most {_MAX_SPACE_NUMBERS:,} numbers", reprlib.repr(axes))
-        if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MAX_SPACE_NUMBERS:
-            raise damage(f"{where}: n", f"at most {_MAX_SPACE_NUMBERS:,} numbers", space["n"])
-        space = space.get("subspaces", ())
-        space = list(space.values()) if isinstance(space, Mapping) else space
-        if isinstance(space, list):
-            for part in space:
-                _require_small_space(where, part)
+        subspaces = space.get("subspaces", ())
+        for part in subspaces.values() if isinstance(subspaces, Mapping) else subspaces:
+            _require_small_space(where, part)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
