@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from relive.datasets.filling import STEP_FIELDS, FinalObs, declared_fields, extra_fields, fill, split_episodes
-from relive.datasets.untrusted import damage, decode_budget, require_similar_size
+from relive.datasets.untrusted import damage_error, decode_budget, require_similar_size
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, iter_leaves, kept_dtype, map_leaves
@@ -21,8 +21,8 @@ Columns: TypeAlias = Mapping[str, str | None]
 Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
 """For each column of texts, a function that converts a text to numbers."""
 
-_FLAGS = ("terminated", "truncated")
-_NUMBERS = ("reward", *_FLAGS)
+_FLAG_FIELDS = ("terminated", "truncated")
+_NUMBER_FIELDS = ("reward", *_FLAG_FIELDS)
 _MAX_COLUMNS = 1 << 10
 BLOCK_BYTES = 1 << 21
 """The approximate number of bytes that a reader reads at once."""
@@ -104,16 +104,16 @@ def fill_from_rows(
     steps, ends = plan.count()
     if buffer is None:
         buffer = plan.make_buffer(steps + ends, **settings)
-    read_columns = source.final_obs(plan.columns_of("obs"))
+    read_columns = source.final_obs(plan.find_columns("obs"))
     read_final_obs = None if read_columns is None else lambda episode: plan.to_fields(read_columns(episode))["obs"]
     return fill(name, buffer, split_episodes(source.name, plan.read(), read_final_obs), steps, final_obs)
 
 
-def _check_dict(argument: str, value: Any, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+def _check_dict(argument: str, value: Any, expected_value: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
     by_column = {} if value is None else value
-    if not isinstance(by_column, Mapping) or not all(isinstance(k, str) and fits(v) for k, v in by_column.items()):
+    if not isinstance(by_column, Mapping) or not all(isinstance(k, str) and is_valid(v) for k, v in by_column.items()):
         remedy = "Pass a dict whose keys are names of columns."
-        raise SchemaError(explain(argument, f"{what} for each column", repr(value), remedy))
+        raise SchemaError(explain(argument, f"{expected_value} for each column", repr(value), remedy))
     return dict(by_column)
 
 
@@ -140,13 +140,13 @@ class ColumnPlan:
         self.paths: dict[str, Path] = {}
         """The field path of each column."""
         for column, spec in self._columns.items():
-            path = self._path(column, user_columns, declared or {})
+            path = self._choose_path(column, user_columns, declared or {})
             if path is not None:
-                if spec.has_loose_axis and path[0] in _NUMBERS and not _declares_vector(buffer, path):
+                if spec.has_loose_axis and path[0] in _NUMBER_FIELDS and not _declares_vector(buffer, path):
                     self._columns[column] = spec._replace(shape=())
                 self._require_field(column, path)
                 self.paths[column] = path
-        obs_columns = self.columns_of("obs")
+        obs_columns = self.find_columns("obs")
         if len(obs_columns) == 1 and declared is not None and isinstance(declared_fields(buffer)["obs"], Field):
             self.paths[obs_columns[0]] = ("obs",)
         self._require_tree()
@@ -154,14 +154,14 @@ class ColumnPlan:
         if declared is not None:
             self._require_declared(declared)
 
-    def columns_of(self, *fields: str) -> list[str]:
+    def find_columns(self, *fields: str) -> list[str]:
         """Return the columns of these fields and of their parts."""
         return [column for column, path in self.paths.items() if path[0] in fields]
 
     def count(self) -> tuple[int, int]:
         """Return the number of steps and the number of episode ends."""
         steps, ends, last, was_end = 0, 0, None, True
-        for episode, flags in self._source.rows(self.columns_of(*_FLAGS), FLAG_ROWS_PER_READ):
+        for episode, flags in self._source.rows(self.find_columns(*_FLAG_FIELDS), FLAG_ROWS_PER_READ):
             is_end = np.zeros(len(episode), bool)
             for _, flag in iter_leaves((), self.to_fields(flags)):
                 is_end |= flag
@@ -171,12 +171,12 @@ class ColumnPlan:
             ends += int(is_end.sum()) + int((changes & ~before).sum())
             steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
         if not steps:
-            raise damage(self._source.name, "at least 1 step", 0)
+            raise damage_error(self._source.name, "at least 1 step", 0)
         return steps, ends + (not was_end)
 
     def read(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time."""
-        nexts = self._source.next_columns(self.columns_of("obs"))
+        nexts = self._source.next_columns(self.find_columns("obs"))
         count = max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self.paths))))
         for episode, values in self._source.rows([*self.paths, *nexts.values()], count):
             fields = self.to_fields({column: values[column] for column in self.paths})
@@ -201,15 +201,17 @@ class ColumnPlan:
                 else f"{free_bytes:,} bytes, the free memory"
             )
             where = f"{self._source.name}: {largest}"
-            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed_bytes:,} bytes")
+            raise damage_error(
+                where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed_bytes:,} bytes"
+            )
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values [K, …] by column to nested dicts of fields."""
         fields: dict[str, Any] = {}
         for column, values in columns.items():
-            numbers = self._numbers(column, values) if column in self._encode else values
+            numbers = self._encode_texts(column, values) if column in self._encode else values
             path = self.paths[column]
-            if path[0] in _FLAGS:
+            if path[0] in _FLAG_FIELDS:
                 numbers = to_flags(f"{self._source.name}: {column}", numbers)
             elif self._columns[column].has_loose_axis:
                 numbers = numbers.reshape(len(numbers), *self._columns[column].shape)
@@ -220,23 +222,23 @@ class ColumnPlan:
         """Make a replay buffer with the fields of the file; raises if it would be much larger than the file."""
         trees: dict[str, Any] = {}
         for column, path in self.paths.items():
-            _insert_leaf(trees, path, self._field(column))
+            _insert_leaf(trees, path, self._make_field(column))
         leaves = [leaf for name, tree in trees.items() for _, leaf in iter_leaves((name,), tree)]
         row = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         require_similar_size(self._source.name, capacity, row, self._source.nbytes)
         extra = {name: tree for name, tree in trees.items() if name not in STEP_FIELDS}
-        reward = map_leaves(_reward_field, trees.get("reward", Field()))
+        reward = map_leaves(_to_reward_field, trees.get("reward", Field()))
         return ReplayBuffer(capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, **settings)
 
-    def _field(self, column: str) -> Field:
+    def _make_field(self, column: str) -> Field:
         shape, dtype, *_ = self._columns[column]
         if column in self._encode:
             _, values = next(self._source.rows([column], 1))
-            first = self._numbers(column, values[column])
+            first = self._encode_texts(column, values[column])
             shape, dtype = first.shape[1:], first.dtype
         return Field(shape, kept_dtype(FROM_NUMPY[dtype.newbyteorder("=")]))
 
-    def _numbers(self, column: str, texts: Any) -> np.ndarray:
+    def _encode_texts(self, column: str, texts: Any) -> np.ndarray:
         expected, remedy = "numbers of one shape from encode=", "Return an array of a fixed shape."
         encodings = self._encodings[column]
         for text in texts:
@@ -256,7 +258,7 @@ class ColumnPlan:
 
     # Mapping of columns to fields, and checks
 
-    def _path(self, column: str, user_columns: Columns, declared: Mapping[str, Tree]) -> Path | None:
+    def _choose_path(self, column: str, user_columns: Columns, declared: Mapping[str, Tree]) -> Path | None:
         separator = self._source.separator
         for name, field in user_columns.items():
             if column == name or column.startswith(f"{name}{separator}"):
@@ -285,8 +287,8 @@ class ColumnPlan:
             raise self._error(column, "texts to encode", f"dtype {dtype}", "Leave it out of encode=.")
         if not is_text and dtype.newbyteorder("=") not in FROM_NUMPY:
             raise self._error(column, "numbers", f"dtype {dtype}", f"Leave it out: {leave_out}.")
-        if not all(shape) or (path[0] in _FLAGS and shape):
-            expected = "one flag per step" if path[0] in _FLAGS else "numbers in every step"
+        if not all(shape) or (path[0] in _FLAG_FIELDS and shape):
+            expected = "one flag per step" if path[0] in _FLAG_FIELDS else "numbers in every step"
             raise self._error(column, expected, f"shape {shape}", f"Pass {leave_out}.")
 
     def _require_tree(self) -> None:
@@ -348,6 +350,6 @@ def _insert_leaf(tree: dict[str, Any], path: Path, value: Any) -> None:
     tree[last] = value
 
 
-def _reward_field(field: Field) -> Field:
+def _to_reward_field(field: Field) -> Field:
     """Return the field of a reward: integers and flags become float32."""
     return field if field.dtype.is_floating_point else Field(field.shape)

@@ -29,10 +29,10 @@ STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated")
 FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
-_OVERLAP = 2
+_OVERLAP_ROWS = 2
 """Rows held back until the next part is read. Two: dropping an episode's last step changes the step before it."""
 
-_OWN_FIELDS: dict[type, tuple[str, ...]] = {
+_STANDARD_FIELDS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: STEP_FIELDS,
     RolloutBuffer: (*STEP_FIELDS, "value", "log_prob"),
     DistillationBuffer: ("obs", "action"),
@@ -56,7 +56,7 @@ class EpisodeBlock:
     def __len__(self) -> int:
         return len(self.steps["terminated"])
 
-    def without_last(self) -> EpisodeBlock:
+    def drop_last_step(self) -> EpisodeBlock:
         """Return the block without its last step, whose observation becomes final; a truncation moves one step back."""
         steps = slice_leaves(self.steps, slice(None, -1))
         truncated = steps["truncated"].copy()
@@ -112,7 +112,7 @@ def split_episodes(
         edges = [0, *(np.flatnonzero(np.diff(episode)) + 1).tolist(), len(episode)]
         for start, stop in pairwise(edges[:-1]):
             yield block(start, stop, is_last=True)
-        last = max(edges[-2], edges[-1] - _OVERLAP)
+        last = max(edges[-2], edges[-1] - _OVERLAP_ROWS)
         if last > edges[-2]:
             yield block(edges[-2], last, is_last=False)
         overlap = episode[last:], slice_leaves(fields, slice(last, None))
@@ -131,11 +131,11 @@ def declared_fields(buffer: Any) -> Mapping[str, Tree]:
 
 def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
     """Return the extra fields of a buffer; raises if the buffer cannot be filled."""
-    own_fields = _OWN_FIELDS.get(type(buffer))
-    if own_fields is None:
+    standard_fields = _STANDARD_FIELDS.get(type(buffer))
+    if standard_fields is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
         raise SchemaError(explain(name, "a buffer", type(buffer).__name__, remedy))
-    return {field: tree for field, tree in declared_fields(buffer).items() if field not in own_fields}
+    return {field: tree for field, tree in declared_fields(buffer).items() if field not in standard_fields}
 
 
 def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, final_obs: FinalObs = "repeat") -> Any:
@@ -152,40 +152,40 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     """
     remedy = "Choose what to do with a last step without a next observation."
     check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
-    left_out: list[int] = []
+    shortened_episodes: list[int] = []
     blocks = show_progress(blocks, steps, "reading episodes", len)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
-        blocks = _drop_unknown_next(blocks, left_out)
+        blocks = _drop_unknown_next(blocks, shortened_episodes)
     if isinstance(buffer, RolloutBuffer):
         room = buffer.num_steps - buffer.num_stored
         if final_obs == "repeat":
             _require_room(name, steps, room)
         elif steps > room:
-            blocks = _collect(name, blocks, room)
+            blocks = _collect_blocks(name, blocks, room)
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     num_stored = write(name, buffer, blocks)
-    if left_out and final_obs is None:
-        lost = f"{len(left_out)} last step{'s' if len(left_out) > 1 else ''} without"
+    if shortened_episodes and final_obs is None:
+        lost = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
         warn_user(explain(name, "a next observation for every step", lost, remedy))
-    steps -= len(left_out)
+    steps -= len(shortened_episodes)
     if num_stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
-        warn_user(_too_small(name, steps, num_stored, remedy))
+        warn_user(_explain_lack_of_space(name, steps, num_stored, remedy))
     return buffer
 
 
-def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> Iterator[EpisodeBlock]:
+def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[int]) -> Iterator[EpisodeBlock]:
     """Drop last steps that would bootstrap from an unknown next observation."""
     for block in blocks:
         if not block.has_final_obs and not block.steps["terminated"][-1]:
-            left_out.append(1)
-            block = block.without_last()  # noqa: PLW2901
+            shortened_episodes.append(1)
+            block = block.drop_last_step()  # noqa: PLW2901
         if len(block):
             yield block
 
 
-def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
+def _collect_blocks(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
     """Read all blocks into a list; raises if they have more than `room` steps."""
     fitting_blocks: list[EpisodeBlock] = []
     steps = 0
@@ -199,10 +199,10 @@ def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[Episo
 
 def _require_room(name: str, steps: int, room: int) -> None:
     if steps > room:
-        raise BufferFullError(_too_small(name, steps, room, f"make the rollout with num_steps={steps}."))
+        raise BufferFullError(_explain_lack_of_space(name, steps, room, f"make the rollout with num_steps={steps}."))
 
 
-def _too_small(name: str, steps: int, room: int, remedy: str) -> str:
+def _explain_lack_of_space(name: str, steps: int, room: int, remedy: str) -> str:
     message = f"{steps - room} step{'s' if steps - room > 1 else ''} did not fit: {remedy}"
     return explain(name, f"room for {steps} steps", f"room for {room}", message)
 

@@ -18,7 +18,7 @@ from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fi
 from relive.datasets.filling import FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
-    damage,
+    damage_error,
     decode_budget,
     import_extra,
     memory_budget,
@@ -58,25 +58,25 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
         column_names = file.schema_arrow.names
         missing_columns = [name for name in names if name not in column_names]
         if missing_columns:
-            raise damage(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
+            raise damage_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
-                longest = max(longest, _longest_value(where, file, body, column, nbytes))
+                longest = max(longest, _max_value_bytes(where, file, body, column, nbytes))
         count = max(1, min(count, decode_budget(nbytes) // 2 // longest))
         yield from file.iter_batches(count, columns=names, use_threads=False)
 
 
-def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
+def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
     """Return the maximum bytes of one value of a column; raises if the pages or lists of the column are too long."""
     column_info, longest = file.schema.column(column), 1
     for number in range(file.metadata.num_row_groups):
         chunk = file.metadata.row_group(number).column(column)
-        pages = list(_pages(body, chunk))
+        pages = list(_read_page_headers(body, chunk))
         largest = max((page.nbytes for page in pages), default=0)
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise damage(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+            raise damage_error(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
         longest = max(longest, _BYTES_PER_NUMBER.get(column_info.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
         for needed_bytes, limit in (
@@ -84,20 +84,20 @@ def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: i
             (longest * values if column_info.max_repetition_level else 0, memory_budget(nbytes)),
         ):
             if needed_bytes > limit:
-                raise damage(
+                raise damage_error(
                     f"{where}: {column_info.path}", f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}"
                 )
     return longest
 
 
-class _Page(NamedTuple):
+class _PageHeader(NamedTuple):
     is_dictionary: bool
     nbytes: int
     """Decompressed size of the page."""
     values: int
 
 
-def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
+def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_PageHeader]:
     """Yield the page headers of a column in a row group."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
@@ -105,80 +105,80 @@ def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
     stop = at + chunk.total_compressed_size
     while at < stop:
         body.seek(at)
-        header, length = _Thrift(body.read(_MAX_HEADER_BYTES)).struct()
+        header, length = _ThriftParser(body.read(_MAX_HEADER_BYTES)).parse_struct()
         values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
         is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
         if min(nbytes, size, values) < 0:
             raise ValueError(f"a page of {size} bytes with {values} values")
-        yield _Page(is_dictionary, nbytes, values)
+        yield _PageHeader(is_dictionary, nbytes, values)
         at += length + size
 
 
-class _Thrift:
+class _ThriftParser:
     """A parser of structs in Thrift's compact protocol, as dicts from field numbers to values."""
 
     def __init__(self, body: bytes) -> None:
         self._body, self._at = body, 0
 
-    def struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
+    def parse_struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
         """Return the fields of the next struct, and the position after it."""
         if depth > 8:
             raise ValueError("structs inside each other")
         fields: dict[int, Any] = {}
         field = 0
-        while head := self._byte():
-            field = field + (head >> 4) if head >> 4 else self._number()
-            fields[field] = self._value(head & 15, depth)
+        while head := self._read_byte():
+            field = field + (head >> 4) if head >> 4 else self._read_number()
+            fields[field] = self._parse_value(head & 15, depth)
         return fields, self._at
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _parse_value(self, kind: int, depth: int) -> Any:
         if kind in (1, 2):  # booleans: the kind is the value
             return kind == 1
         if kind == 3:
-            return self._byte()
+            return self._read_byte()
         if kind in (4, 5, 6):
-            return self._number()
+            return self._read_number()
         if kind in (7, 8):  # a float64, or bytes after their length: skipped
             length = 8 if kind == 7 else self._read_varint()
             self._at += length
             return None
         if kind == 12:
-            return self.struct(depth + 1)[0]
+            return self.parse_struct(depth + 1)[0]
         raise ValueError(f"a value of the kind {kind}")
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         self._at += 1
         return self._body[self._at - 1]
 
     def _read_varint(self) -> int:
         number = shift = 0
         while True:
-            byte = self._byte()
+            byte = self._read_byte()
             number |= (byte & 127) << shift
             shift += 7
             if byte < 128:
                 return number
 
-    def _number(self) -> int:
+    def _read_number(self) -> int:
         number = self._read_varint()
         return number >> 1 ^ -(number & 1)
 
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
     """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
     pillow = import_extra("PIL.Image", "lerobot", "Pillow")
     if body is None:  # LeRobot would open the file at the path stored with the image
-        raise damage(where, "the bytes of an image", "a path to a file outside")
+        raise damage_error(where, "the bytes of an image", "a path to a file outside")
     with (
         wrap_errors(where, "a PNG or JPEG"),
         pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
     ):
         size = (picture.height, picture.width, picture.mode)
-        if size != (*shape[:2], _MODES.get(shape[2])):
-            raise damage(where, f"an image of {shape} pixels and channels", size)
+        if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
+            raise damage_error(where, f"an image of {shape} pixels and channels", size)
         return np.asarray(picture).reshape(shape)
 
 
@@ -190,7 +190,7 @@ class Video:
         self._frames: Iterator[tuple[float, Any]] = iter(())
         self._last: tuple[float, Any] | None = None
 
-    def frame(self, time: float) -> np.ndarray:
+    def read_frame(self, time: float) -> np.ndarray:
         """Return the frame at `time` seconds; raises if no frame is within half a frame of it."""
         if self._last is None or time < self._last[0] - 0.5 / self._fps:
             self._frames = self._decode()
@@ -213,12 +213,12 @@ class Video:
             stream = next(iter(container.streams.video), None)
             size = None if stream is None else (stream.height, stream.width)
             if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
-                raise damage(self._where, f"frames of {self._shape} pixels and channels", size)
+                raise damage_error(self._where, f"frames of {self._shape} pixels and channels", size)
             # The size in the bitstream may differ from that of the container; codecs round sizes up.
             stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
-                    raise damage(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                    raise damage_error(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
                 yield float(frame.time or 0.0), frame
 
 
@@ -226,8 +226,8 @@ _NUMBER_DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
 _MAX_FPS = 1e6
-_ROWS_AT_ONCE = 1 << 12
-_ROW_BYTES = 500
+_TABLE_ROWS_PER_READ = 1 << 12
+_TABLE_ROW_BYTES = 500
 """Bytes of a row of a small table as Python objects."""
 
 
@@ -240,20 +240,20 @@ class Feature(NamedTuple):
     """The shape per frame; of an image: height, width and channels."""
 
 
-def file_inside(root: Path, name: str) -> Path:
+def resolve_file(root: Path, name: str) -> Path:
     """Return the path of a file of the dataset; raises if a link points outside the dataset."""
-    path, home = (root / name).resolve(), root.resolve()
+    path, folder = (root / name).resolve(), root.resolve()
     # In the cache of the Hugging Face hub, files of a snapshot are links to blobs.
     blobs = root.absolute().parent.parent.resolve() / "blobs"
     is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
-    if not path.is_relative_to(home) and not is_cached:
-        raise damage(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
+    if not path.is_relative_to(folder) and not is_cached:
+        raise damage_error(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
     return path
 
 
-def _feature(where: str, description: Any) -> Feature:
+def _parse_feature(where: str, description: Any) -> Feature:
     if not isinstance(description, dict) or not isinstance(description.get("dtype"), str):
-        raise damage(where, "a feature with a dtype", reprlib.repr(description))
+        raise damage_error(where, "a feature with a dtype", reprlib.repr(description))
     kind, shape, names = (
         description["dtype"],
         parse_sizes(f"{where}: shape", description.get("shape"), 1),
@@ -261,12 +261,14 @@ def _feature(where: str, description: Any) -> Feature:
     )
     if kind in ("image", "video"):
         if len(shape) != 3:
-            raise damage(f"{where}: shape", "height, width and channels", shape)
+            raise damage_error(f"{where}: shape", "height, width and channels", shape)
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         return Feature(kind, shape)
     if kind not in (*_NUMBER_DTYPES, "string"):
-        raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind))
+        raise damage_error(
+            where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind)
+        )
     # LeRobot stores single numbers with shape (1,) too; only vectors have names.
     return Feature(kind, () if shape == (1,) and not names else shape)
 
@@ -281,7 +283,7 @@ class _DatasetSource(RowSource):
         where = f"{self.name}: meta/info.json"
         with (
             wrap_errors(where, "the description of a LeRobot dataset"),
-            file_inside(root, "meta/info.json").open("rb") as file,
+            resolve_file(root, "meta/info.json").open("rb") as file,
         ):
             body = file.read(MAX_JSON_BYTES + 1)
         metadata = parse_json(where, body)
@@ -290,14 +292,14 @@ class _DatasetSource(RowSource):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
             raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
         if not isinstance(features, dict) or "episode_index" not in features:
-            raise damage(where, "features with 'episode_index'", reprlib.repr(features))
-        self._features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
-        if not _is_rate(fps):
-            raise damage(where, "fps, a positive number", reprlib.repr(fps))
+            raise damage_error(where, "features with 'episode_index'", reprlib.repr(features))
+        self._features = {name: _parse_feature(f"{where}: {name}", each) for name, each in features.items()}
+        if not _is_valid_fps(fps):
+            raise damage_error(where, "fps, a positive number", reprlib.repr(fps))
         self._fps = float(fps)
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._tasks: dict[int, str] | None = None
-        self._positions: dict[str, dict[int, tuple[str, float]]] = {}
+        self._video_starts: dict[str, dict[int, tuple[str, float]]] = {}
         """By camera and episode: the video file, and the start of the episode in it, in seconds."""
         self._videos: dict[str, tuple[str, Video]] = {}
         """By camera: the video that was read last, and its file name."""
@@ -327,62 +329,62 @@ class _DatasetSource(RowSource):
         stored_columns = {*columns, "episode_index"} - videos - {"task"}
         stored_columns |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
         for file in files:
-            for rows in self._table_rows(file, sorted(stored_columns), count):
+            for rows in self._read_table(file, sorted(stored_columns), count):
                 if "task" in columns:
-                    rows["task"] = self._task_texts(rows["task_index"])
+                    rows["task"] = self._look_up_tasks(rows["task_index"])
                 for name in videos:
-                    rows[name] = self._video_frames(name, rows["episode_index"], rows["timestamp"])
+                    rows[name] = self._read_video_frames(name, rows["episode_index"], rows["timestamp"])
                 yield rows["episode_index"], {name: rows[name] for name in columns}
 
     def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
-        if not (self._root / _FINAL_OBS).exists():
+        if not (self._root / _FINAL_OBS_FILE).exists():
             return None
-        rows = enumerate(self._table_rows(_FINAL_OBS, sorted(obs), 1))
+        rows = enumerate(self._read_table(_FINAL_OBS_FILE, sorted(obs), 1))
 
         def row(number: int) -> dict[str, Any]:
             for at, columns in rows:
                 if at == number:
                     return columns
-            raise damage(f"{self.name}: {_FINAL_OBS}", f"a row for episode {number}", "fewer rows")
+            raise damage_error(f"{self.name}: {_FINAL_OBS_FILE}", f"a row for episode {number}", "fewer rows")
 
         return row
 
-    def _table_rows(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
+    def _read_table(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
         """Yield up to `count` rows of a parquet file at a time, as values by feature name."""
         where = f"{self.name}: {file}"
-        for batch in read_batches(where, file_inside(self._root, file), names, count, self.nbytes):
-            yield {name: self._values(f"{where}: {name}", name, batch.column(name)) for name in names}
+        for batch in read_batches(where, resolve_file(self._root, file), names, count, self.nbytes):
+            yield {name: self._convert_values(f"{where}: {name}", name, batch.column(name)) for name in names}
 
-    def _values(self, where: str, name: str, values: Any) -> Any:
+    def _convert_values(self, where: str, name: str, values: Any) -> Any:
         feature = self._features.get(name)
         if feature is None:
-            raise damage(where, "a feature of meta/info.json", "no such feature")
+            raise damage_error(where, "a feature of meta/info.json", "no such feature")
         if feature.kind == "image":
-            return _images(where, values, feature.shape)
+            return _decode_images(where, values, feature.shape)
         if feature.kind == "string":
             texts = values.to_pylist()
             if not all(isinstance(text, str) for text in texts):
-                raise damage(where, "texts", values.type)
+                raise damage_error(where, "texts", values.type)
             return texts
-        return _numbers(where, values, feature)
+        return _to_numbers(where, values, feature)
 
-    def _entries(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    def _read_small_table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a small parquet file; raises if they exceed the memory budget of the dataset."""
         where, max_bytes, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
-        for batch in read_batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
+        for batch in read_batches(where, resolve_file(self._root, file), names, _TABLE_ROWS_PER_READ, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
-            total += batch.nbytes + _ROW_BYTES * batch.num_rows
+            total += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
             if total > max_bytes:
-                raise damage(where, f"rows of at most {max_bytes:,} bytes", "more")
+                raise damage_error(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
-    def _task_texts(self, indices: np.ndarray) -> list[str]:
+    def _look_up_tasks(self, indices: np.ndarray) -> list[str]:
         if self._tasks is None:
             self._tasks = self._read_tasks()
         try:
             return [self._tasks[int(index)] for index in indices]
         except KeyError as error:
-            raise damage(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+            raise damage_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
     def _read_tasks(self) -> dict[int, str]:
         """Return the text of each task by its index; empty if the dataset has none."""
@@ -391,79 +393,79 @@ class _DatasetSource(RowSource):
             return {}
         where = f"{self.name}: {file}"
         with wrap_errors(where, "a parquet file that can be read"):
-            names = import_extra("pyarrow.parquet", "lerobot").read_schema(file_inside(self._root, file)).names
+            names = import_extra("pyarrow.parquet", "lerobot").read_schema(resolve_file(self._root, file)).names
         texts = [name for name in names if name != "task_index"]
         if "task_index" not in names or len(texts) != 1:
-            raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
+            raise damage_error(where, "the column 'task_index' and one of texts", ", ".join(names))
         tasks: dict[int, str] = {}
-        for index, text in self._entries(file, ["task_index", texts[0]]):
+        for index, text in self._read_small_table(file, ["task_index", texts[0]]):
             if type(index) is not int or not isinstance(text, str):
-                raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
+                raise damage_error(where, "a number and a text per task", reprlib.repr((index, text)))
             tasks[index] = text
         return tasks
 
-    def _video_frames(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
+    def _read_video_frames(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
         shape = self._features[name].shape
         frames = np.empty((len(episodes), *shape), np.uint8)
-        if name not in self._positions:
-            self._positions[name] = self._video_positions(name)
+        if name not in self._video_starts:
+            self._video_starts[name] = self._read_video_positions(name)
         for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
-            if episode not in self._positions[name]:
-                raise damage(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
-            file, start = self._positions[name][episode]
+            if episode not in self._video_starts[name]:
+                raise damage_error(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
+            file, start = self._video_starts[name][episode]
             if self._videos.get(name, ("",))[0] != file:
-                path = file_inside(self._root, file)
+                path = resolve_file(self._root, file)
                 self._videos[name] = file, Video(f"{self.name}: {file}", path, shape, self._fps)
-            frames[row] = self._videos[name][1].frame(start + time)
+            frames[row] = self._videos[name][1].read_frame(start + time)
         return frames
 
-    def _video_positions(self, name: str) -> dict[int, tuple[str, float]]:
+    def _read_video_positions(self, name: str) -> dict[int, tuple[str, float]]:
         positions: dict[int, tuple[str, float]] = {}
         keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
         for path in sorted(self._root.glob("meta/episodes/*/*.parquet")):
             table = path.relative_to(self._root).as_posix()
-            for episode, chunk, file, start in self._entries(table, keys):
+            for episode, chunk, file, start in self._read_small_table(table, keys):
                 if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
-                    raise damage(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
+                    raise damage_error(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
                 if not isinstance(start, float) or not 0 <= start < 1e12:
-                    raise damage(f"{self.name}: {table}", "a time in seconds", start)
+                    raise damage_error(f"{self.name}: {table}", "a time in seconds", start)
                 positions[episode] = f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start
         return positions
 
 
-def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
+def _to_numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
     # An Arrow extension type wraps its values in `storage`.
     count, flat = len(values), getattr(values, "storage", values)
     while True:
         if flat.null_count:
-            raise damage(where, "a value in every row", "rows without a value")
+            raise damage_error(where, "a value in every row", "rows without a value")
         if not (types.is_list(flat.type) or types.is_large_list(flat.type) or types.is_fixed_size_list(flat.type)):
             break
         lengths = compute.unique(compute.list_value_length(flat))
         if len(lengths) > 1:
-            raise damage(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
+            raise damage_error(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
         flat = flat.flatten()
     numbers = flat.to_numpy(zero_copy_only=False)
     if numbers.dtype != np.dtype(feature.kind) or numbers.size != count * int(np.prod(feature.shape)):
         expected = f"{feature.kind} of shape {feature.shape} in every row"
-        raise damage(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
+        raise damage_error(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
     return numbers.reshape(count, *feature.shape)
 
 
-def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
     types = import_extra("pyarrow.types", "lerobot")
     values = getattr(values, "storage", values)
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
-        raise damage(where, "images as bytes", values.type)
+        raise damage_error(where, "images as bytes", values.type)
     bodies = values.field("bytes").to_pylist()
     return np.stack([decode_image(where, body, shape) for body in bodies])
 
 
 _FIELD_NAMES = {"observation": "obs", "action": "action"}
 _NEXT_FIELD_NAMES = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
-_FINAL_OBS = "meta/final_obs.parquet"
+_FINAL_OBS_FILE = "meta/final_obs.parquet"
 """The file of final observations, which only datasets written by `to_lerobot` have."""
 _COUNTER_COLUMNS = ("index", "episode_index", "frame_index", "timestamp")
 """Columns of counters, which LeRobot writes itself."""
@@ -537,7 +539,7 @@ def _arrow_array(rows: np.ndarray) -> Any:
     """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if is_image(inner, rows.dtype):
-        bodies = pyarrow.array([_png(row) for row in rows], pyarrow.binary())
+        bodies = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
@@ -551,7 +553,7 @@ def _arrow_array(rows: np.ndarray) -> Any:
     return values
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def _encode_png(pixels: np.ndarray) -> bytes:
     body = io.BytesIO()
     import_extra("PIL.Image", "lerobot", "Pillow").fromarray(pixels).save(body, "PNG", compress_level=1)
     return body.getvalue()
@@ -587,7 +589,7 @@ _MAX_GROUP_VALUES = 1 << 22
 """Maximum count of numbers per column of a row group; it bounds the lists that a reader has to hold."""
 _FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
 
-_PANDAS = {
+_PANDAS_METADATA = {
     "index_columns": ["__index_level_0__"],
     "column_indexes": [],
     "columns": [
@@ -618,7 +620,7 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
     """
     import_extra("pyarrow", "lerobot")
     require_steps("to_lerobot", replay)
-    if not _is_rate(fps):
+    if not _is_valid_fps(fps):
         raise SchemaError(explain("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number."))
     texts = [tasks] if isinstance(tasks, str) else tasks
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -628,7 +630,7 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
         _DatasetWriter(unfinished, fps, list(texts)).write(replay)
 
 
-def _is_rate(fps: Any) -> TypeGuard[float]:
+def _is_valid_fps(fps: Any) -> TypeGuard[float]:
     """Whether a value is a number of frames per second."""
     return isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < _MAX_FPS
 
@@ -645,7 +647,7 @@ class _DatasetWriter:
         self._frames = 0
 
     def write(self, replay: ReplayBuffer) -> None:
-        final = _ParquetWriter(self._root / _FINAL_OBS)
+        final = _ParquetWriter(self._root / _FINAL_OBS_FILE)
         for episode in episode_arrays(replay):
             final.write(_feature_columns({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
             self._write_episode(_feature_columns(episode))
@@ -691,7 +693,9 @@ class _DatasetWriter:
         pyarrow, meta = import_extra("pyarrow", "lerobot"), self._root / "meta"
         parquet = import_extra("pyarrow.parquet", "lerobot")
         tasks = pyarrow.table({"task_index": np.arange(len(self._tasks)), "__index_level_0__": self._tasks})
-        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(_PANDAS)})  # LeRobot looks tasks up by their text
+        tasks = tasks.replace_schema_metadata(
+            {"pandas": json.dumps(_PANDAS_METADATA)}
+        )  # LeRobot looks tasks up by their text
         parquet.write_table(tasks, meta / "tasks.parquet")
         (meta / "episodes/chunk-000").mkdir(parents=True)
         parquet.write_table(pyarrow.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")

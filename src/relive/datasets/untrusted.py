@@ -50,13 +50,13 @@ def require_similar_size(where: str, rows: int, row_bytes: int, file_bytes: int)
 def parse_json(where: str, body: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Parse a JSON object; raises if the document is longer than `max_bytes`."""
     if len(body) > max_bytes:
-        raise damage(where, f"at most {max_bytes} bytes", "more")
+        raise damage_error(where, f"at most {max_bytes} bytes", "more")
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise damage(where, "JSON", error) from None
+        raise damage_error(where, "JSON", error) from None
     if not isinstance(document, dict):
-        raise damage(where, "a JSON object", reprlib.repr(document))
+        raise damage_error(where, "a JSON object", reprlib.repr(document))
     return document
 
 
@@ -64,7 +64,7 @@ def parse_sizes(where: str, value: Any, min_size: int = 0) -> tuple[int, ...]:
     """Parse the sizes of at most 16 axes, each at least `min_size`."""
     is_list = isinstance(value, list) and len(value) <= 16
     if not is_list or not all(type(size) is int and min_size <= size < 1 << 62 for size in value):
-        raise damage(where, f"a list of at most 16 sizes from {min_size} on", reprlib.repr(value))
+        raise damage_error(where, f"a list of at most 16 sizes from {min_size} on", reprlib.repr(value))
     return tuple(value)
 
 
@@ -85,6 +85,6 @@ def wrap_errors(where: str, expected: str) -> Iterator[None]:
         raise SchemaError(explain(where, expected, f"{type(error).__name__}: {error}", "Copy it again.")) from error
 
 
-def damage(where: str, expected: str, got: object) -> SchemaError:
+def damage_error(where: str, expected: str, got: object) -> SchemaError:
     """Return the error for a damaged or forged file."""
     return SchemaError(explain(where, expected, got, "Do not read a dataset that you do not trust; write it anew."))
