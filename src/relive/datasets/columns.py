@@ -1,4 +1,4 @@
-"""Datasets with one row per step: reading their columns into the fields of a buffer."""
+"""Reads datasets with one row per step, and maps their columns to the fields of a buffer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FLAG_FIELDS = ("terminated", "truncated")
 _NUMBER_FIELDS = ("reward", *_FLAG_FIELDS)
 _MAX_COLUMNS = 1 << 10
 BLOCK_BYTES = 1 << 21
-"""The approximate number of bytes that a reader reads at once."""
+"""Approximate number of bytes per read."""
 FLAG_ROWS_PER_READ = 1 << 18
-"""The number of rows per read when only flags are read, to count ends of episodes."""
+"""Number of rows per read of flags, when the ends of episodes are counted."""
 _COPIES_PER_STEP = 8
-"""Number of copies of a step in memory: two rows read, two rows of overlap, their concatenation, and fields."""
+"""Number of copies of a step that a reader has in memory: as read, as overlap, concatenated, and as fields."""
 
 
 class ColumnSpec(NamedTuple):
@@ -123,7 +123,7 @@ class ColumnPlan:
     Args:
         name: the public function, for error messages.
         source: the rows.
-        chosen: the caller's `columns=`.
+        user_columns: the caller's `columns=`.
         encode: the caller's `encode=`.
         buffer: the buffer to fill, or None for a new one.
     """
@@ -246,7 +246,7 @@ class ColumnPlan:
                 numbers = self._encode[column](text)
                 try:
                     encodings[text] = np.asarray(numbers)
-                # Raised for ragged lists, and for tensors on a GPU or with gradients.
+                # numpy raises these for ragged lists, and for tensors on a GPU or with gradients.
                 except (ValueError, TypeError, RuntimeError) as error:
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encodings[text] for text in texts]
@@ -255,8 +255,6 @@ class ColumnPlan:
             got = f"{', '.join(sorted(map(str, dtypes)))} of shapes {sorted(shapes)}"
             raise self._error(column, expected, got, remedy)
         return np.stack(rows)
-
-    # Mapping of columns to fields, and checks
 
     def _choose_path(self, column: str, user_columns: Columns, declared: Mapping[str, Tree]) -> Path | None:
         separator = self._source.separator
@@ -339,7 +337,7 @@ def _declares_vector(buffer: Any, path: Path) -> bool:
 
 
 def _insert_leaf(tree: dict[str, Any], path: Path, value: Any) -> None:
-    """Put a leaf into nested dicts; raises a KeyError if another leaf has its path."""
+    """Put a leaf into nested dicts; raises a KeyError if the path is in use."""
     *groups, last = path
     for name in groups:
         tree = tree.setdefault(name, {})

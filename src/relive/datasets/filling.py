@@ -30,14 +30,14 @@ FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
 _OVERLAP_ROWS = 2
-"""Rows held back until the next part is read. Two: dropping an episode's last step changes the step before it."""
+"""Number of rows to hold back until the next part is read: dropping a last step also changes the step before it."""
 
 _STANDARD_FIELDS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: STEP_FIELDS,
     RolloutBuffer: (*STEP_FIELDS, "value", "log_prob"),
     DistillationBuffer: ("obs", "action"),
 }
-"""The buffer classes that can be filled, and the names of their fields that are not extra."""
+"""The classes of buffers that can be filled, and the fields that buffers of each class always have."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class EpisodeBlock:
     is_last: bool = True
     """Whether the episode ends with this block."""
     has_final_obs: bool = True
-    """Whether the last next observation is known; otherwise it repeats the last observation."""
+    """Whether the next observation of the last step is known; otherwise it repeats the last observation."""
 
     def __len__(self) -> int:
         return len(self.steps["terminated"])
@@ -85,11 +85,11 @@ def split_episodes(
     Args:
         name: the dataset, for messages.
         parts: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
-        final_obs: a function that reads the true final observation [1, …] of an episode; None if they are unknown.
+        final_obs: a function that reads the final observation [1, …] of an episode; None if the file has none.
     """
     overlap: tuple[np.ndarray, dict[str, Any]] | None = None
 
-    def block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
+    def make_block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
         number = int(episode[start])
         steps, has_final_obs = slice_leaves(fields, slice(start, stop)), True
         if "next_obs" not in steps and not is_last:
@@ -111,17 +111,14 @@ def split_episodes(
             episode, fields = np.concatenate([overlap[0], episode]), join_leaves(overlap[1], fields)
         edges = [0, *(np.flatnonzero(np.diff(episode)) + 1).tolist(), len(episode)]
         for start, stop in pairwise(edges[:-1]):
-            yield block(start, stop, is_last=True)
+            yield make_block(start, stop, is_last=True)
         last = max(edges[-2], edges[-1] - _OVERLAP_ROWS)
         if last > edges[-2]:
-            yield block(edges[-2], last, is_last=False)
+            yield make_block(edges[-2], last, is_last=False)
         overlap = episode[last:], slice_leaves(fields, slice(last, None))
     if overlap is not None:
         episode, fields = overlap
-        yield block(0, len(episode), is_last=True)
-
-
-# Filling a buffer
+        yield make_block(0, len(episode), is_last=True)
 
 
 def declared_fields(buffer: Any) -> Mapping[str, Tree]:
@@ -152,7 +149,7 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     """
     remedy = "Choose what to do with a last step without a next observation."
     check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
-    shortened_episodes: list[int] = []
+    shortened_episodes: list[str] = []
     blocks = show_progress(blocks, steps, "reading episodes", len)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
         blocks = _drop_unknown_next(blocks, shortened_episodes)
@@ -175,11 +172,11 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     return buffer
 
 
-def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[int]) -> Iterator[EpisodeBlock]:
-    """Drop last steps that would bootstrap from an unknown next observation."""
+def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[str]) -> Iterator[EpisodeBlock]:
+    """Drop last steps without a next observation to bootstrap from; collects the names of their episodes."""
     for block in blocks:
         if not block.has_final_obs and not block.steps["terminated"][-1]:
-            shortened_episodes.append(1)
+            shortened_episodes.append(block.where)
             block = block.drop_last_step()  # noqa: PLW2901
         if len(block):
             yield block
@@ -260,9 +257,6 @@ def _to_distillation(name: str, buffer: DistillationBuffer, blocks: Iterable[Epi
     return ring.head - max(ring.oldest, before)
 
 
-# Writing a file
-
-
 def require_ordered(name: str, replay: Any) -> None:
     """Raise unless `replay` stores the observations of an episode in order."""
     if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
@@ -282,7 +276,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     _require_absent(name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # unique to this process
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # a new name
         unfinished = Path(folder) / path.name
         yield unfinished
         try:

@@ -37,7 +37,7 @@ _D4RL_FIELDS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated",
 }  # fmt: skip
 _ROBOMIMIC_FIELDS = {"actions": "action", "rewards": "reward", "dones": "terminated"}
-"""For each layout, the fields of columns whose names differ from ours."""
+"""The field of each column, for columns that a layout calls differently from their field."""
 _CUTS_COLUMN = "cuts"
 """The array of flags that mark the last step of abandoned episodes; `to_hdf5` adds it to D4RL's arrays if needed."""
 _VECTOR_ATTRIBUTE = "relive_vector"
@@ -46,10 +46,10 @@ _VECTOR_ATTRIBUTE = "relive_vector"
 _CACHE_BYTES = 1 << 23
 _CHUNK_BYTES = 1 << 18
 _MAX_DEPTH = 64
-"""The largest number of nested groups."""
+"""Maximum depth of nested groups."""
 _GZIP_FILTER, _SHUFFLE_FILTER, _CHECKSUM_FILTER, _LZF_FILTER = 1, 2, 3, 32000
 _MAX_EXPANSIONS = {_GZIP_FILTER: 1032, _LZF_FILTER: 90}
-"""The supported compressors, and the largest number of bytes that one compressed byte can become."""
+"""The supported compressors, and the maximum ratio of decoded to compressed bytes."""
 
 
 def from_hdf5(
@@ -132,7 +132,7 @@ class _ArrayGroup(NamedTuple):
 
     group: Any
     arrays: dict[str, Any]
-    """All arrays below the group by their path in the group, which is the name of the column."""
+    """All arrays below the group, by their path in the group, which is the name of the column."""
     num_rows: int
 
 
@@ -142,7 +142,7 @@ class _Hdf5Source(RowSource):
     Args:
         parts: groups of arrays with the same columns.
         ends: the last row of each episode, counted over all parts.
-        fields: the fields of columns whose names differ from ours.
+        fields: the fields of columns that the layout calls differently from their field.
         hidden: columns, or groups of columns, that are not fields.
     """
 
@@ -167,7 +167,7 @@ class _Hdf5Source(RowSource):
         return {column: _column_spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
 
     def default_path(self, column: str) -> tuple[str, ...]:
-        if column == "obs/obs":  # an observation without parts, as `to_hdf5` writes it in robomimic's layout
+        if column == "obs/obs":  # `to_hdf5` writes an observation without parts like this
             return ("obs",)
         first, *rest = column.split("/")
         return (self._fields.get(first, first), *rest)
@@ -213,7 +213,7 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
 
 def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     """Open D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
-    # The group "metadata" has the weights of the policy that acted, and no steps.
+    # The group "metadata" has the weights of the policy, and no steps.
     arrays = {name: array for name, array in _find_arrays(file).items() if name.split("/")[0] != "metadata"}
     name = Path(file.filename).name
     for column in ("observations", "actions", "rewards", "terminals"):
@@ -279,7 +279,7 @@ def _column_spec(array: Any) -> ColumnSpec:
 
 
 def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
-    """Return the dtype and shape of each column; raises if a column, unless left out, has another length."""
+    """Return the dtype and shape of each column; raises if the columns, except those left out, differ in length."""
     forms = {}
     for column, array in part.arrays.items():
         if column not in left_out:
@@ -289,7 +289,7 @@ def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
 
 
 def _require_rows(array: Any, rows: int) -> None:
-    if (array.shape or ())[:1] != (rows,):  # an array without a shape has None
+    if (array.shape or ())[:1] != (rows,):  # h5py: the shape of an empty array is None
         remedy = "Leave it out with columns=, or repair the file."
         raise SchemaError(explain(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy))
 
@@ -314,7 +314,9 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
-            unnamed_part = ["obs"] if name in ("obs", "next_obs") else []  # robomimic has no unnamed observation
+            unnamed_part = (
+                ["obs"] if name in ("obs", "next_obs") else []
+            )  # robomimic stores only named parts of observations
             _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *(parts or unnamed_part)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
@@ -400,7 +402,7 @@ def _walk_objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
-            if isinstance(key, bytes):  # h5py returns a name that it cannot decode as it is stored
+            if isinstance(key, bytes):  # h5py returns names that are not UTF-8 as bytes
                 raise damage_error(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
             name = f"{prefix}/{key}"
             where = f"{path.name}: {name}"

@@ -36,7 +36,7 @@ from relive.storage import Memory
 _MAX_HEADER_BYTES = 1 << 16
 _DICTIONARY_PAGE = 2
 _BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
-"""Bytes of a number and its levels in memory while lists are read, by physical type."""
+"""Memory per number while lists are read, by physical type of the Parquet column."""
 
 
 def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
@@ -170,7 +170,7 @@ _IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
     """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
     pillow = import_extra("PIL.Image", "lerobot", "Pillow")
-    if body is None:  # LeRobot would open the file at the path stored with the image
+    if body is None:  # LeRobot would read the image from a stored path
         raise damage_error(where, "the bytes of an image", "a path to a file outside")
     with (
         wrap_errors(where, "a PNG or JPEG"),
@@ -214,7 +214,7 @@ class Video:
             size = None if stream is None else (stream.height, stream.width)
             if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
                 raise damage_error(self._where, f"frames of {self._shape} pixels and channels", size)
-            # The size in the bitstream may differ from that of the container; codecs round sizes up.
+            # The bitstream may declare another frame size than the container; codecs round sizes up.
             stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
@@ -228,7 +228,7 @@ _NUMBER_DTYPES = (
 _MAX_FPS = 1e6
 _TABLE_ROWS_PER_READ = 1 << 12
 _TABLE_ROW_BYTES = 500
-"""Bytes of a row of a small table as Python objects."""
+"""Memory per row of a small table, as Python objects."""
 
 
 class Feature(NamedTuple):
@@ -237,7 +237,7 @@ class Feature(NamedTuple):
     kind: str
     """ "image", "video", "string", or the dtype of numbers."""
     shape: tuple[int, ...]
-    """The shape per frame; of an image: height, width and channels."""
+    """Shape of the value of one frame; height, width and channels for images."""
 
 
 def resolve_file(root: Path, name: str) -> Path:
@@ -300,9 +300,9 @@ class _DatasetSource(RowSource):
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._tasks: dict[int, str] | None = None
         self._video_starts: dict[str, dict[int, tuple[str, float]]] = {}
-        """By camera and episode: the video file, and the start of the episode in it, in seconds."""
+        """For each camera and episode: the video file, and the second at which the episode starts in it."""
         self._videos: dict[str, tuple[str, Video]] = {}
-        """By camera: the video that was read last, and its file name."""
+        """For each camera: the file name of the newest video, and the open video."""
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         features = self._features | ({"task": Feature("string", ())} if "task_index" in self._features else {})
@@ -468,7 +468,7 @@ _NEXT_FIELD_NAMES = {"next.reward": "reward", "next.done": "terminated", "next.t
 _FINAL_OBS_FILE = "meta/final_obs.parquet"
 """The file of final observations, which only datasets written by `to_lerobot` have."""
 _COUNTER_COLUMNS = ("index", "episode_index", "frame_index", "timestamp")
-"""Columns of counters, which LeRobot writes itself."""
+"""Columns that LeRobot computes itself."""
 _SKIPPED_COLUMNS = (*_COUNTER_COLUMNS, "task")
 """Columns that are left out by default: the order of rows replaces counters, and "task" is the text of task_index."""
 
@@ -560,7 +560,7 @@ def _encode_png(pixels: np.ndarray) -> bytes:
 
 
 class _FeatureStats:
-    """Statistics of a column, with which LeRobot's policies normalise; of images: per channel, scaled to [0, 1]."""
+    """Statistics with which LeRobot's policies normalise a column; for images, per channel and scaled to [0, 1]."""
 
     def __init__(self) -> None:
         self._count, self._sum, self._squares = 0, 0.0, 0.0
@@ -586,7 +586,7 @@ class _FeatureStats:
 
 _MAX_FILE_BYTES = 100_000_000
 _MAX_GROUP_VALUES = 1 << 22
-"""Maximum count of numbers per column of a row group; it bounds the lists that a reader has to hold."""
+"""Maximum number of values per column and row group, so that a reader needs little memory."""
 _FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
 
 _PANDAS_METADATA = {

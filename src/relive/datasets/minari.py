@@ -37,7 +37,7 @@ from relive.schema.fields import DTYPES, Field, Tree, caller_shape, iter_leaves,
 from relive.storage import Memory
 
 _MAX_METADATA_BYTES = 1 << 24
-"""The largest metadata.json, which has two limits per pixel of an image."""
+"""Maximum bytes of metadata.json, in which the space of an image has two limits per pixel."""
 _MAX_SPACE_NUMBERS = 1 << 22
 
 
@@ -116,7 +116,7 @@ def dataset_folder(path: Path) -> Path | None:
 
 
 def _import_minari() -> Any:
-    """Return the module `minari`."""
+    """Import the optional library Minari."""
     return import_extra("minari", "minari", "Minari")
 
 

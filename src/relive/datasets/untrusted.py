@@ -12,11 +12,11 @@ from typing import Any
 from relive.errors import SchemaError, explain
 
 MAX_JSON_BYTES = 1 << 21
-"""The largest JSON document to parse: parsed, it takes up to 24 times as much memory."""
+"""Maximum bytes of a JSON document, which takes up to 24 times as much memory when it is parsed."""
 
 _SMALL_BUFFER_BYTES, _MAX_EXPANSION = 1 << 24, 1000
-"""Limits of a new buffer: always allowed bytes, and bytes per byte of the file. Deflate and videos come close to this
-ratio; decompression bombs exceed it."""
+"""A new buffer may always have the first number of bytes; a larger one at most the second number times the bytes of the
+file. Deflate and videos come close to this ratio; decompression bombs exceed it."""
 
 
 def import_extra(module: str, extra: str, title: str | None = None) -> Any:

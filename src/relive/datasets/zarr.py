@@ -52,13 +52,13 @@ class Store:
         name: the name of the store, for messages.
         nbytes: the number of bytes of the store on the disk.
         sizes: the size of each file.
-        body: a function of a name and a size that reads a file.
+        read_file: a function that reads a file, given its name and size.
     """
 
-    def __init__(self, name: str, nbytes: int, sizes: dict[str, int], body: Callable[[str, int], bytes]) -> None:
-        self.name, self.nbytes, self.sizes, self._body = name, nbytes, sizes, body
+    def __init__(self, name: str, nbytes: int, sizes: dict[str, int], read_file: Callable[[str, int], bytes]) -> None:
+        self.name, self.nbytes, self.sizes, self._read_file = name, nbytes, sizes, read_file
         self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
-        """By array: number, size in bytes and rows of the last decoded chunk."""
+        """For each array: the number, the bytes and the rows of its last decoded chunk."""
 
     def chunk_rows(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
         """Return the rows of a chunk, cached or from `decode`, which returns `nbytes` bytes."""
@@ -78,7 +78,7 @@ class Store:
         if self.sizes[name] > max_bytes:
             raise damage_error(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
         with wrap_errors(where, "a file that can be read"):
-            body = self._body(name, self.sizes[name])
+            body = self._read_file(name, self.sizes[name])
         if len(body) != self.sizes[name]:
             raise damage_error(where, f"{self.sizes[name]} bytes", len(body))
         return body
@@ -136,7 +136,7 @@ def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, in
 
 _ZLIB_WINDOWS = {"zlib": 15, "gzip": 31}
 _SLICE_BYTES = 1 << 14
-"""Compressed bytes per call of zlib, which become at most 1,032 times as many."""
+"""Compressed bytes per call of zlib, which expands them at most 1,032 times."""
 
 _BLOSC_HEADER = struct.Struct("<4B3I")
 _BLOSC_COPY, _BLOSC_WHOLE = 0x02, 0x10
@@ -271,7 +271,7 @@ class ArraySpec(NamedTuple):
     codec: str | None
     """The compressor of the chunks; None if they are not compressed."""
     chunk_name: Callable[[tuple[int, ...]], str]
-    """A function from the coordinates of a chunk to its name."""
+    """A function that returns the file name of a chunk, given its coordinates in the grid of chunks."""
 
 
 class ZarrArray:
@@ -351,7 +351,7 @@ class ZarrArray:
         if key not in self._store.sizes:
             extent = tuple(map(min, self.spec.chunks, self.spec.shape))
             return np.broadcast_to(self.spec.fill_value, extent)
-        # A compressor makes incompressible bytes a little longer.
+        # Compressors make incompressible data a little longer.
         body = self._store.read(key, self._chunk_nbytes + self._chunk_nbytes // 8 + 4096)
         decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._chunk_nbytes)
         return decoded.view(self.spec.dtype).reshape(self.spec.chunks, order=self.spec.order)[inside]  # type: ignore[arg-type]
@@ -443,7 +443,7 @@ def _parse_fill_value(where: str, value: Any, dtype: np.dtype) -> Any:
 
 
 FIELDS_ATTRIBUTE = "relive_fields"
-"""The attribute of the root in which `to_zarr` stores the field of each column."""
+"""The attribute of a store in which `to_zarr` saves the field path of each array."""
 
 
 def from_zarr(
