@@ -71,7 +71,7 @@ def client_of(calls: LocalCalls, plan: ServicePlan, *, max_pending: int = 4, see
     service._calls = service._reader._calls = calls
     service._sender._calls = calls
     for stream in service._sender.streams:
-        stream._calls, stream.patience = calls, -1.0
+        stream._calls, stream.poll_seconds = calls, -1.0
     return service
 
 

@@ -70,7 +70,7 @@ def no_power_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only processes die here: nothing has to reach the disk."""
     monkeypatch.setattr(Files, "sync", lambda *_: None)
     monkeypatch.setattr(Files, "sync_folder", lambda *_: None)
-    monkeypatch.setattr("relive.distributed.client._PAUSE", 0.0)
+    monkeypatch.setattr("relive.distributed.client._RETRY_PAUSE", 0.0)
 
 
 FATES = st.sampled_from([HEALTHY] * 6 + [DIES_BEFORE, DIES_AFTER])

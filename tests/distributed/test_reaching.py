@@ -28,7 +28,7 @@ class Clocked(LocalCalls):
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
         self.now += 1
         if self.now > deadline:
-            raise self.late(shard)
+            raise self.timeout_error(shard)
         return super().fetch(shard, ref, deadline)
 
 
@@ -72,7 +72,7 @@ def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pyte
         service.sample(8)
     assert service.stats()["in_place"] == 0
     assert (calls.calls.count("memory_location"), calls.calls.count("draw")) == (1, 21)
-    monkeypatch.setattr("relive.distributed.client._RETRY_SECONDS", 0.0)  # as if some seconds had passed
+    monkeypatch.setattr("relive.distributed.client._REOPEN_SECONDS", 0.0)  # as if some seconds had passed
     for _ in range(20):
         service.sample(8)
     assert service.stats()["in_place"] == 1

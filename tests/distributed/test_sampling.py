@@ -95,7 +95,7 @@ def test_prioritized_rows_are_drawn_in_proportion_to_their_priority_among_all_sh
     # The test can tell: shares by rows in place of mass are far off.
     by_rows = p.copy()
     for shard in range(SHARDS):
-        mine = service.plan.shard_of(ids % ENVS) == shard
+        mine = service.plan.find_shards(ids % ENVS) == shard
         by_rows[mine] *= mine.sum() / by_rows[mine].sum()
     assert chi_square(counts, 400 * 256 * by_rows / by_rows.sum()) > 100
 

@@ -21,7 +21,16 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 import relive
 from relive.concurrent.processes import connect
-from relive.distributed.protocol import Ack, MemoryLocation, Push, ServicePlan, StepBlock, difference, pack, to_plain
+from relive.distributed.protocol import (
+    Ack,
+    MemoryLocation,
+    Push,
+    ServicePlan,
+    StepBlock,
+    describe_difference,
+    pack,
+    to_plain,
+)
 from relive.distributed.shard import Shard, ShardReader
 from relive.errors import IncompatibleService, SchemaError, ShardUnavailable, explain, warn_user
 
@@ -69,14 +78,14 @@ def find_actor(service: str, shard: int) -> Any:
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise unless a service has this version of relive and the arguments that its client expects."""
     own_settings = {"relive": relive.__version__, **to_plain(expected)}
-    difference_text = difference(own_settings, {key: description.get(key) for key in own_settings})
+    difference_text = describe_difference(own_settings, {key: description.get(key) for key in own_settings})
     if difference_text:
         settings = "the settings of the client (client against service)"
         remedy = "Connect with the settings of the service, and with its version of relive."
         raise IncompatibleService(explain(f"service {service!r}", settings, difference_text, remedy))
 
 
-_PAUSE = 0.1
+_RETRY_PAUSE = 0.1
 """Seconds between two attempts to call a shard that is restarting."""
 
 
@@ -107,17 +116,17 @@ class Calls:
         try:
             return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError:
-            raise self.late(shard) from None
+            raise self.timeout_error(shard) from None
         except RayTaskError as error:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
         except ActorDiedError:
             got = "a process that has ended"
             remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
-            raise self._unavailable(shard, "a running process", got, remedy, retry=False) from None
+            raise self._unavailable_error(shard, "a running process", got, remedy, retry=False) from None
         except RayError as error:
             # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
-            raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
+            raise (Interrupted() if time.monotonic() < deadline else self.timeout_error(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """Call several shards at once; if a shard restarts, repeat its call, which must therefore be idempotent."""
@@ -136,15 +145,15 @@ class Calls:
             try:
                 return self.fetch(shard, ref, deadline)
             except Interrupted:
-                time.sleep(_PAUSE)
+                time.sleep(_RETRY_PAUSE)
                 ref = self.start(shard, verb, *arguments)
 
-    def late(self, shard: int) -> ShardUnavailable:
+    def timeout_error(self, shard: int) -> ShardUnavailable:
         """Return the error for a shard that has not answered in time."""
         remedy = "Try again; the shard may be starting or busy."
-        return self._unavailable(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
+        return self._unavailable_error(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
 
-    def _unavailable(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
+    def _unavailable_error(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
         where = f"shard {shard} of {self._service!r}"
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
@@ -157,10 +166,10 @@ class Calls:
             with suppress(ShardUnavailable):  # raised once the process has ended
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
-                    time.sleep(_PAUSE)
+                    time.sleep(_RETRY_PAUSE)
 
 
-_RETRY_SECONDS = 5.0
+_REOPEN_SECONDS = 5.0
 """Seconds after which a client tries again to open the memory of a shard."""
 
 
@@ -196,7 +205,7 @@ class ClientReader:
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
             if not is_locked:  # the shard holds the lock for long, for example to save many rows
-                raise self._calls.late(shard)
+                raise self._calls.timeout_error(shard)
             return getattr(reader, verb)(*arguments)
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
@@ -211,7 +220,7 @@ class ClientReader:
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """Return a reader of the shard's memory, if it can be read here."""
         local = self._local.get(shard)
-        is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _RETRY_SECONDS
+        is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _REOPEN_SECONDS
         if is_due if local is None else not local.is_alive:
             location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
             local = self._local[shard] = self._open(location, shard)
@@ -256,7 +265,7 @@ class Stream:
     need the memory. After a restart of the shard, kept blocks that it lacks are sent again; the rest are lost.
     """
 
-    patience = 2e-3
+    poll_seconds = 2e-3
     """Seconds after a call before the stream asks for the answer: asking takes time, and meanwhile blocks accumulate
     for the next call."""
 
@@ -297,7 +306,7 @@ class Stream:
 
     def _is_answered(self) -> bool:
         now = time.monotonic()
-        if not self._sent_pushes or now - self._asked_at <= self.patience:
+        if not self._sent_pushes or now - self._asked_at <= self.poll_seconds:
             return False
         self._asked_at = now
         return self._calls.is_answered(self._answer)
@@ -392,7 +401,7 @@ class Sender:
     def push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:
         """Send converted leaves and next observations [T, k, …] of k environments to their shards."""
         ids = envs.numpy()
-        owner = self._plan.shard_of(ids)
+        owner = self._plan.find_shards(ids)
         with self._lock:
             shards = sorted(set(owner.tolist()))
             deadline = self._calls.deadline()

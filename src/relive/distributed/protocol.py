@@ -55,7 +55,7 @@ class Checkpoint:
             check_positive_int("Checkpoint.rows", self.rows)
         check_positive_int("Checkpoint.keep", self.keep)
 
-    def of_shard(self, shard: int) -> Path:
+    def shard_folder(self, shard: int) -> Path:
         """Return the folder of a shard."""
         return Path(fspath(self.path)).absolute() / f"shard-{shard}"
 
@@ -124,7 +124,7 @@ class ServicePlan:
         first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
         return range(first, stop)
 
-    def shard_of(self, env: np.ndarray) -> np.ndarray:
+    def find_shards(self, env: np.ndarray) -> np.ndarray:
         """Return the shards of environments `env` [k]."""
         return ((env + 1) * self.num_shards - 1) // self.num_envs
 
@@ -137,14 +137,14 @@ class ServicePlan:
         """Return an empty buffer for the environments of a shard."""
         envs = len(self.envs(shard))
         rows = self.capacity // self.num_envs
-        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.seed_of(shard))
+        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.derive_seed(shard))
 
     @property
     def memory(self) -> Memory:
         """The memory of a shard: shared memory where the machine supports it."""
         return Memory.shared() if shares_memory() else Memory.of("cpu")
 
-    def seed_of(self, part: int) -> int | None:
+    def derive_seed(self, part: int) -> int | None:
         """Return the seed of shard number `part`, or of the client if `part` is `num_shards`."""
         if self.seed is None:
             return None
@@ -164,10 +164,10 @@ def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         remedy = f"Pass only {', '.join(_COMPARED_SETTINGS)}."
         raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
-    return {name: _plain(name, value) for name, value in arguments.items()}
+    return {name: _to_plain_value(name, value) for name, value in arguments.items()}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _to_plain_value(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
         return declaration_config(declare(name, value))
     if name == "extra":
@@ -180,7 +180,7 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
+def describe_difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
     """Return the differences of two descriptions, as part of a sentence; empty if they are equal."""
     return "; ".join(
         f"{name} {expected.get(name, 'nothing')!r} against {actual.get(name, 'nothing')!r}"
@@ -264,7 +264,7 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.T
     observed = schema.leaf_indices["obs"]
     is_break = np.zeros(arrays[0].shape[:2], np.bool_)
     for i, after in zip(observed, following, strict=True):
-        is_break[:-1] |= _differs(arrays[i][1:], after[:-1])
+        is_break[:-1] |= _find_differing_rows(arrays[i][1:], after[:-1])
     breaks = np.flatnonzero(is_break)
     finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
     for i, after in zip(observed, following, strict=True):
@@ -282,7 +282,7 @@ def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any
             after.reshape(-1, *after.shape[2:])[block.breaks] = finals
         arrays[i] = arrays[i][:-1]
         nexts.append(after)
-    return tuple(map(_with_known_dtype, arrays)), tuple(map(_with_known_dtype, nexts))
+    return tuple(map(_restore_bfloat16, arrays)), tuple(map(_restore_bfloat16, nexts))
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -309,11 +309,11 @@ def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tenso
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _with_known_dtype(array: np.ndarray) -> torch.Tensor | np.ndarray:
+def _restore_bfloat16(array: np.ndarray) -> torch.Tensor | np.ndarray:
     return to_tensor([array]) if array.dtype == _BFLOAT16 else array
 
 
-def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _find_differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return a mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
     size = a.itemsize * math.prod(a.shape[2:])
     width = next(width for width in (8, 4, 2, 1) if size % width == 0)  # compare words as wide as the row size allows

@@ -28,7 +28,7 @@ from relive.schema.conversion import as_tensor, env_numbers
 from relive.schema.fields import Declaration, Schema, caller_shape
 
 
-def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
+def draw_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
     """Draw the number of rows that each shard contributes to each of `count` batches [S, count]."""
     check_nonempty("sample", sum(shard.rows for shard in totals), "transition")
     mantissas, exponents = np.array([shard.mass for shard in totals]).T
@@ -39,7 +39,7 @@ def random_shares(random: np.random.Generator, count: int, batch_size: int, tota
     return random.multinomial(batch_size, mass / mass.sum(), count).T
 
 
-def batch_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
+def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
     """Importance weights [B] after `before` rows were drawn, (smallest mass / mass_i)^beta over the rows of all shards.
 
     Shards count drawn rows, not calls: for a schedule over calls, the count is divided by this batch's size.
@@ -80,15 +80,15 @@ class Writer:
         self, obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any, **extra: Any
     ) -> None:
         """Take one step of every environment of this writer."""
-        self._take((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
+        self._store_step((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
 
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
         """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
         leading_shape = (len(self._envs),)
         nexts, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
-        self._take((obs, action, *rest), nexts, extra)
+        self._store_step((obs, action, *rest), nexts, extra)
 
-    def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
+    def _store_step(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
         schema = self._schema
         names = schema.names[len(values) :]
         check_keys("add", extra, names, "further fields")
@@ -189,7 +189,7 @@ class ReplayService:
             capacity, obs, action, reward, extra or {}, num_envs, num_shards, sampler, autoreset, checkpoint, seed
         )
         actors = start_actors(name, plan, ray_options or {})
-        self._connect(name, plan, actors, timeout, max_pending, plan.seed_of(num_shards))
+        self._connect(name, plan, actors, timeout, max_pending, plan.derive_seed(num_shards))
         try:
             self._calls.ask_all("hello", self._calls.deadline())
         except BaseException:
@@ -324,7 +324,7 @@ class ReplayService:
         if self.plan.num_shards > 1:
             totals = self._reader.ask_all("totals", deadline)
             with self._random_lock:
-                shares = random_shares(self._random, count, batch_size, totals)
+                shares = draw_shares(self._random, count, batch_size, totals)
         arguments = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
         answers: dict[int, list[Draw | None]] = self._reader.ask("draw", arguments, deadline)
         batches: list[lazy.TensorDict] = []
@@ -334,7 +334,7 @@ class ReplayService:
             leaves = {path: concatenate_parts([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
             if isinstance(self.plan.sampler, Prioritized):
                 before = sum(shard.drawn for shard in totals) + batch_size * len(batches)
-                leaves["weight",] = batch_weights(self.plan.sampler, draws, totals, before)
+                leaves["weight",] = compute_weights(self.plan.sampler, draws, totals, before)
             batches.append(assemble(leaves, torch.Size((batch_size,))))
         return batches
 
@@ -348,12 +348,12 @@ class ReplayService:
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids, leading_shape, is_id = _flat_index(index)
-        values = as_tensor("priority", _on_host(priority), _HOST)
+        ids, leading_shape, is_id = _flatten_index(index)
+        values = as_tensor("priority", _to_host(priority), _HOST)
         if len(leading_shape) == 2 and tuple(values.shape) == leading_shape:
             values = values.reshape(-1)[is_id]
         numbers = sampler.accept(values, len(ids))[0].numpy()
-        owner = self.plan.shard_of(ids % self.plan.num_envs)
+        owner = self.plan.find_shards(ids % self.plan.num_envs)
         # Every shard is asked, because new rows get the largest priority that any shard has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
         deadline = self._calls.deadline()
@@ -370,12 +370,12 @@ class ReplayService:
         restarts from its checkpoint has the values that were saved there.
         """
         leaves = mutable_leaves(self.plan.schema, fields)
-        ids, leading_shape, is_id = _flat_index(index)
+        ids, leading_shape, is_id = _flatten_index(index)
         values = {}
         for i, leaf in leaves.items():
-            value = self.plan.convert(i, _on_host(leaf), leading_shape)
+            value = self.plan.convert(i, _to_host(leaf), leading_shape)
             values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[is_id]
-        owner = self.plan.shard_of(ids % self.plan.num_envs)
+        owner = self.plan.find_shards(ids % self.plan.num_envs)
         parts = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
         return sum(self._reader.ask("write", parts, self._calls.deadline()).values())
 
@@ -425,12 +425,12 @@ class ReplayService:
         return f"ReplayService({self.name!r}, {plan.capacity} rows in {plan.num_shards} shards, fields=({fields}))"
 
 
-def _on_host(value: Any) -> Any:
+def _to_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _flat_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+def _flatten_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
     """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of its ids."""
-    flat, leading_shape = flat_ids(_on_host(index), _HOST)
+    flat, leading_shape = flat_ids(_to_host(index), _HOST)
     is_id = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[is_id], leading_shape, is_id

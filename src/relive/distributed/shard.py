@@ -22,7 +22,7 @@ from relive.distributed.protocol import (
     ServicePlan,
     ShardIds,
     ShardTotals,
-    difference,
+    describe_difference,
     to_array,
     to_tensor,
     unpack,
@@ -147,7 +147,7 @@ class Shard(ShardReader):
         if plan.checkpoint is None:
             return
         with suppress(NoCheckpoint):
-            path = plan.checkpoint.of_shard(self._number)
+            path = plan.checkpoint.shard_folder(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
             load_below(path, ReplayBuffer, None, options, accept=self._restore)
         # A restart must find the number of this life, because ids were issued in it.
@@ -156,7 +156,7 @@ class Shard(ShardReader):
     def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
         """Continue from a checkpoint; raises unless its note was written by this shard."""
         assert self._plan.checkpoint is not None
-        path = self._plan.checkpoint.of_shard(self._number)
+        path = self._plan.checkpoint.shard_folder(self._number)
         if "note" not in snapshot.values.value:
             remedy = "Load it with relive.load, or pass another folder."
             raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
@@ -164,7 +164,7 @@ class Shard(ShardReader):
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
-        differs = difference(self._describe(), plan.value)
+        differs = describe_difference(self._describe(), plan.value)
         if differs:
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
@@ -312,7 +312,7 @@ class Shard(ShardReader):
         note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
-        path = checkpoint.of_shard(self._number)
+        path = checkpoint.shard_folder(self._number)
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))
         self._durable = dict(self._applied)
         self._saved_at, self._unsaved, self._trouble = time.monotonic(), 0, None

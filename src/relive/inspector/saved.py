@@ -71,10 +71,10 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
             number = newest_commit(root).number
             with peek(root) as replay:
                 replay.check()
-        except InvariantError as broken:
-            error = CorruptCheckpoint(str(broken))
-        except CheckpointError as broken:
-            error = broken
+        except InvariantError as exception:
+            error = CorruptCheckpoint(str(exception))
+        except CheckpointError as exception:
+            error = exception
         yield number, error
         return
     archive = Archive(root)
@@ -85,6 +85,6 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
             error = None
             try:
                 load_read_only(path, number=number)
-            except CheckpointError as broken:
-                error = broken
+            except CheckpointError as exception:
+                error = exception
             yield number, error

@@ -23,7 +23,7 @@ from relive.inspector.text import (
     spread_text,
 )
 
-_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _MAX_DIMENSION_LINES = 16
 """The maximum number of lines for the dimensions of a field."""
 _NARROW_WIDTH = 12
@@ -75,7 +75,7 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     return table
 
 
-def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
+def draw_bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     """Draw a histogram as a line of at most `width` blocks; more bins are merged."""
     if histogram is None:
         return ""
@@ -84,15 +84,15 @@ def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     counts = [sum(counts[start : start + each]) for start in range(0, len(counts), each)]
     most = max(counts) or 1
     # Rounded up: every count above 0 is visible.
-    return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
+    return "".join(_BAR_CHARACTERS[min(-(-8 * count // most), 8)] for count in counts)
 
 
 def _spread_row(moments: dict[str, Any]) -> Text:
-    return Text.assemble(f"{spread_text(moments)}  ", (bars(moments["histogram"]), "cyan"))
+    return Text.assemble(f"{spread_text(moments)}  ", (draw_bars(moments["histogram"]), "cyan"))
 
 
 def _episodes(episodes: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
-    plots = {name: bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
+    plots = {name: draw_bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
     for name, text in episode_texts(episodes):
         yield name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan"))
 
@@ -113,7 +113,7 @@ def _statistics(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
 def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     reward = report["reward"]
     yield "zero", Text(f"{reward['zero']:,} of {reward['rows']:,} rows ({percent(reward['zero'] / reward['rows'])})")
-    yield "values", Text(bars(reward["histogram"]), "cyan")
+    yield "values", Text(draw_bars(reward["histogram"]), "cyan")
     if report["fit"] is not None:
         yield "explained variance", Text(f"{number(report['fit'])} of the returns, by the values")
 
@@ -144,7 +144,7 @@ def _field_row(table: Table, part: dict[str, Any], name: str, type_text: str) ->
         Text(name),
         Text(type_text, "dim"),
         *(number(part[which]) for which in ("min", "mean", "max", "std")),
-        Text(bars(part["histogram"], _NARROW_WIDTH), "cyan"),
+        Text(draw_bars(part["histogram"], _NARROW_WIDTH), "cyan"),
         Text(", ".join(notes), "yellow"),
     )
 
@@ -152,16 +152,15 @@ def _field_row(table: Table, part: dict[str, Any], name: str, type_text: str) ->
 def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     rows, effective = priorities["rows"], priorities["effective"]
     yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
-    yield (
-        "mass",
-        Text(", ".join(f"{share} in {num_rows:,} rows" for share, num_rows in priorities["rows_with"].items())),
-    )
+    rows_with = ", ".join(f"{share} in {count:,} rows" for share, count in priorities["rows_with"].items())
+    yield "mass", Text(rows_with)
     yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
-    yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  relative to the mean, in powers of ten")
+    spectrum = draw_bars(priorities["relative"])
+    yield "spectrum", Text.assemble((spectrum, "cyan"), "  relative to the mean, in powers of ten")
 
 
 def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     for name, sentence in reuse_texts(reuse):
         yield name, Text(sentence)
     if "counted" in reuse:
-        yield "draws per row", Text(bars(reuse["counted"]["histogram"]), "cyan")
+        yield "draws per row", Text(draw_bars(reuse["counted"]["histogram"]), "cyan")

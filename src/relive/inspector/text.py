@@ -243,15 +243,15 @@ def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
 def _actions(actions: list[dict[str, Any]]) -> Iterator[str]:
     for field in actions:
         for part in _parts(field):
-            bars = part["histogram"]
-            if bars is None or part["constant"]:
+            histogram = part["histogram"]
+            if histogram is None or part["constant"]:
                 continue
-            total, most = sum(bars["counts"]), max(bars["counts"])
-            if "values" in bars and most >= 0.95 * total and total >= 20:
-                value = bars["values"][bars["counts"].index(most)]
+            total, most = sum(histogram["counts"]), max(histogram["counts"])
+            if "values" in histogram and most >= 0.95 * total and total >= 20:
+                value = histogram["values"][histogram["counts"].index(most)]
                 yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
-            outer = (bars["counts"][0] + bars["counts"][-1]) / total
-            if "edges" in bars and not field["discrete"] and outer >= 0.5:
+            outer = (histogram["counts"][0] + histogram["counts"][-1]) / total
+            if "edges" in histogram and not field["discrete"] and outer >= 0.5:
                 low, high = number(part["min"]), number(part["max"])
                 yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer)} of rows."
 
