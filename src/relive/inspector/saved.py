@@ -54,11 +54,6 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
         return ReplayBuffer.from_disk(root, sampler=Counted(sampler) if has_counts else sampler, only_reads=True)
 
 
-def check(path: str | PathLike[str]) -> list[str]:
-    """Return a sentence per checkpoint below `path` that cannot be loaded; empty if all can."""
-    return [f"{number}: {error}" for number, error in verify(path) if error is not None]
-
-
 def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
     """Read all bytes of each checkpoint below `path`, or of disk memory; yields (number, error or None).
 
