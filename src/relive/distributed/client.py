@@ -1,4 +1,4 @@
-"""The client side of a service: calls to shards, streams of rows to shards, and reading of shards."""
+"""The client of a service: calls its shards, sends rows to them and reads rows from them."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ class Calls:
         self._service, self._actors, self._timeout = service, actors, timeout
 
     def deadline(self) -> float:
-        """Return the time by which a call that starts now must end."""
+        """Return the latest time at which a call that starts now may end."""
         return time.monotonic() + self._timeout
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
-        """Start a call, without waiting; returns the reference to its answer."""
+        """Start a call without waiting for it; returns a reference to the answer."""
         return getattr(self._actors[shard], verb).remote(*arguments)
 
     def is_answered(self, ref: Any) -> bool:
-        """Whether the answer has arrived, and `fetch` would not wait."""
+        """Whether the answer has arrived, so that `fetch` would not wait."""
         return bool(ray.wait([ref], timeout=0)[0])
 
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
@@ -129,7 +129,7 @@ class Calls:
             raise (Interrupted() if time.monotonic() < deadline else self.timeout_error(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Call several shards at once; if a shard restarts, repeat its call, which must therefore be idempotent."""
+        """Call the idempotent method `verb` of several shards at once; a shard that restarts is called again."""
         refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
         return {
             shard: self._fetch_with_retries(shard, ref, deadline, verb, *arguments[shard])
@@ -137,7 +137,7 @@ class Calls:
         }
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Call every shard without arguments."""
+        """Call the method `verb` of every shard without arguments."""
         return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
 
     def _fetch_with_retries(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
@@ -176,13 +176,13 @@ _REOPEN_SECONDS = 5.0
 class ClientReader:
     """Reads shards in place if they are on this machine, and by calls otherwise.
 
-    Only the memory of a living shard is read. If its process has ended, the client calls the shard, which waits for the
-    restart, and opens the new memory. A shard whose memory could not be opened, because its process had just ended or
-    is on another machine, is read by calls for a while; then the client tries again, as it may have restarted here.
+    Only the memory of a running shard is read. If the shard's process has ended, a call waits for the restart, and the
+    client opens the new memory. If the memory cannot be opened, because the process has just ended or runs on another
+    machine, the client reads by calls and tries again later: the shard may have restarted on this machine.
     """
 
     may_read_in_place = True
-    """Whether shards may be read in place; benchmarks set False to measure calls."""
+    """Whether to read shards in place; benchmarks set False to measure calls."""
 
     def __init__(self, calls: Calls, plan: ServicePlan, seed: int | None) -> None:
         self._calls, self._plan, self._seed = calls, plan, seed
@@ -191,7 +191,7 @@ class ClientReader:
         """The time of the last attempt to open each shard's memory."""
 
     def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Return the answers of the shards to `verb` with their arguments."""
+        """Call the method `verb` of each shard in `arguments`; returns the answers."""
         local = {shard: self._local_reader(shard, deadline) for shard in arguments}
         remote = {shard: each for shard, each in arguments.items() if local[shard] is None}
         answers = self._calls.ask(verb, remote, deadline)
@@ -204,12 +204,12 @@ class ClientReader:
         self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # the shard holds the lock for long, for example to save many rows
+            if not is_locked:  # for example while the shard saves many rows
                 raise self._calls.timeout_error(shard)
             return getattr(reader, verb)(*arguments)
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Return the answers of all shards to `verb`."""
+        """Call the method `verb` of every shard without arguments."""
         return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ()), deadline).values())
 
     @property
@@ -260,14 +260,14 @@ MAX_RESEND_BYTES = 64 << 20
 class Stream:
     """Pushes blocks without waiting while fewer than `max_pending` are unconfirmed, then waits for the shard.
 
-    One call is under way at a time, and blocks that come meanwhile go together in the next call: the busier a shard is,
-    the fewer calls it gets for the same rows. A block is kept until a checkpoint contains it, or until newer blocks
-    need the memory. After a restart of the shard, kept blocks that it lacks are sent again; the rest are lost.
+    There is one call at a time. Blocks that are pushed during a call are sent together in the next one, so that a busy
+    shard gets fewer and larger calls. A block is kept until a checkpoint contains it, or until newer blocks need the
+    memory. After a restart, the shard gets the kept blocks that it lacks; other missing blocks are lost.
     """
 
     poll_seconds = 2e-3
-    """Seconds after a call before the stream asks for the answer: asking takes time, and meanwhile blocks accumulate
-    for the next call."""
+    """Minimum seconds between two checks whether the answer has arrived. A check takes time, and blocks that arrive
+    meanwhile are sent together."""
 
     def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
@@ -276,16 +276,16 @@ class Stream:
         self._unsaved_pushes: deque[Push] = deque()
         """Blocks that the shard has confirmed, but that no checkpoint contains."""
         self._sent_pushes: list[Push] = []
-        """Blocks that were sent with the current, unanswered call."""
+        """Blocks of the current call, which has no answer yet."""
         self._waiting_pushes: list[Push] = []
         """Blocks to send with the next call."""
         self._answer: Any = None
-        """Ray's reference to the answer of the call under way."""
+        """Ray's reference to the answer of the current call."""
         self._asked_at = 0.0
-        """The time of the last request for the answer."""
+        """The time of the last check whether the answer has arrived."""
         self._envs: set[int] = set()
         self.lost = 0
-        """The number of rows lost in restarts."""
+        """The number of rows that restarts of the shard have lost for good."""
 
     @property
     def pending(self) -> int:
@@ -300,7 +300,7 @@ class Stream:
             self._await_answer(deadline)
 
     def send_waiting(self, deadline: float) -> None:
-        """Send the waiting blocks if the last call was answered; otherwise they would wait for the next push."""
+        """Send the waiting blocks, which would otherwise wait for the next push, if the last call was answered."""
         if self._waiting_pushes and self._is_answered():
             self._await_answer(deadline)
 
@@ -337,7 +337,7 @@ class Stream:
             self._sent_pushes, self._waiting_pushes = self._waiting_pushes, []
 
     def _await_answer(self, deadline: float) -> None:
-        """Wait for the answer to the call under way, and process it."""
+        """Wait for the answer of the current call, and process it."""
         try:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
@@ -385,7 +385,7 @@ class Sender:
         self._calls, self._plan = calls, plan
         self.streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
         self._cut: set[int] = set()
-        """Environments whose next row starts an episode."""
+        """Environments whose next row starts a new episode."""
         self._lock = threading.RLock()
 
     @property
@@ -395,7 +395,7 @@ class Sender:
 
     @property
     def lost(self) -> int:
-        """The number of rows lost in restarts of shards that cannot be sent again."""
+        """The number of rows that restarts of shards have lost for good."""
         return sum(stream.lost for stream in self.streams)
 
     def push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:

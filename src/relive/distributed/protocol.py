@@ -1,4 +1,4 @@
-"""The definitions that clients and shards share: the plan of a service, ids of rows, blocks of steps, and messages."""
+"""Definitions that clients and shards share: the plan of a service, ids of rows, blocks of steps, and messages."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ class ServicePlan:
         if not isinstance(self.sampler, Uniform | Prioritized):
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
-        self._make(
-            self.capacity, self.num_envs, self.sampler, "meta"
-        )  # a buffer on the meta device checks the remaining arguments
+        # A buffer on the meta device, which has no memory, checks the other arguments.
+        self._make(self.capacity, self.num_envs, self.sampler, "meta")
 
     def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
         return ReplayBuffer(
@@ -120,17 +119,17 @@ class ServicePlan:
         return convert(prefix + name, field, leaf, leading_shape, _HOST)
 
     def envs(self, shard: int) -> range:
-        """Return the environments of a shard; they are consecutive, so that an actor mostly writes to one shard."""
+        """Return the environments of a shard. They are consecutive, so that most actors write to a single shard."""
         first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
         return range(first, stop)
 
     def find_shards(self, env: np.ndarray) -> np.ndarray:
-        """Return the shards of environments `env` [k]."""
+        """Return the shard of each environment in `env` [k]."""
         return ((env + 1) * self.num_shards - 1) // self.num_envs
 
     @property
     def shard_sampler(self) -> Sampler:
-        """The sampler of the service with beta=0: the client computes the weights, over all shards."""
+        """The sampler of a shard, with beta=0: the client computes the weights from the rows of all shards."""
         return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
 
     def buffer(self, shard: int) -> ReplayBuffer:
@@ -145,13 +144,13 @@ class ServicePlan:
         return Memory.shared() if shares_memory() else Memory.of("cpu")
 
     def derive_seed(self, part: int) -> int | None:
-        """Return the seed of shard number `part`, or of the client if `part` is `num_shards`."""
+        """Return the seed of the shard `part`; `num_shards` gives the seed of the client."""
         if self.seed is None:
             return None
         return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
 
     def describe(self) -> dict[str, Any]:
-        """Return the plan as plain data, which clients and restarted shards compare before they read anything else."""
+        """Return the plan as plain data, for clients and restarted shards to compare with their own."""
         return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED_SETTINGS})}
 
 
@@ -181,7 +180,7 @@ def _to_plain_value(name: str, value: Any) -> Any:
 
 
 def describe_difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
-    """Return the differences of two descriptions, as part of a sentence; empty if they are equal."""
+    """Return the differences between two descriptions as text; empty if they are equal."""
     return "; ".join(
         f"{name} {expected.get(name, 'nothing')!r} against {actual.get(name, 'nothing')!r}"
         for name in {**expected, **actual}
@@ -190,7 +189,7 @@ def describe_difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) 
 
 
 ROWS_PER_LIFE = 1 << 32
-"""Maximum number of rows per environment in one life of a shard; it separates the ids of successive lives."""
+"""Maximum number of rows per environment between two restarts of a shard; it keeps the ids of its lives apart."""
 
 
 class ShardIds:
@@ -210,7 +209,7 @@ class ShardIds:
             raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
 
     def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
-        """Return the ids after a restart: a life starts at `head` [envs]; lives before `oldest` are dropped."""
+        """Return the ids after a restart, with a new life from row `head` [envs], and without lives before `oldest`."""
         starts = np.concatenate([self.starts, head[None]])
         num_expired = int((starts[1:] <= oldest).all(1).sum())
         return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)
@@ -237,7 +236,7 @@ class ShardIds:
 
 
 _BFLOAT16 = np.dtype("V2")
-"""Two raw bytes: the dtype for bfloat16, which numpy lacks."""
+"""The dtype of arrays of bfloat16, which numpy lacks: two raw bytes."""
 
 
 class StepBlock(NamedTuple):
@@ -273,7 +272,7 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.T
 
 
 def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the leaves and the next observations of a block in the form that a buffer takes."""
+    """Return the leaves and the next observations of a block as arguments of `ReplayBuffer._write`."""
     arrays, nexts = list(block.leaves), []
     for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
         after = arrays[i][1:]
@@ -333,7 +332,7 @@ class ShardTotals(NamedTuple):
     rows: int
     """The number of stored transitions."""
     mass: tuple[float, int]
-    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
+    """The sum of the shard's priorities as (m, e), meaning m · 2^e; the shard is drawn in proportion to it."""
     smallest: float
     """The smallest priority in the shard."""
     drawn: int
@@ -346,13 +345,13 @@ class Draw(NamedTuple):
     totals: ShardTotals
     """The shard's figures before the draw."""
     leaves: dict[FieldPath, Any]
-    """Tensors [B, …]; arrays if they come from another process."""
+    """Tensors [B, …], or arrays if the shard is in another process."""
     masses: np.ndarray | None
     """The priority of each row, float64 [B]; None for uniform draws."""
 
 
 class Push(NamedTuple):
-    """A block of a client, and its place in the client's stream."""
+    """A block of a client, and its position in the client's stream."""
 
     position: int
     """The number of rows in earlier blocks of the client."""
@@ -369,7 +368,7 @@ class Push(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the block."""
+        """The number of rows in the blocks of the client up to and including this one."""
         return self.position + self.rows
 
 
@@ -379,19 +378,19 @@ class Ack(NamedTuple):
     applied: int
     """The number of rows that the shard has."""
     durable: int
-    """The number of rows in a checkpoint; without checkpoints, of all rows."""
+    """The number of rows that are saved in a checkpoint; in a service without checkpoints, the same as `applied`."""
     lost: int = 0
-    """The number of rows that were lost in a restart and that the client cannot send again."""
+    """The number of rows that a restart has lost and that the client has not kept."""
     refused: Exception | None = None
     """The error of a block that the buffer refused."""
     warnings: tuple[str, ...] = ()
-    """Sentences about stored data that looks like a mistake."""
+    """Warnings about stored data that looks like a mistake."""
     trouble: str | None = None
     """The reason why the shard cannot write checkpoints; sent once to each client."""
 
 
 class MemoryLocation(NamedTuple):
-    """The process of a shard and the handle by which other processes of its machine open its memory."""
+    """The process of a shard, and the handle with which other processes of the machine open its memory."""
 
     process: int
     handle: Handle

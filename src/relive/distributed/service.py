@@ -40,9 +40,9 @@ def draw_shares(random: np.random.Generator, count: int, batch_size: int, totals
 
 
 def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
-    """Importance weights [B] after `before` rows were drawn, (smallest mass / mass_i)^beta over the rows of all shards.
+    """Return importance weights [B], (smallest mass / mass_i)^beta, when `before` rows were drawn before this batch.
 
-    Shards count drawn rows, not calls: for a schedule over calls, the count is divided by this batch's size.
+    Shards count drawn rows, not calls; `before` divided by the batch size is the number of calls for a schedule.
     """
     masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
     smallest = float(masses.min())
@@ -314,7 +314,7 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            self._sender.flush(deadline)  # pending rows of this client may suffice
+            self._sender.flush(deadline)  # pending rows of this client may be enough
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
@@ -354,13 +354,13 @@ class ReplayService:
             values = values.reshape(-1)[is_id]
         numbers = sampler.accept(values, len(ids))[0].numpy()
         owner = self.plan.find_shards(ids % self.plan.num_envs)
-        # Every shard is asked, because new rows get the largest priority that any shard has accepted.
+        # Call every shard: new rows get the largest priority that any shard has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
         deadline = self._calls.deadline()
         answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts, deadline)
         max_priority = max(largest for _, largest in answers.values())
-        lower = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
-        self._reader.ask("raise_largest_priority", lower, deadline)
+        outdated_shards = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
+        self._reader.ask("raise_largest_priority", outdated_shards, deadline)
         return sum(stale for stale, _ in answers.values())
 
     def write(self, index: Any, **fields: Any) -> int:
@@ -430,7 +430,7 @@ def _to_host(value: Any) -> Any:
 
 
 def _flatten_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of its ids."""
+    """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of the ids."""
     flat, leading_shape = flat_ids(_to_host(index), _HOST)
     is_id = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[is_id], leading_shape, is_id
