@@ -25,11 +25,11 @@ from relive.inspector.saved import verify
 from relive.kernels import backend
 
 EXIT_INTERRUPTED = 130
-"""The exit code that shells expect after Ctrl-C: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 EXIT_BROKEN_PIPE = 141
-"""The exit code that shells expect if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
+"""Exit code if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
 EXIT_NOT_INSTALLED = 2
-"""The exit code of `relive conformance` if the package relive-conformance is not installed."""
+"""Exit code of `relive conformance` without the package relive-conformance."""
 
 EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage, 130 stopped by Ctrl-C."
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of `EXIT_CODES`."""
     arguments = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
+        sys.stdout.reconfigure(errors="replace")  # characters that the encoding of the output lacks become "?"
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at its end
         return EXIT_BROKEN_PIPE
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of all commands; each sets the default `run`, its function of the parsed arguments."""
+    """Return the parser of all commands; each command sets `run` to the function that executes it."""
     parser = argparse.ArgumentParser(
         prog="relive",
         description="Experience buffers for reinforcement learning in PyTorch.",
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the command relive-conformance with the same arguments.",
         epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
         add_help=False,
-        prefix_chars="\0",  # no argument begins with this character: all options, even --help, are passed on
+        prefix_chars="\0",  # a character that starts no argument: all options, even --help, are passed on
     )
     command.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
     command.set_defaults(run=_run_conformance)
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_inspect(arguments: argparse.Namespace) -> int:
-    """Print a report on a checkpoint, a disk memory or a dataset, and where its page is."""
+    """Print a report on a checkpoint, a disk memory or a dataset, and the path of its page."""
     try:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:

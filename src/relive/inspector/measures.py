@@ -15,18 +15,18 @@ from relive.schema.fields import Path
 from relive.statistics.episodes import EpisodeStats
 
 READ_VALUES = 1 << 25
-"""The approximate limit of numbers to read; from larger sources, evenly spaced stretches of rows are read."""
+"""Approximate maximum of numbers to read. From larger sources, evenly spaced stretches of rows are read."""
 _NUM_STRETCHES = 32
 _MAX_SAMPLE_VALUES = 1 << 20
-"""The maximum number of sampled values per field, for histograms."""
+"""Maximum number of values per field that are sampled for histograms."""
 _MAX_DIMENSIONS = 64
-"""Maximum number of dimensions of a field that are also measured one by one."""
+"""Fields with at most this number of dimensions are also measured per dimension."""
 _HISTOGRAM_BINS, _MAX_INTEGER_RANGE, _MAX_DISTINCT_VALUES, _CURVE_BINS = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 
 
 class StepColumns(NamedTuple):
-    """The reward, summed over agents, and the flags of every row [length]; read in full from large sources too."""
+    """The reward, summed over agents, and the flags of every row [length]. They are never sampled."""
 
     reward: np.ndarray
     terminated: np.ndarray
@@ -34,17 +34,17 @@ class StepColumns(NamedTuple):
 
 
 class Measurements(NamedTuple):
-    """The report, and further arrays for the page."""
+    """The report, and arrays that only the page needs."""
 
     report: dict[str, Any]
     returns: np.ndarray
     """The return of every episode [E]."""
     ends: np.ndarray
-    """The index in `ENDS` of how each episode stopped [E]."""
+    """How each episode stopped, as an index into `ENDS` [E]."""
 
 
 def measure(source: ReportSource) -> Measurements:
-    """Read the rows once, and measure them."""
+    """Measure all rows, in one pass."""
     fields = {path: _RunningFigures(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
     step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
@@ -77,7 +77,7 @@ def measure(source: ReportSource) -> Measurements:
 
 
 def _plan_stretches(source: ReportSource) -> list[tuple[int, int, bool]]:
-    """Split the rows into stretches (start, stop, whether to read all fields) that keep to `READ_VALUES`."""
+    """Split the rows into stretches (start, stop, whether to read all fields), within `READ_VALUES`."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
@@ -135,7 +135,7 @@ class _RunningFigures:
         return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
 
     def summary(self, at: slice) -> dict[str, Any]:
-        """Return the figures of the dimensions `at` taken together."""
+        """Return the figures of all numbers in the dimensions `at`."""
         finite = int(self.finite[at].sum())
         nonfinite = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
         if not finite or self.shift is None:
@@ -201,11 +201,8 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
-# Episodes
-
-
 def _episode_outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
+    """Compute the return of every episode [E], and how it stopped, as an index into `ENDS` [E]."""
     if episodes is None or steps is None or not len(episodes):
         return np.zeros(0), np.zeros(0, np.int64)
     last = episodes.stop - 1
@@ -274,9 +271,6 @@ def _stats_figures(stats: EpisodeStats) -> dict[str, Any]:
         "reasons": {name: int(window[name].sum()) for name in stats.reasons},
         "metrics": {name: _summarise(window[name]) for name in stats.metrics},
     }
-
-
-# Rewards, values, priorities, reuse
 
 
 def _reward_figures(reward: np.ndarray) -> dict[str, Any]:

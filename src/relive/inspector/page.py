@@ -25,7 +25,7 @@ from relive.schema.conversion import path_name
 from relive.schema.fields import Path as FieldPath
 
 _MAX_FRAME_SIDE = 72
-"""The maximum pixels of a frame's longer side; larger frames are scaled down."""
+"""Maximum pixels of the longer side of a frame; larger frames are scaled down."""
 _MAX_CHANNELS = 16
 _MIN_PICTURE_SIDE = 8
 
@@ -189,7 +189,7 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
         "script": script,
         "policy": f"default-src 'none'; script-src {_policy_hash(script)}; style-src {_policy_hash(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
-        # Escaped: an HTML parser must not find a tag or comment in the data.
+        # Escaped, so that an HTML parser finds no tag or comment in the data.
         "data": re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text),
     }
     path.parent.mkdir(parents=True, exist_ok=True)

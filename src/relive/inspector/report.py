@@ -34,7 +34,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about data that looks like a mistake."""
+        """Warnings about data that looks like a mistake."""
         return list(self._contents["warnings"])
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Report:
         return html_card(self._card())
 
     def _card(self) -> Card:
-        """Facts, warnings and a table of the fields, without histograms."""
+        """Return facts, warnings and a table of the fields, without histograms."""
         contents, episodes = self._contents, self._contents["episodes"] or {}
         facts = [*fact_texts(contents["source"])]
         if episodes.get("count"):
@@ -120,9 +120,9 @@ def inspect(
 
 
 def _open_path(target: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the buffer or dataset at a path, and facts about the path; other objects unchanged."""
+    """Load the buffer or dataset at a path; returns it, and facts about the path. Other objects are returned."""
     if not isinstance(target, str | PathLike):
-        return getattr(target, "core", getattr(target, "_core", target)), {}  # buffers of relive.compat wrap a core
+        return getattr(target, "core", getattr(target, "_core", target)), {}  # a buffer of relive.compat wraps a core
     path = Path(target)
     folder = dataset_folder(path)
     if folder is not None:
@@ -138,7 +138,7 @@ _TABLE_STYLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;f
 _CELL_STYLE = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
 _FAINT_STYLE = f"{_CELL_STYLE};opacity:.65;font-weight:400"
 _MAX_ROWS = 40
-"""The maximum rows of a table in a card; the last line has the number of hidden rows."""
+"""Maximum number of rows of a table; a last line gives the number of hidden rows."""
 
 
 class Card(NamedTuple):

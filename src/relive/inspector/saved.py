@@ -26,7 +26,7 @@ from relive.storage.disk import newest_commit
 def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> Any:
     """Load the buffer saved in the folder `path`, from a checkpoint or disk memory, without changing any file.
 
-    A custom sampler, which cannot be rebuilt from the file, is replaced by a standard one whose state fits.
+    A custom sampler cannot be rebuilt from the file; a standard sampler with the same kind of state replaces it.
     """
     root = Path(path).absolute()
     if is_disk_memory(root):
@@ -43,7 +43,7 @@ def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> A
 def peek(path: str | PathLike[str]) -> ReplayBuffer:
     """Open the disk memory in a folder, which no process may have open, without changing any file.
 
-    A custom sampler, which cannot be rebuilt from the files, is replaced by a standard one whose files fit.
+    A custom sampler cannot be rebuilt from the files; a standard sampler with the same files replaces it.
     """
     root = Path(path).absolute()
     try:

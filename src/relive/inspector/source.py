@@ -25,7 +25,7 @@ from relive.schema.fields import Path, Stacked, caller_shape, iter_leaves
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
-"""The ways in which a stored episode stops; "cut" is an abandoned episode, "running" the newest one."""
+"""The ways in which a stored episode stops. "cut": it was abandoned; "running": it has not ended yet."""
 
 _ROUND = ("round",)
 _HOST = torch.device("cpu")
@@ -42,8 +42,9 @@ class Episodes:
     """The rows of E episodes: arrays [E], in the order of rows."""
 
     start: np.ndarray
-    """The number of the first row."""
+    """The first row."""
     stop: np.ndarray
+    """The row after the last."""
     env: np.ndarray
     has_start: np.ndarray
     """Whether the first step of the episode is stored."""
@@ -61,7 +62,7 @@ class ReportSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
-    """Facts about the buffer or dataset that are known without reading rows."""
+    """Facts about the buffer or dataset that need no rows."""
     length: int
     columns: Columns
     read: Read
@@ -72,13 +73,13 @@ class ReportSource:
     draw_counts: torch.Tensor | None = None
     """The number of draws of each row."""
     reuse: dict[str, Any] = field(default_factory=dict)
-    """The sampler's own figures about its draws."""
+    """Figures of the sampler about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """For each leaf of stacked frames, the stacking axis of a row; the newest frame is last."""
     chains: ContinuityStats = field(default_factory=ContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
-    """The stretches in which rows must be read; None if any rows can be read together."""
+    """The stretches (start, stop) that must be read one by one; None if any rows can be read together."""
 
 
 def buffer_source(buffer: Any) -> ReportSource:
@@ -92,7 +93,7 @@ def buffer_source(buffer: Any) -> ReportSource:
 
 
 def _collect_facts(buffer: Any, **more: Any) -> dict[str, Any]:
-    """Collect facts about a buffer; an autoreset mode is given by its name."""
+    """Collect facts about a buffer; an autoreset mode becomes its name."""
     if "autoreset" in more:
         more["autoreset"] = getattr(more["autoreset"], "name", None)
     about = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
@@ -129,7 +130,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     def episodes() -> Episodes:
         begin, stop = _episode_bounds(starts)
         last, env = stop - 1, ids[begin] % envs
-        # Environments are stepped together. Reset rows take a step of time, final observations do not.
+        # All environments step together. A reset row takes a step of time; a final observation does not.
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop

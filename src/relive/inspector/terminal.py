@@ -25,9 +25,9 @@ from relive.inspector.text import (
 
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _MAX_DIMENSION_LINES = 16
-"""The maximum number of lines for the dimensions of a field."""
+"""Maximum number of lines for the dimensions of a field."""
 _NARROW_WIDTH = 12
-"""Characters of a histogram in the table of fields, which must fit in 80 columns."""
+"""Width of a histogram in the table of fields, so that the table fits in 80 columns."""
 
 
 def render(report: dict[str, Any]) -> RenderableType:
@@ -76,7 +76,7 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def draw_bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
-    """Draw a histogram as a line of at most `width` blocks; more bins are merged."""
+    """Draw a histogram as a line of at most `width` bars; neighbouring bins are merged to fit."""
     if histogram is None:
         return ""
     counts = histogram["counts"]

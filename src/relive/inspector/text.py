@@ -1,4 +1,4 @@
-"""The texts of a report: figures as text, and warnings."""
+"""The texts of a report: formatted figures, and warnings."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
 
 
 def ends_text(ends: dict[str, int], num_stopped: int) -> str:
-    """Return the text of `end_texts` in one line."""
+    """Join the texts of `end_texts` in one line."""
     return ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items())
 
 
@@ -137,10 +137,8 @@ def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-# Warnings
-
 _MIN_EPISODES = 5
-"""The minimum number of episodes for warnings about shares of episodes."""
+"""Minimum number of episodes for warnings about shares of episodes."""
 
 
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
