@@ -190,20 +190,12 @@ class ColumnPlan:
         return math.prod(spec.shape) * spec.dtype.itemsize
 
     def _require_memory(self) -> None:
-        nbytes = self._source.nbytes
-        free_bytes, max_bytes = available_bytes() or 1 << 62, decode_budget(nbytes)
-        largest = max(self.paths, key=self._row_bytes)
+        max_bytes = min(decode_budget(self._source.nbytes), available_bytes() or 1 << 62)
         needed_bytes = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
-        if needed_bytes > min(free_bytes, max_bytes):
-            limit = (
-                f"{max_bytes:,} bytes for a file of {nbytes:,}"
-                if max_bytes < free_bytes
-                else f"{free_bytes:,} bytes, the free memory"
-            )
-            where = f"{self._source.name}: {largest}"
-            raise damage_error(
-                where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed_bytes:,} bytes"
-            )
+        if needed_bytes > max_bytes:
+            where = f"{self._source.name}: {max(self.paths, key=self._row_bytes)}"
+            expected = f"steps that fit into {max_bytes:,} bytes, {_COPIES_PER_STEP} times"
+            raise damage_error(where, expected, f"{needed_bytes:,} bytes")
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values [K, …] by column to nested dicts of fields."""
@@ -297,11 +289,7 @@ class ColumnPlan:
             except KeyError as error:
                 remedy = f'Give one of them another field: columns={{{column!r}: "a_name"}}.'
                 raise self._error(column, "one column per field", f"{'.'.join(path)!r} twice", remedy) from error
-        for name in ("obs", "action"):
-            if name not in fields:
-                remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
-                got = f"the columns {', '.join(self._columns) or '(none)'}"
-                raise self._error("", f"a column for {name!r}", got, remedy)
+        self._require_columns_for(("obs", "action"), fields)
 
     def _require_declared(self, declared: Mapping[str, Tree]) -> None:
         names = {path[0]: column for column, path in self.paths.items() if path[0] not in STEP_FIELDS}
@@ -309,10 +297,14 @@ class ColumnPlan:
             if name not in declared:
                 remedy = f"Declare it in extra=, or leave it out: columns={{{column!r}: None}}."
                 raise self._error(column, f"a field {name!r} of the buffer", f"{', '.join(declared) or 'none'}", remedy)
-        for name in declared:
-            if name not in names:
+        self._require_columns_for(declared, names)
+
+    def _require_columns_for(self, fields: Iterable[str], mapped_fields: Mapping[str, Any]) -> None:
+        for name in fields:
+            if name not in mapped_fields:
                 remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
-                raise self._error("", f"a column for {name!r}", f"the columns {', '.join(self._columns)}", remedy)
+                got = f"the columns {', '.join(self._columns) or '(none)'}"
+                raise self._error("", f"a column for {name!r}", got, remedy)
 
     def _error(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
         where = f"{self._source.name}: {column}" if column else self._source.name

@@ -105,81 +105,51 @@ def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_PageHeader]:
     stop = at + chunk.total_compressed_size
     while at < stop:
         body.seek(at)
-        header, length = _ThriftParser(body.read(_MAX_HEADER_BYTES)).parse_struct()
+        start = io.BytesIO(body.read(_MAX_HEADER_BYTES))
+        header = _read_struct(start)
         values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
         is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
         if min(nbytes, size, values) < 0:
             raise ValueError(f"a page of {size} bytes with {values} values")
         yield _PageHeader(is_dictionary, nbytes, values)
-        at += length + size
+        at += start.tell() + size
 
 
-class _ThriftParser:
-    """A parser of structs in Thrift's compact protocol, as dicts from field numbers to values."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
-
-    def parse_struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
-        """Return the fields of the next struct, and the position after it."""
-        if depth > 8:
-            raise ValueError("structs inside each other")
-        fields: dict[int, Any] = {}
-        field = 0
-        while head := self._read_byte():
-            field = field + (head >> 4) if head >> 4 else self._read_number()
-            fields[field] = self._parse_value(head & 15, depth)
-        return fields, self._at
-
-    def _parse_value(self, kind: int, depth: int) -> Any:
+def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
+    """Parse a struct in Thrift's compact protocol, as a dict from field numbers to values; texts are skipped."""
+    if depth > 8:
+        raise ValueError("structs inside each other")
+    fields: dict[int, Any] = {}
+    field = 0
+    while head := body.read(1)[0]:
+        field = field + (head >> 4) if head >> 4 else _read_number(body)
+        kind = head & 15
         if kind in (1, 2):  # booleans: the kind is the value
-            return kind == 1
-        if kind == 3:
-            return self._read_byte()
-        if kind in (4, 5, 6):
-            return self._read_number()
-        if kind in (7, 8):  # a float64, or bytes after their length: skipped
-            length = 8 if kind == 7 else self._read_varint()
-            self._at += length
-            return None
-        if kind == 12:
-            return self.parse_struct(depth + 1)[0]
-        raise ValueError(f"a value of the kind {kind}")
-
-    def _read_byte(self) -> int:
-        self._at += 1
-        return self._body[self._at - 1]
-
-    def _read_varint(self) -> int:
-        number = shift = 0
-        while True:
-            byte = self._read_byte()
-            number |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return number
-
-    def _read_number(self) -> int:
-        number = self._read_varint()
-        return number >> 1 ^ -(number & 1)
+            fields[field] = kind == 1
+        elif kind in (4, 5, 6):
+            fields[field] = _read_number(body)
+        elif kind == 8:
+            body.seek(_read_varint(body), io.SEEK_CUR)
+        elif kind == 12:
+            fields[field] = _read_struct(body, depth + 1)
+        else:
+            raise ValueError(f"a value of the kind {kind}")
+    return fields
 
 
-_IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+def _read_varint(body: BinaryIO) -> int:
+    number = shift = 0
+    while True:
+        byte = body.read(1)[0]
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number
 
 
-def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
-    pillow = import_extra("PIL.Image", "lerobot", "Pillow")
-    if body is None:  # LeRobot would read the image from a stored path
-        raise damage_error(where, "the bytes of an image", "a path to a file outside")
-    with (
-        wrap_errors(where, "a PNG or JPEG"),
-        pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
-    ):
-        size = (picture.height, picture.width, picture.mode)
-        if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
-            raise damage_error(where, f"an image of {shape} pixels and channels", size)
-        return np.asarray(picture).reshape(shape)
+def _read_number(body: BinaryIO) -> int:
+    number = _read_varint(body)
+    return number >> 1 ^ -(number & 1)
 
 
 class Video:
@@ -454,13 +424,28 @@ def _to_numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     return numbers.reshape(count, *feature.shape)
 
 
+_IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
 def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    types = import_extra("pyarrow.types", "lerobot")
+    """Decode PNG and JPEG images to pixels; raises before decoding if the size of an image is not `shape`."""
+    types, pillow = import_extra("pyarrow.types", "lerobot"), import_extra("PIL.Image", "lerobot", "Pillow")
     values = getattr(values, "storage", values)
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
         raise damage_error(where, "images as bytes", values.type)
-    bodies = values.field("bytes").to_pylist()
-    return np.stack([decode_image(where, body, shape) for body in bodies])
+    images = []
+    for body in values.field("bytes").to_pylist():
+        if body is None:  # LeRobot would read the image from a stored path
+            raise damage_error(where, "the bytes of an image", "a path to a file outside")
+        with (
+            wrap_errors(where, "a PNG or JPEG"),
+            pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
+        ):
+            size = (picture.height, picture.width, picture.mode)
+            if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
+                raise damage_error(where, f"an image of {shape} pixels and channels", size)
+            images.append(np.asarray(picture).reshape(shape))
+    return np.stack(images)
 
 
 _FIELD_NAMES = {"observation": "obs", "action": "action"}

@@ -135,8 +135,6 @@ def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, in
 
 
 _ZLIB_WINDOWS = {"zlib": 15, "gzip": 31}
-_SLICE_BYTES = 1 << 14
-"""Compressed bytes per call of zlib, which expands them at most 1,032 times."""
 
 _BLOSC_HEADER = struct.Struct("<4B3I")
 _BLOSC_COPY, _BLOSC_WHOLE = 0x02, 0x10
@@ -173,20 +171,12 @@ def _require_size(where: str, stored_bytes: int, nbytes: int) -> None:
 
 
 def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
-    stream, view, done = zlib.decompressobj(window), memoryview(body), 0
-    out = np.zeros(nbytes, np.uint8)
-    for start in range(0, len(view), _SLICE_BYTES):
-        if stream.eof:
-            raise ValueError("bytes after the end of the stream")
-        part = stream.decompress(view[start : start + _SLICE_BYTES], nbytes - done + 1)
-        if done + len(part) > nbytes:
-            raise damage_error(where, f"{nbytes:,} bytes", f"{done + len(part):,}, or more")
-        out[done : done + len(part)] = np.frombuffer(part, np.uint8)
-        done += len(part)
-    if not stream.eof or stream.unused_data:
+    stream = zlib.decompressobj(window)
+    decoded = stream.decompress(body, nbytes + 1)
+    if len(decoded) <= nbytes and (not stream.eof or stream.unused_data):
         raise ValueError("bytes after the end of the stream" if stream.eof else "a stream without its end")
-    _require_size(where, done, nbytes)
-    return out
+    _require_size(where, len(decoded), nbytes)
+    return np.frombuffer(decoded, np.uint8)
 
 
 def _lz4_size(body: Any) -> int:
