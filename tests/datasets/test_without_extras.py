@@ -1,4 +1,4 @@
-"""Where the library of a format is not installed, a sentence says how to get it."""
+"""Without the library of a format, an error says how to install it."""
 
 from __future__ import annotations
 

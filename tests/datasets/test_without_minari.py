@@ -1,4 +1,4 @@
-"""Where Minari is not installed, a sentence says how to get it."""
+"""Without Minari, an error says how to install it."""
 
 import sys
 from pathlib import Path
