@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from relive.datasets.filling import STEP_FIELDS, FinalObs, declared_fields, extra_fields, fill, split_episodes
-from relive.datasets.untrusted import damage_error, decode_budget, require_similar_size
-from relive.errors import SchemaError, explain
+from relive.datasets.untrusted import dataset_error, decode_budget, require_similar_size
+from relive.errors import SchemaError
 from relive.replay.buffer import ReplayBuffer
 from relive.schema.fields import FROM_NUMPY, Field, Path, Tree, iter_leaves, kept_dtype, map_leaves
 from relive.schema.suggestions import NAME
@@ -113,7 +113,7 @@ def _check_dict(argument: str, value: Any, expected_value: str, is_valid: Callab
     by_column = {} if value is None else value
     if not isinstance(by_column, Mapping) or not all(isinstance(k, str) and is_valid(v) for k, v in by_column.items()):
         remedy = "Pass a dict whose keys are names of columns."
-        raise SchemaError(explain(argument, f"{expected_value} for each column", repr(value), remedy))
+        raise dataset_error(argument, f"{expected_value} for each column", repr(value), remedy)
     return dict(by_column)
 
 
@@ -171,7 +171,7 @@ class ColumnPlan:
             ends += int(is_end.sum()) + int((changes & ~before).sum())
             steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
         if not steps:
-            raise damage_error(self._source.name, "at least 1 step", 0)
+            raise dataset_error(self._source.name, "at least 1 step", 0)
         return steps, ends + (not was_end)
 
     def read(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
@@ -195,7 +195,7 @@ class ColumnPlan:
         if needed_bytes > max_bytes:
             where = f"{self._source.name}: {max(self.paths, key=self._row_bytes)}"
             expected = f"steps that fit into {max_bytes:,} bytes, {_COPIES_PER_STEP} times"
-            raise damage_error(where, expected, f"{needed_bytes:,} bytes")
+            raise dataset_error(where, expected, f"{needed_bytes:,} bytes")
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values [K, …] by column to nested dicts of fields."""
@@ -308,7 +308,7 @@ class ColumnPlan:
 
     def _error(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
         where = f"{self._source.name}: {column}" if column else self._source.name
-        return SchemaError(explain(where, expected, got, remedy))
+        return dataset_error(where, expected, got, remedy)
 
 
 def to_flags(where: str, values: Any) -> np.ndarray:
@@ -316,7 +316,7 @@ def to_flags(where: str, values: Any) -> np.ndarray:
     flags = np.asarray(values)
     if flags.size != len(flags) or (flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all()):
         remedy = "Repair the file, or leave the column out: pass None for it in columns=."
-        raise SchemaError(explain(where, "a 0 or 1 per step", f"other numbers, of shape {flags.shape}", remedy))
+        raise dataset_error(where, "a 0 or 1 per step", f"other numbers, of shape {flags.shape}", remedy)
     return flags.reshape(-1).astype(bool)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from relive.checkpoint.progress import show_progress
+from relive.datasets.untrusted import dataset_error
 from relive.distillation import DistillationBuffer
-from relive.errors import BufferFullError, SchemaError, explain, warn_user
+from relive.errors import BufferFullError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import check_choice, check_nonempty
@@ -131,7 +132,7 @@ def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
     standard_fields = _STANDARD_FIELDS.get(type(buffer))
     if standard_fields is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
-        raise SchemaError(explain(name, "a buffer", type(buffer).__name__, remedy))
+        raise dataset_error(name, "a buffer", type(buffer).__name__, remedy)
     return {field: tree for field, tree in declared_fields(buffer).items() if field not in standard_fields}
 
 
@@ -235,12 +236,12 @@ def _to_rollout(name: str, rollout: RolloutBuffer, blocks: Iterable[EpisodeBlock
     before = rollout.num_stored
     if rollout.num_envs is not None:
         remedy = "Make it with num_envs=None: episodes are read one after the other."
-        raise SchemaError(explain(name, "a rollout with num_envs=None", rollout.num_envs, remedy))
+        raise dataset_error(name, "a rollout with num_envs=None", rollout.num_envs, remedy)
     for block in blocks:
         terminated, truncated = block.steps["terminated"], block.steps["truncated"]
         if block.is_last and not (terminated[-1] or truncated[-1]):
             remedy, got = "Read the dataset into a ReplayBuffer.", "an episode without an end"
-            raise SchemaError(explain(block.where, "terminated or truncated at its last step", got, remedy))
+            raise dataset_error(block.where, "terminated or truncated at its last step", got, remedy)
         for t in range(len(block)):
             step = slice_leaves(block.steps, t)
             final = step.pop("next_obs")
@@ -261,7 +262,7 @@ def require_ordered(name: str, replay: Any) -> None:
     """Raise unless `replay` stores the observations of an episode in order."""
     if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
-        raise SchemaError(explain(name, "a replay buffer in time order", repr(replay), remedy))
+        raise dataset_error(name, "a replay buffer in time order", repr(replay), remedy)
 
 
 def require_steps(name: str, replay: Any) -> None:

@@ -25,8 +25,7 @@ from relive.datasets.columns import (
     to_flags,
 )
 from relive.datasets.filling import FinalObs, episode_arrays, require_ordered, write_atomically
-from relive.datasets.untrusted import damage_error, decode_budget, import_extra, wrap_errors
-from relive.errors import SchemaError, explain
+from relive.datasets.untrusted import dataset_error, decode_budget, import_extra, wrap_errors
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.checks import check_choice, check_positive_int
@@ -101,7 +100,7 @@ def from_hdf5(
             source = _robomimic_source(file)
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."
-            raise SchemaError(explain(Path(path).name, expected, ", ".join(file) or "an empty file", remedy))
+            raise dataset_error(Path(path).name, expected, ", ".join(file) or "an empty file", remedy)
         return fill_from_rows(
             "from_hdf5", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
         )
@@ -163,7 +162,7 @@ class _Hdf5Source(RowSource):
                 if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = part_forms.get(column, "no array")
-                    raise SchemaError(explain(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file."))
+                    raise dataset_error(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file.")
         return {column: _column_spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
 
     def default_path(self, column: str) -> tuple[str, ...]:
@@ -178,7 +177,7 @@ class _Hdf5Source(RowSource):
         missing_columns = [column for column in obs if column not in nexts]
         if nexts and missing_columns:
             got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
-            raise SchemaError(explain(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy))
+            raise dataset_error(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy)
         return nexts
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
@@ -204,10 +203,10 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
         actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise SchemaError(explain(_item_name(group[name]), "the array 'actions'", got, remedy))
+            raise dataset_error(_item_name(group[name]), "the array 'actions'", got, remedy)
         parts.append(_ArrayGroup(group[name], arrays, _count_rows(actions)))
     if not parts:
-        raise SchemaError(explain(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps."))
+        raise dataset_error(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps.")
     return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC_FIELDS, ("next_obs",))
 
 
@@ -219,13 +218,13 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     for column in ("observations", "actions", "rewards", "terminals"):
         if column not in arrays:
             remedy = "Pass a file in D4RL's layout, or in robomimic's."
-            raise SchemaError(explain(name, f"the array {column!r}", ", ".join(arrays), remedy))
+            raise dataset_error(name, f"the array {column!r}", ", ".join(arrays), remedy)
     rows, has_timeouts = _count_rows(arrays["rewards"]), "timeouts" in arrays
     if not rows:
-        raise SchemaError(explain(f"{name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
+        raise dataset_error(f"{name}: rewards", "at least 1 step", 0, "Pass a file with steps.")
     if not has_timeouts and time_limit is None:
         expected, remedy = "the array 'timeouts'", "Pass time_limit=, the maximum number of steps of an episode."
-        raise SchemaError(explain(name, expected, ", ".join(arrays), remedy))
+        raise dataset_error(name, expected, ", ".join(arrays), remedy)
     is_end = np.zeros(rows, bool)
     for column in (column for column in ("terminals", "timeouts", _CUTS_COLUMN) if column in arrays):
         _require_rows(arrays[column], rows)
@@ -263,12 +262,10 @@ def _item_name(item: Any) -> str:
 def _count_rows(array: Any) -> int:
     """Return the length of an array; raises if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
-        raise SchemaError(
-            explain(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
-        )
+        raise dataset_error(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
     nbytes = Path(array.file.filename).stat().st_size
     if array.shape[0] > decode_budget(nbytes) // 16:
-        raise damage_error(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
+        raise dataset_error(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
 
 
@@ -291,7 +288,7 @@ def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
 def _require_rows(array: Any, rows: int) -> None:
     if (array.shape or ())[:1] != (rows,):  # h5py: the shape of an empty array is None
         remedy = "Leave it out with columns=, or repair the file."
-        raise SchemaError(explain(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy))
+        raise dataset_error(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy)
 
 
 def _is_text(array: Any) -> bool:
@@ -328,7 +325,7 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
         for name in ("obs", "action", "reward"):
             if isinstance(episode[name], dict):
                 expected, got = f"one field in {name}", f"the fields {', '.join(episode[name])}"
-                raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
+                raise dataset_error('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".')
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
         for (name, *parts), rows in iter_leaves((), {**episode, _CUTS_COLUMN: cut}):
@@ -381,10 +378,10 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
                 arrays += 1
                 group_bytes[name.split("/")[1]] += math.prod(item.shape or ()) * item.dtype.itemsize
                 if is_read_in_groups and group_bytes[name.split("/")[1]] > decode_budget(nbytes):
-                    raise damage_error(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
+                    raise dataset_error(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
                 stored_bytes += item.id.get_storage_size()
                 if stored_bytes > nbytes:
-                    raise damage_error(
+                    raise dataset_error(
                         where, f"bytes of its own, in a file of {nbytes:,}", f"{stored_bytes:,} in all arrays"
                     )
     return arrays
@@ -403,17 +400,17 @@ def _walk_objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]
         prefix, group, depth = groups.pop()
         for key in group:
             if isinstance(key, bytes):  # h5py returns names that are not UTF-8 as bytes
-                raise damage_error(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
+                raise dataset_error(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
             name = f"{prefix}/{key}"
             where = f"{path.name}: {name}"
             if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
                 link = group.get(key, getlink=True)
                 target = f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
-                raise damage_error(where, "an object of this file", f"a link to {target!r}")
+                raise dataset_error(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
             item_address = address(item)
             if item_address in addresses or depth == _MAX_DEPTH:
-                raise damage_error(where, "a tree of objects", "an object met twice, or groups nested too deeply")
+                raise dataset_error(where, "a tree of objects", "an object met twice, or groups nested too deeply")
             addresses.add(item_address)
             yield name, item
             if isinstance(item, h5py.Group):
@@ -422,9 +419,9 @@ def _walk_objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]
 
 def _require_stored_bytes(where: str, dataset: Any, file_bytes: int) -> None:
     if dataset.is_virtual:
-        raise damage_error(where, "data in this file", "a virtual dataset, which refers to other files")
+        raise dataset_error(where, "data in this file", "a virtual dataset, which refers to other files")
     if dataset.external:
-        raise damage_error(where, "data in this file", f"external data in {dataset.external[0][0]!r}")
+        raise dataset_error(where, "data in this file", f"external data in {dataset.external[0][0]!r}")
     if not dataset.shape or not math.prod(dataset.shape):
         return
     nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
@@ -436,7 +433,7 @@ def _require_stored_bytes(where: str, dataset: Any, file_bytes: int) -> None:
         _require_small_chunks(where, dataset, decode_budget(file_bytes) // 2)
     if not is_complete:
         got = f"shape {dataset.shape} with fewer stored bytes"
-        raise damage_error(where, f"{nbytes:,} bytes", got)
+        raise dataset_error(where, f"{nbytes:,} bytes", got)
 
 
 def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
@@ -449,12 +446,12 @@ def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
         or len(set(codes)) < len(codes)
         or not {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
     ):
-        raise damage_error(
+        raise dataset_error(
             where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {codes}"
         )
     nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     if nbytes > max_bytes:
-        raise damage_error(where, f"chunks of at most {max_bytes:,} bytes", f"{nbytes:,}")
+        raise dataset_error(where, f"chunks of at most {max_bytes:,} bytes", f"{nbytes:,}")
     if not compressors:
         return
     large_chunks: list[tuple[int, ...]] = []
@@ -468,7 +465,7 @@ def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
     for offset in large_chunks:
         _, body = dataset.id.read_direct_chunk(offset)
         if compressors[0] != _GZIP_FILTER or len(zlib.decompressobj().decompress(body, nbytes + 1)) > nbytes:
-            raise damage_error(
+            raise dataset_error(
                 f"{where}: chunk {offset}", f"at most {nbytes:,} bytes", "a chunk that may inflate to more"
             )
 
@@ -478,7 +475,7 @@ def _require_small_attributes(h5py: Any, where: str, item: Any) -> None:
     for name in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
         attribute = item.attrs.get_id(name)
         if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
-            raise damage_error(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")
+            raise dataset_error(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")
 
 
 def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -> None:
@@ -491,14 +488,14 @@ def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -
     item = h5py.check_vlen_dtype(dataset.dtype)
     is_list = item is not None and not np.dtype(item).hasobject
     if h5py.check_string_dtype(dataset.dtype) is None and not is_list:
-        raise damage_error(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
+        raise dataset_error(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
     total, texts_per_read = 0, 8 + (8 << 20) // file_bytes
     rows = max(1, texts_per_read // max(1, math.prod(dataset.shape[1:])))
     if math.prod(dataset.shape[1:]) > texts_per_read:
-        raise damage_error(where, f"at most {texts_per_read} texts per row", dataset.shape)
+        raise dataset_error(where, f"at most {texts_per_read} texts per row", dataset.shape)
     for start in range(0, dataset.shape[0], rows):
         total += sum(getattr(entry, "nbytes", None) or len(entry) for entry in dataset[start : start + rows].ravel())
         if total > file_bytes:
-            raise damage_error(
+            raise dataset_error(
                 where, f"texts of their own, in a file of {file_bytes:,} bytes", f"{total:,} bytes or more"
             )

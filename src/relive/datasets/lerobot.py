@@ -18,7 +18,7 @@ from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fi
 from relive.datasets.filling import FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
-    damage_error,
+    dataset_error,
     decode_budget,
     import_extra,
     memory_budget,
@@ -26,7 +26,6 @@ from relive.datasets.untrusted import (
     parse_sizes,
     wrap_errors,
 )
-from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.fields import Path as FieldPath
@@ -58,7 +57,7 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
         column_names = file.schema_arrow.names
         missing_columns = [name for name in names if name not in column_names]
         if missing_columns:
-            raise damage_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
+            raise dataset_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
@@ -76,7 +75,7 @@ def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes:
         largest = max((page.nbytes for page in pages), default=0)
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise damage_error(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+            raise dataset_error(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
         longest = max(longest, _BYTES_PER_NUMBER.get(column_info.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
         for needed_bytes, limit in (
@@ -84,7 +83,7 @@ def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes:
             (longest * values if column_info.max_repetition_level else 0, memory_budget(nbytes)),
         ):
             if needed_bytes > limit:
-                raise damage_error(
+                raise dataset_error(
                     f"{where}: {column_info.path}", f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}"
                 )
     return longest
@@ -169,7 +168,7 @@ class Video:
             self._last = next(self._frames, None)
         if self._last is None or time < self._last[0] - 0.5 / self._fps:
             remedy = "Download the dataset again."
-            raise SchemaError(explain(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy))
+            raise dataset_error(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy)
         return self._last[1].to_ndarray(format="rgb24")
 
     def _decode(self) -> Iterator[tuple[float, Any]]:
@@ -183,12 +182,12 @@ class Video:
             stream = next(iter(container.streams.video), None)
             size = None if stream is None else (stream.height, stream.width)
             if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
-                raise damage_error(self._where, f"frames of {self._shape} pixels and channels", size)
+                raise dataset_error(self._where, f"frames of {self._shape} pixels and channels", size)
             # The bitstream may declare another frame size than the container; codecs round sizes up.
             stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
-                    raise damage_error(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                    raise dataset_error(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
                 yield float(frame.time or 0.0), frame
 
 
@@ -217,13 +216,13 @@ def resolve_file(root: Path, name: str) -> Path:
     blobs = root.absolute().parent.parent.resolve() / "blobs"
     is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
     if not path.is_relative_to(folder) and not is_cached:
-        raise damage_error(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
+        raise dataset_error(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
     return path
 
 
 def _parse_feature(where: str, description: Any) -> Feature:
     if not isinstance(description, dict) or not isinstance(description.get("dtype"), str):
-        raise damage_error(where, "a feature with a dtype", reprlib.repr(description))
+        raise dataset_error(where, "a feature with a dtype", reprlib.repr(description))
     kind, shape, names = (
         description["dtype"],
         parse_sizes(f"{where}: shape", description.get("shape"), 1),
@@ -231,12 +230,12 @@ def _parse_feature(where: str, description: Any) -> Feature:
     )
     if kind in ("image", "video"):
         if len(shape) != 3:
-            raise damage_error(f"{where}: shape", "height, width and channels", shape)
+            raise dataset_error(f"{where}: shape", "height, width and channels", shape)
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         return Feature(kind, shape)
     if kind not in (*_NUMBER_DTYPES, "string"):
-        raise damage_error(
+        raise dataset_error(
             where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind)
         )
     # LeRobot stores single numbers with shape (1,) too; only vectors have names.
@@ -260,12 +259,12 @@ class _DatasetSource(RowSource):
         version, features, fps = (metadata.get(key) for key in ("codebase_version", "features", "fps"))
         if not isinstance(version, str) or not version.startswith("v3."):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
-            raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
+            raise dataset_error(where, "codebase_version v3", reprlib.repr(version), remedy)
         if not isinstance(features, dict) or "episode_index" not in features:
-            raise damage_error(where, "features with 'episode_index'", reprlib.repr(features))
+            raise dataset_error(where, "features with 'episode_index'", reprlib.repr(features))
         self._features = {name: _parse_feature(f"{where}: {name}", each) for name, each in features.items()}
         if not _is_valid_fps(fps):
-            raise damage_error(where, "fps, a positive number", reprlib.repr(fps))
+            raise dataset_error(where, "fps, a positive number", reprlib.repr(fps))
         self._fps = float(fps)
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._tasks: dict[int, str] | None = None
@@ -294,7 +293,7 @@ class _DatasetSource(RowSource):
         files = sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("data/*/*.parquet"))
         if not files:
             remedy = "Download the whole dataset."
-            raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
+            raise dataset_error(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy)
         videos = {name for name in columns if name != "task" and self._features[name].kind == "video"}
         stored_columns = {*columns, "episode_index"} - videos - {"task"}
         stored_columns |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
@@ -315,7 +314,7 @@ class _DatasetSource(RowSource):
             for at, columns in rows:
                 if at == number:
                     return columns
-            raise damage_error(f"{self.name}: {_FINAL_OBS_FILE}", f"a row for episode {number}", "fewer rows")
+            raise dataset_error(f"{self.name}: {_FINAL_OBS_FILE}", f"a row for episode {number}", "fewer rows")
 
         return row
 
@@ -328,13 +327,13 @@ class _DatasetSource(RowSource):
     def _convert_values(self, where: str, name: str, values: Any) -> Any:
         feature = self._features.get(name)
         if feature is None:
-            raise damage_error(where, "a feature of meta/info.json", "no such feature")
+            raise dataset_error(where, "a feature of meta/info.json", "no such feature")
         if feature.kind == "image":
             return _decode_images(where, values, feature.shape)
         if feature.kind == "string":
             texts = values.to_pylist()
             if not all(isinstance(text, str) for text in texts):
-                raise damage_error(where, "texts", values.type)
+                raise dataset_error(where, "texts", values.type)
             return texts
         return _to_numbers(where, values, feature)
 
@@ -345,7 +344,7 @@ class _DatasetSource(RowSource):
             columns = [batch.column(name).to_pylist() for name in names]
             total += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
             if total > max_bytes:
-                raise damage_error(where, f"rows of at most {max_bytes:,} bytes", "more")
+                raise dataset_error(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
     def _look_up_tasks(self, indices: np.ndarray) -> list[str]:
@@ -354,7 +353,7 @@ class _DatasetSource(RowSource):
         try:
             return [self._tasks[int(index)] for index in indices]
         except KeyError as error:
-            raise damage_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+            raise dataset_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
     def _read_tasks(self) -> dict[int, str]:
         """Return the text of each task by its index; empty if the dataset has none."""
@@ -366,11 +365,11 @@ class _DatasetSource(RowSource):
             names = import_extra("pyarrow.parquet", "lerobot").read_schema(resolve_file(self._root, file)).names
         texts = [name for name in names if name != "task_index"]
         if "task_index" not in names or len(texts) != 1:
-            raise damage_error(where, "the column 'task_index' and one of texts", ", ".join(names))
+            raise dataset_error(where, "the column 'task_index' and one of texts", ", ".join(names))
         tasks: dict[int, str] = {}
         for index, text in self._read_small_table(file, ["task_index", texts[0]]):
             if type(index) is not int or not isinstance(text, str):
-                raise damage_error(where, "a number and a text per task", reprlib.repr((index, text)))
+                raise dataset_error(where, "a number and a text per task", reprlib.repr((index, text)))
             tasks[index] = text
         return tasks
 
@@ -381,7 +380,7 @@ class _DatasetSource(RowSource):
             self._video_starts[name] = self._read_video_positions(name)
         for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
             if episode not in self._video_starts[name]:
-                raise damage_error(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
+                raise dataset_error(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
             file, start = self._video_starts[name][episode]
             if self._videos.get(name, ("",))[0] != file:
                 path = resolve_file(self._root, file)
@@ -396,9 +395,9 @@ class _DatasetSource(RowSource):
             table = path.relative_to(self._root).as_posix()
             for episode, chunk, file, start in self._read_small_table(table, keys):
                 if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
-                    raise damage_error(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
+                    raise dataset_error(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
                 if not isinstance(start, float) or not 0 <= start < 1e12:
-                    raise damage_error(f"{self.name}: {table}", "a time in seconds", start)
+                    raise dataset_error(f"{self.name}: {table}", "a time in seconds", start)
                 positions[episode] = f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start
         return positions
 
@@ -410,17 +409,17 @@ def _to_numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     count, flat = len(values), getattr(values, "storage", values)
     while True:
         if flat.null_count:
-            raise damage_error(where, "a value in every row", "rows without a value")
+            raise dataset_error(where, "a value in every row", "rows without a value")
         if not (types.is_list(flat.type) or types.is_large_list(flat.type) or types.is_fixed_size_list(flat.type)):
             break
         lengths = compute.unique(compute.list_value_length(flat))
         if len(lengths) > 1:
-            raise damage_error(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
+            raise dataset_error(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
         flat = flat.flatten()
     numbers = flat.to_numpy(zero_copy_only=False)
     if numbers.dtype != np.dtype(feature.kind) or numbers.size != count * int(np.prod(feature.shape)):
         expected = f"{feature.kind} of shape {feature.shape} in every row"
-        raise damage_error(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
+        raise dataset_error(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
     return numbers.reshape(count, *feature.shape)
 
 
@@ -432,18 +431,18 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
     types, pillow = import_extra("pyarrow.types", "lerobot"), import_extra("PIL.Image", "lerobot", "Pillow")
     values = getattr(values, "storage", values)
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
-        raise damage_error(where, "images as bytes", values.type)
+        raise dataset_error(where, "images as bytes", values.type)
     images = []
     for body in values.field("bytes").to_pylist():
         if body is None:  # LeRobot would read the image from a stored path
-            raise damage_error(where, "the bytes of an image", "a path to a file outside")
+            raise dataset_error(where, "the bytes of an image", "a path to a file outside")
         with (
             wrap_errors(where, "a PNG or JPEG"),
             pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
         ):
             size = (picture.height, picture.width, picture.mode)
             if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
-                raise damage_error(where, f"an image of {shape} pixels and channels", size)
+                raise dataset_error(where, f"an image of {shape} pixels and channels", size)
             images.append(np.asarray(picture).reshape(shape))
     return np.stack(images)
 
@@ -516,7 +515,7 @@ def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
         return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
     if dtype.kind not in "biuf" or len(shape) > 5:
         remedy = "Write the buffer with to_hdf5 or to_zarr."
-        raise SchemaError(explain(name, "real numbers with at most 5 axes", f"{dtype} of shape {shape}", remedy))
+        raise dataset_error(name, "real numbers with at most 5 axes", f"{dtype} of shape {shape}", remedy)
     return {"dtype": str(dtype), "shape": list(shape or (1,)), "names": ["0"] if shape == (1,) else None}
 
 
@@ -606,11 +605,11 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
     import_extra("pyarrow", "lerobot")
     require_steps("to_lerobot", replay)
     if not _is_valid_fps(fps):
-        raise SchemaError(explain("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number."))
+        raise dataset_error("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number.")
     texts = [tasks] if isinstance(tasks, str) else tasks
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         remedy = "Pass a str per number of the extra field 'task_index'."
-        raise SchemaError(explain("tasks", "a text, or a list of texts", repr(tasks), remedy))
+        raise dataset_error("tasks", "a text, or a list of texts", repr(tasks), remedy)
     with write_atomically("to_lerobot", path) as unfinished:
         _DatasetWriter(unfinished, fps, list(texts)).write(replay)
 
@@ -653,7 +652,7 @@ class _DatasetWriter:
         tasks = np.unique(columns["task_index"]).tolist()
         if not all(0 <= task < len(self._tasks) for task in tasks):
             remedy = "Pass a text for each number of the extra field 'task_index'."
-            raise SchemaError(explain("to_lerobot: tasks", f"a text for {tasks}", f"{len(self._tasks)} texts", remedy))
+            raise dataset_error("to_lerobot: tasks", f"a text for {tasks}", f"{len(self._tasks)} texts", remedy)
         self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
             self._stats[name].update(rows)
@@ -724,6 +723,6 @@ def _feature_columns(fields: dict[str, Any]) -> dict[str, np.ndarray]:
         feature = ".".join([_FEATURE_NAMES.get(name, name), *parts])
         if name in _COUNTER_COLUMNS or "/" in feature or any("." in part for part in parts):
             remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
-            raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
+            raise dataset_error("to_lerobot", "names that LeRobot can have", repr(feature), remedy)
         columns["observation.state" if feature == "observation" else feature] = rows
     return columns

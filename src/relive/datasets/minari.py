@@ -28,8 +28,8 @@ from relive.datasets.filling import (
     slice_leaves,
 )
 from relive.datasets.hdf5 import require_self_contained
-from relive.datasets.untrusted import damage_error, import_extra, parse_json, require_similar_size, wrap_errors
-from relive.errors import SchemaError, explain
+from relive.datasets.untrusted import dataset_error, import_extra, parse_json, require_similar_size, wrap_errors
+from relive.errors import SchemaError
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.conversion import as_tensor, path_name
@@ -49,7 +49,7 @@ def open_dataset(dataset: Any) -> Any:
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
-        raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
+        raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
         return minari.load_dataset(str(dataset))  # raises Minari's error for a missing dataset
@@ -75,7 +75,7 @@ def _require_spaces(folder: Path) -> None:
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):
             remedy = "Minari would create its environment: if you trust it, pass minari.MinariDataset(path)."
-            raise SchemaError(explain(where, f"the key {name!r}", "no such key", remedy))
+            raise dataset_error(where, f"the key {name!r}", "no such key", remedy)
         with wrap_errors(f"{where}: {name}", "a space"):
             _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
 
@@ -86,7 +86,7 @@ def _require_small_space(where: str, space: Any) -> None:
         for name in ("shape", "n") if space.get("type") != "Discrete" else ():
             axes = space.get(name)
             if isinstance(axes, list | int) and np.prod(axes, dtype=object) > _MAX_SPACE_NUMBERS:
-                raise damage_error(f"{where}: {name}", f"at most {_MAX_SPACE_NUMBERS:,} numbers", reprlib.repr(axes))
+                raise dataset_error(f"{where}: {name}", f"at most {_MAX_SPACE_NUMBERS:,} numbers", reprlib.repr(axes))
         subspaces = space.get("subspaces", ())
         for part in subspaces.values() if isinstance(subspaces, Mapping) else subspaces:
             _require_small_space(where, part)
@@ -137,12 +137,12 @@ def _to_block(data: Any, names: list[str] | None) -> EpisodeBlock:
     for path, leaf in iter_leaves(("observations",), obs):
         if len(leaf) != size + 1:
             expected, remedy = f"{size + 1} observations", "Repair the dataset."
-            raise SchemaError(explain(f"{where}: {path_name(path)}", expected, len(leaf), remedy))
+            raise dataset_error(f"{where}: {path_name(path)}", expected, len(leaf), remedy)
     info = {}
     for name in infos if names is None else names:
         if name not in infos:
             got = f"an episode with {', '.join(map(str, infos)) or 'no infos'}"
-            raise SchemaError(explain(f"{where}: infos", f"{name!r} in every episode", got, "Leave it out of infos=."))
+            raise dataset_error(f"{where}: infos", f"{name!r} in every episode", got, "Leave it out of infos=.")
         info[name] = _drop_reset_entry(f"{where}: infos: {name}", _tuples_to_dicts(infos[name]), size)
     steps = {
         "obs": slice_leaves(obs, slice(None, -1)),
@@ -171,7 +171,7 @@ def _drop_reset_entry(where: str, tree: Any, steps: int) -> Any:
     if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (steps, steps + 1):
         got = f"dtype {tree.dtype} of shape {tree.shape}"
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
-        raise SchemaError(explain(where, f"numbers, an entry for each of {steps} steps", got, remedy))
+        raise dataset_error(where, f"numbers, an entry for each of {steps} steps", got, remedy)
     return tree[1:] if len(tree) == steps + 1 else tree  # the first entry belongs to the reset
 
 
@@ -220,7 +220,7 @@ def _add_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
         if name != "info" and name not in info:
             expected = f"an info for each extra field ({', '.join(info) or 'it has no infos'})"
             remedy = "Declare only fields that every episode has."
-            raise SchemaError(explain(episode.where, expected, repr(name), remedy))
+            raise dataset_error(episode.where, expected, repr(name), remedy)
     return replace(episode, steps=steps | {name: info.get(name, info) for name in extra})
 
 
@@ -229,7 +229,7 @@ def _make_buffer(
 ) -> ReplayBuffer:
     first = next(read_episodes(dataset, infos), None)
     if first is None:
-        raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
+        raise dataset_error("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes.")
     rows = dataset.total_steps + dataset.total_episodes  # the final observation of an episode takes a row too
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]

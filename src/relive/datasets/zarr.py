@@ -26,14 +26,13 @@ from relive.datasets.columns import Columns, ColumnSpec, RowSource, fill_from_ro
 from relive.datasets.filling import STEP_FIELDS, FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
-    damage_error,
+    dataset_error,
     decode_budget,
     import_extra,
     parse_json,
     parse_sizes,
     wrap_errors,
 )
-from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.fields import Path as FieldPath
@@ -76,11 +75,11 @@ class Store:
         """Read a whole file; raises if it is longer than `max_bytes`."""
         where = f"{self.name}: {name}"
         if self.sizes[name] > max_bytes:
-            raise damage_error(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
+            raise dataset_error(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
         with wrap_errors(where, "a file that can be read"):
             body = self._read_file(name, self.sizes[name])
         if len(body) != self.sizes[name]:
-            raise damage_error(where, f"{self.sizes[name]} bytes", len(body))
+            raise dataset_error(where, f"{self.sizes[name]} bytes", len(body))
         return body
 
 
@@ -108,11 +107,11 @@ def open_store(path: Path) -> Iterator[Store]:
 
 def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     if depth > _MAX_DEPTH:
-        raise damage_error(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
+        raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
     with os.scandir(folder) as entries:
         files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MAX_FILES + 1)]
     if len(files) > _MAX_FILES:
-        raise damage_error(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
+        raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
     for name, status in files:
         if stat.S_ISDIR(status.st_mode):
             yield from _list_files(folder / name, store, f"{prefix}{name}/", depth + 1)
@@ -120,16 +119,16 @@ def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[t
             yield f"{prefix}{name}", status.st_size
         else:
             kind = "a link" if stat.S_ISLNK(status.st_mode) else "a device or pipe"
-            raise damage_error(f"{store}: {prefix}{name}", "a regular file", kind)
+            raise dataset_error(f"{store}: {prefix}{name}", "a regular file", kind)
 
 
 def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     entries = archive.infolist()
     if len(entries) > _MAX_FILES or len(set(archive.namelist())) != len(entries):
-        raise damage_error(name, f"at most {_MAX_FILES} files with distinct names", len(entries))
+        raise dataset_error(name, f"at most {_MAX_FILES} files with distinct names", len(entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise damage_error(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
+            raise dataset_error(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
         if not entry.is_dir():
             yield entry.filename, entry.file_size
 
@@ -167,7 +166,7 @@ def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
 
 def _require_size(where: str, stored_bytes: int, nbytes: int) -> None:
     if stored_bytes != nbytes:
-        raise damage_error(where, f"{nbytes:,} bytes", f"{stored_bytes:,}")
+        raise dataset_error(where, f"{nbytes:,} bytes", f"{stored_bytes:,}")
 
 
 def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
@@ -274,11 +273,11 @@ class ZarrArray:
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.spec.shape, self.spec.chunks, strict=True))
         self._chunk_nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
         if math.prod(self._grid) > _MAX_CHUNKS + 64 * len(store.sizes):
-            raise damage_error(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
+            raise dataset_error(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
         needed_bytes = self._chunk_nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
         max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
         if needed_bytes > max_bytes:
-            raise damage_error(
+            raise dataset_error(
                 self.where,
                 f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}",
                 f"{needed_bytes:,}",
@@ -353,7 +352,7 @@ def _parse_v2(where: str, store: Store, name: str) -> ArraySpec:
     dtype = _parse_dtype(where, metadata.get("dtype"), _V2_DTYPE)
     order, filters, codec = (metadata.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
-        raise damage_error(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
+        raise dataset_error(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
     if codec is not None:
         codec = _parse_codec(where, codec.get("id") if isinstance(codec, dict) else codec)
     shape, chunks = _parse_extents(where, metadata.get("shape"), metadata.get("chunks"))
@@ -371,15 +370,15 @@ def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
         _parse_extension(where, key, metadata.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
     )
     if grid != "regular" or encoding not in ("default", "v2") or metadata.get("storage_transformers"):
-        raise damage_error(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
+        raise dataset_error(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
     codecs = metadata.get("codecs")
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
-        raise damage_error(where, "a list of codecs", reprlib.repr(codecs))
+        raise dataset_error(where, "a list of codecs", reprlib.repr(codecs))
     (first, settings), *rest = (_parse_extension(where, "codec", codec) for codec in codecs)
     if first != "bytes" or len(rest) > 1:
         got = ", ".join(repr(codec) for codec in (first, *(codec for codec, _ in rest)))
         remedy = "Write it without sharding or transposing."
-        raise SchemaError(explain(where, "the codec 'bytes' and one compressor", got, remedy))
+        raise dataset_error(where, "the codec 'bytes' and one compressor", got, remedy)
     dtype = dtype.newbyteorder(">" if settings.get("endian") == "big" else "<")
     shape, chunks = _parse_extents(where, metadata.get("shape"), sizes.get("chunk_shape"))
     codec = _parse_codec(where, rest[0][0]) if rest else None
@@ -390,7 +389,7 @@ def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
 
 def _parse_dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
     if not isinstance(name, str) or not pattern.fullmatch(name):
-        raise damage_error(where, "a dtype of numbers", reprlib.repr(name))
+        raise dataset_error(where, "a dtype of numbers", reprlib.repr(name))
     return np.dtype(name)
 
 
@@ -400,26 +399,26 @@ def _parse_extension(where: str, key: str, extension: Any) -> tuple[str, dict[st
         settings = extension.get("configuration", {})
         if isinstance(settings, dict):
             return extension["name"], settings
-    raise damage_error(where, f"{key} with a name", reprlib.repr(extension))
+    raise dataset_error(where, f"{key} with a name", reprlib.repr(extension))
 
 
 def _parse_codec(where: str, name: Any) -> str:
     """Return the name of a supported compressor; the settings are not needed, as compressed bytes contain them."""
     if name not in CODECS:
-        raise damage_error(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
+        raise dataset_error(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
     return name
 
 
 def _parse_extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     extents = parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
     if len(extents[0]) != len(extents[1]) or not extents[0]:
-        raise damage_error(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
+        raise dataset_error(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
     return extents
 
 
 def _make_chunk_namer(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
     if separator not in (".", "/"):
-        raise damage_error(where, "a separator . or /", reprlib.repr(separator))
+        raise dataset_error(where, "a separator . or /", reprlib.repr(separator))
     return lambda at: prefix + separator.join(map(str, at))
 
 
@@ -429,7 +428,7 @@ def _parse_fill_value(where: str, value: Any, dtype: np.dtype) -> Any:
         with np.errstate(all="ignore"):
             return np.array(complex(*value) if isinstance(value, list) else value).astype(dtype, casting="unsafe")
     except (TypeError, ValueError, OverflowError):
-        raise damage_error(where, "a number as fill value", reprlib.repr(value)) from None
+        raise dataset_error(where, "a number as fill value", reprlib.repr(value)) from None
 
 
 FIELDS_ATTRIBUTE = "relive_fields"
@@ -484,15 +483,15 @@ class _StoreSource(RowSource):
         if not self._arrays or not _has_array(store, "meta/episode_ends"):
             expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
             got = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
-            raise SchemaError(explain(store.name, expected, got, remedy))
+            raise dataset_error(store.name, expected, got, remedy)
         self._ends = _read_episode_ends(ZarrArray(store, "meta/episode_ends"), store.nbytes)
         for array in self._arrays.values():
             if array.spec.shape[0] != self._ends[-1]:
-                raise damage_error(
+                raise dataset_error(
                     array.where, f"{self._ends[-1]} rows, the last of meta/episode_ends", array.spec.shape
                 )
         if not any(array.is_complete for array in self._arrays.values()):
-            raise damage_error(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
+            raise dataset_error(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
         self._fields = _read_saved_fields(store)
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
@@ -517,7 +516,7 @@ class _StoreSource(RowSource):
         for name, array in arrays.items():
             spec, expected = array.spec, (len(self._ends), *self._arrays[name].spec.shape[1:])
             if spec.shape != expected or spec.dtype != self._arrays[name].spec.dtype:
-                raise damage_error(
+                raise dataset_error(
                     array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}"
                 )
         return lambda number: {name: array.read(number, number + 1) for name, array in arrays.items()}
@@ -542,10 +541,10 @@ def _has_array(store: Store, name: str) -> bool:
 def _read_episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
     spec, max_bytes = array.spec, decode_budget(nbytes)
     if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > max_bytes:
-        raise damage_error(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
+        raise dataset_error(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
     ends = array.read(0, spec.shape[0]).astype(np.int64)
     if ends[0] < 1 or (np.diff(ends) < 1).any():
-        raise damage_error(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
+        raise dataset_error(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
     return ends
 
 
@@ -555,10 +554,10 @@ def _read_saved_fields(store: Store) -> Mapping[str, FieldPath]:
     where = f"{store.name}: .zattrs"
     fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS_ATTRIBUTE, {})
     if not isinstance(fields, dict):
-        raise damage_error(where, f"an object in {FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
+        raise dataset_error(where, f"an object in {FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
     for path in fields.values():
         if not isinstance(path, list) or not path or not all(isinstance(part, str) for part in path):
-            raise damage_error(where, "lists of names", reprlib.repr(path))
+            raise dataset_error(where, "lists of names", reprlib.repr(path))
     return {column: tuple(path) for column, path in fields.items()}
 
 
