@@ -277,7 +277,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     _require_absent(name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # a new name
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         yield unfinished
         try:

@@ -436,10 +436,7 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
     for body in values.field("bytes").to_pylist():
         if body is None:  # LeRobot would read the image from a stored path
             raise dataset_error(where, "the bytes of an image", "a path to a file outside")
-        with (
-            wrap_errors(where, "a PNG or JPEG"),
-            pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
-        ):
+        with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
             size = (picture.height, picture.width, picture.mode)
             if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
                 raise dataset_error(where, f"an image of {shape} pixels and channels", size)

@@ -67,11 +67,8 @@ def find_actor(service: str, shard: int) -> Any:
     try:
         return ray.get_actor(f"{service}/{shard}", namespace=NAMESPACE)
     except ValueError:
-        where, remedy = (
-            f"shard {shard} of {service!r}",
-            "Start the service, or check its name; its driver may have ended.",
-        )
-        message = explain(where, "a process in this cluster", "no such process", remedy)
+        remedy = "Start the service, or check its name; its driver may have ended."
+        message = explain(f"shard {shard} of {service!r}", "a process in this cluster", "no such process", remedy)
         raise ShardUnavailable(message, retry=True) from None
 
 

@@ -132,7 +132,7 @@ class Shard(ShardReader):
         self._trouble: str | None = None
         """The reason why the last automatic save failed."""
         self._informed_clients: set[str] = set()
-        """Clients that were sent the current `_trouble`."""
+        """Clients that have received the current `_trouble`."""
         self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
             self._start()
