@@ -176,12 +176,12 @@ class ColumnPlan:
 
     def read(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time."""
-        nexts = self._source.next_columns(self.find_columns("obs"))
+        next_columns = self._source.next_columns(self.find_columns("obs"))
         count = max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self.paths))))
-        for episode, values in self._source.rows([*self.paths, *nexts.values()], count):
+        for episode, values in self._source.rows([*self.paths, *next_columns.values()], count):
             fields = self.to_fields({column: values[column] for column in self.paths})
-            if nexts:
-                following = self.to_fields({column: values[following] for column, following in nexts.items()})
+            if next_columns:
+                following = self.to_fields({column: values[following] for column, following in next_columns.items()})
                 fields["next_obs"] = following["obs"]
             yield episode, fields
 

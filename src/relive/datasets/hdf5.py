@@ -173,12 +173,12 @@ class _Hdf5Source(RowSource):
 
     def next_columns(self, obs: list[str]) -> dict[str, str]:
         group, arrays, _ = self._parts[0]
-        nexts = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
-        missing_columns = [column for column in obs if column not in nexts]
-        if nexts and missing_columns:
-            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
+        next_names = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
+        missing_columns = [column for column in obs if column not in next_names]
+        if next_names and missing_columns:
+            got, remedy = f"{', '.join(next_names)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
             raise dataset_error(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy)
-        return nexts
+        return next_names
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         offset = 0

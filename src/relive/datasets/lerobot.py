@@ -7,6 +7,7 @@ import json
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
@@ -267,7 +268,6 @@ class _DatasetSource(RowSource):
             raise dataset_error(where, "fps, a positive number", reprlib.repr(fps))
         self._fps = float(fps)
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        self._tasks: dict[int, str] | None = None
         self._video_starts: dict[str, dict[int, tuple[str, float]]] = {}
         """For each camera and episode: the video file, and the second at which the episode starts in it."""
         self._videos: dict[str, tuple[str, Video]] = {}
@@ -348,15 +348,14 @@ class _DatasetSource(RowSource):
             yield from zip(*columns, strict=True)
 
     def _look_up_tasks(self, indices: np.ndarray) -> list[str]:
-        if self._tasks is None:
-            self._tasks = self._read_tasks()
         try:
             return [self._tasks[int(index)] for index in indices]
         except KeyError as error:
             raise dataset_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
-    def _read_tasks(self) -> dict[int, str]:
-        """Return the text of each task by its index; empty if the dataset has none."""
+    @cached_property
+    def _tasks(self) -> dict[int, str]:
+        """The text of each task by its index; empty if the dataset has none."""
         file = "meta/tasks.parquet"
         if not (self._root / file).exists():
             return {}

@@ -65,7 +65,7 @@ class Store:
         if last == number and rows is not None:
             return rows
         self._decoded.pop(array, None)
-        if nbytes + sum(each for _, each, _ in self._decoded.values()) > decode_budget(self.nbytes):
+        if nbytes + sum(chunk_bytes for _, chunk_bytes, _ in self._decoded.values()) > decode_budget(self.nbytes):
             self._decoded.clear()
         rows = decode()
         self._decoded[array] = number, nbytes, rows
@@ -136,7 +136,7 @@ def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, in
 _ZLIB_WINDOWS = {"zlib": 15, "gzip": 31}
 
 _BLOSC_HEADER = struct.Struct("<4B3I")
-_BLOSC_COPY, _BLOSC_WHOLE = 0x02, 0x10
+_BLOSC_COPY_FLAG, _BLOSC_UNSPLIT_FLAG = 0x02, 0x10
 _BLOSC_COMPRESSORS = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
 _MAX_BLOSC_SPLITS, _MIN_BLOSC_SPLIT = 16, 128
 
@@ -211,7 +211,7 @@ def _require_blosc(body: Any) -> None:
     # With a remainder, c-blosc would fill the end of each block from uninitialised memory.
     if not typesize or not 0 < blocksize <= nbytes or (blocksize > typesize and blocksize % typesize):
         raise ValueError(f"blocks of {blocksize:,} bytes, of items of {typesize}, in a chunk of {nbytes:,}")
-    if flags & _BLOSC_COPY:
+    if flags & _BLOSC_COPY_FLAG:
         if length != nbytes + _BLOSC_HEADER.size:
             raise ValueError(f"{length:,} bytes for a copy of {nbytes:,}")
         return
@@ -225,7 +225,9 @@ def _require_blosc_blocks(body: Any, blocks: int, rest: int, typesize: int, bloc
     first = _BLOSC_HEADER.size + 4 * blocks
     if first > len(body):
         raise ValueError(f"{blocks:,} blocks in {len(body):,} bytes")
-    is_split = not flags & _BLOSC_WHOLE and typesize <= _MAX_BLOSC_SPLITS and blocksize // typesize >= _MIN_BLOSC_SPLIT
+    is_split = (
+        not flags & _BLOSC_UNSPLIT_FLAG and typesize <= _MAX_BLOSC_SPLITS and blocksize // typesize >= _MIN_BLOSC_SPLIT
+    )
     for block, start in enumerate(struct.unpack_from(f"<{blocks}i", body, _BLOSC_HEADER.size)):
         at = start
         for _ in range(typesize if is_split and not (rest and block == blocks - 1) else 1):

@@ -240,13 +240,13 @@ class _LocalShard:
 
     def __init__(self, process: int, reader: ShardReader) -> None:
         self.reader = reader
-        self._ended = os.pidfd_open(process)
-        weakref.finalize(self, os.close, self._ended)
+        self._process_fd = os.pidfd_open(process)
+        weakref.finalize(self, os.close, self._process_fd)
 
     @property
     def is_alive(self) -> bool:
         poll = select.poll()  # threads cannot share a poll object
-        poll.register(self._ended, select.POLLIN)
+        poll.register(self._process_fd, select.POLLIN)
         return not poll.poll(0)
 
 
@@ -343,7 +343,7 @@ class Stream:
             return self._resume(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)
         self._sent_pushes = []
-        self._forget(ack)
+        self._discard_saved_pushes(ack)
         self._send()
         for message in ack.warnings:
             warn_user(message)
@@ -360,13 +360,13 @@ class Stream:
         ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
         self._unsaved_pushes = deque(push for push in pushes if push.end <= ack.applied)
         self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end > ack.applied]
-        self._forget(ack)
+        self._discard_saved_pushes(ack)
         self._send()
         if ack.lost:
             self.lost += ack.lost
             warn_user(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", UserWarning)
 
-    def _forget(self, ack: Ack) -> None:
+    def _discard_saved_pushes(self, ack: Ack) -> None:
         while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.durable:
             self._unsaved_pushes.popleft()
         nbytes = sum(push.block.nbytes for push in self._unsaved_pushes)
@@ -395,7 +395,7 @@ class Sender:
         """The number of rows that restarts of shards have lost for good."""
         return sum(stream.lost for stream in self.streams)
 
-    def push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:
+    def push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
         """Send converted leaves and next observations [T, k, …] of k environments to their shards."""
         ids = envs.numpy()
         owner = self._plan.find_shards(ids)
@@ -406,7 +406,7 @@ class Sender:
                 self.streams[shard].make_room(deadline)
             for shard in shards:
                 columns = torch.from_numpy(np.nonzero(owner == shard)[0])
-                parts = [leaves, nexts]
+                parts = [leaves, next_leaves]
                 if len(columns) < len(ids):
                     parts = [[leaf[:, columns] for leaf in part] for part in parts]
                 shard_envs = ids[columns.numpy()]

@@ -159,10 +159,10 @@ _COMPARED_SETTINGS = ("capacity", "num_envs", "num_shards", "obs", "action", "re
 
 def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments of a service to plain data; raises if one is unknown."""
-    unknown = set(arguments) - set(_COMPARED_SETTINGS)
-    if unknown:
+    unknown_names = set(arguments) - set(_COMPARED_SETTINGS)
+    if unknown_names:
         remedy = f"Pass only {', '.join(_COMPARED_SETTINGS)}."
-        raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
+        raise SchemaError(explain("connect", "arguments of a service", sorted(unknown_names), remedy))
     return {name: _to_plain_value(name, value) for name, value in arguments.items()}
 
 
@@ -256,32 +256,32 @@ class StepBlock(NamedTuple):
         return sum(array.nbytes for array in (*self.leaves, self.breaks, *self.next_obs))
 
 
-def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.Tensor]) -> StepBlock:
+def pack(schema: Schema, leaves: Sequence[torch.Tensor], next_leaves: Sequence[torch.Tensor]) -> StepBlock:
     """Copy converted leaves and next observations [T, k, …] into a block."""
     arrays = [to_array(leaf) for leaf in leaves]
-    following = [to_array(leaf) for leaf in nexts]
-    observed = schema.leaf_indices["obs"]
+    following = [to_array(leaf) for leaf in next_leaves]
+    obs_leaves = schema.leaf_indices["obs"]
     is_break = np.zeros(arrays[0].shape[:2], np.bool_)
-    for i, after in zip(observed, following, strict=True):
+    for i, after in zip(obs_leaves, following, strict=True):
         is_break[:-1] |= _find_differing_rows(arrays[i][1:], after[:-1])
     breaks = np.flatnonzero(is_break)
     finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
-    for i, after in zip(observed, following, strict=True):
+    for i, after in zip(obs_leaves, following, strict=True):
         arrays[i] = np.concatenate([arrays[i], after[-1:]])
-    return StepBlock([array if i in observed else array.copy() for i, array in enumerate(arrays)], breaks, finals)
+    return StepBlock([array if i in obs_leaves else array.copy() for i, array in enumerate(arrays)], breaks, finals)
 
 
 def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the leaves and the next observations of a block as arguments of `ReplayBuffer._write`."""
-    arrays, nexts = list(block.leaves), []
+    arrays, next_leaves = list(block.leaves), []
     for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
         after = arrays[i][1:]
         if len(block.breaks):
             after = after.copy()
             after.reshape(-1, *after.shape[2:])[block.breaks] = finals
         arrays[i] = arrays[i][:-1]
-        nexts.append(after)
-    return tuple(map(_restore_bfloat16, arrays)), tuple(map(_restore_bfloat16, nexts))
+        next_leaves.append(after)
+    return tuple(map(_restore_bfloat16, arrays)), tuple(map(_restore_bfloat16, next_leaves))
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:

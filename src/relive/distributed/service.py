@@ -74,7 +74,7 @@ class Writer:
         self._leaves = [
             torch.empty(s, dtype=f.dtype, device="cpu") for s, f in zip(shapes, self._schema.fields, strict=True)
         ]
-        self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
+        self._next_leaves = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
 
     def add(
         self, obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any, **extra: Any
@@ -85,10 +85,10 @@ class Writer:
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
         """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
         leading_shape = (len(self._envs),)
-        nexts, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
-        self._store_step((obs, action, *rest), nexts, extra)
+        next_leaves, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
+        self._store_step((obs, action, *rest), next_leaves, extra)
 
-    def _store_step(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
+    def _store_step(self, values: tuple[Any, ...], next_leaves: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
         schema = self._schema
         names = schema.names[len(values) :]
         check_keys("add", extra, names, "further fields")
@@ -97,11 +97,12 @@ class Writer:
         convert, leading_shape = self._service.plan.convert, (len(self._envs),)
         converted = [convert(i, leaf, leading_shape) for i, leaf in enumerate(leaves)]
         following = [
-            convert(i, leaf, leading_shape, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)
+            convert(i, leaf, leading_shape, "next_")
+            for i, leaf in zip(schema.leaf_indices["obs"], next_leaves, strict=True)
         ]
         if self._count == len(self._leaves[0]):
             self._push()
-        for block, leaf in zip((*self._leaves, *self._nexts), (*converted, *following), strict=True):
+        for block, leaf in zip((*self._leaves, *self._next_leaves), (*converted, *following), strict=True):
             block[self._count] = leaf
         self._count += 1
 
@@ -117,8 +118,8 @@ class Writer:
 
     def _push(self) -> None:
         if self._count:
-            leaves, nexts = ([leaf[: self._count] for leaf in part] for part in (self._leaves, self._nexts))
-            self._sender.push(leaves, nexts, self._envs)
+            leaves, next_leaves = ([leaf[: self._count] for leaf in part] for part in (self._leaves, self._next_leaves))
+            self._sender.push(leaves, next_leaves, self._envs)
             self._count = 0
 
     def __enter__(self) -> Writer:
@@ -325,7 +326,7 @@ class ReplayService:
             totals = self._reader.ask_all("totals", deadline)
             with self._random_lock:
                 shares = draw_shares(self._random, count, batch_size, totals)
-        arguments = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
+        arguments = {shard: (counts.tolist(), view) for shard, counts in enumerate(shares) if counts.any()}
         answers: dict[int, list[Draw | None]] = self._reader.ask("draw", arguments, deadline)
         batches: list[lazy.TensorDict] = []
         for parts in zip(*answers.values(), strict=True):
