@@ -1,4 +1,4 @@
-"""The command line as a user meets it: commands, exit codes, help, Ctrl-C, and names that a terminal would obey."""
+"""The command line: commands, exit codes, help, Ctrl-C, and names with control characters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relive.inspector.terminal import render
 from relive.schema import fields
 from relive.statistics import observers
 from tests.faults.checkpoint.disk import old_checkpoint
-from tests.inspector.test_page import data_of, walk
+from tests.inspector.test_page import read_page_data, walk
 
 
 def test_ctrl_c_ends_with_a_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,14 @@ def test_a_damaged_checkpoint_is_told_with_its_place(tmp_path: Path, capsys: pyt
     assert first.startswith("1: state/00000001.bin, bytes 0 to ")
     assert second == "2: whole"
     assert main(["check", str(tmp_path), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [(each["whole"], each["wrong"]) for each in told] == [(False, first.removeprefix("1: ")), (True, None)]
+    contents = json.loads(capsys.readouterr().out)
+    assert [(each["whole"], each["wrong"]) for each in contents] == [(False, first.removeprefix("1: ")), (True, None)]
 
 
 def test_where_nothing_was_saved_the_answer_is_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "nowhere")]) == 1
-    assert "relive check: " in (told := capsys.readouterr()).err
-    assert "expected a folder of checkpoints, got no file FORMAT in it" in told.err
+    assert "relive check: " in (contents := capsys.readouterr()).err
+    assert "expected a folder of checkpoints, got no file FORMAT in it" in contents.err
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -149,7 +149,7 @@ def test_a_sampler_that_only_its_maker_can_make_again_does_not_make_rows_less_wh
 
 
 class Own(rl.Uniform):
-    """A sampler that no checkpoint can name."""
+    """A custom sampler, which a checkpoint cannot rebuild."""
 
 
 @pytest.fixture
@@ -168,9 +168,9 @@ def test_a_checkpoint_is_told_in_words(saved: str, capsys: pytest.CaptureFixture
 
 def test_json_is_the_report_and_nothing_else(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", saved, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == rl.inspect(saved).as_dict()
-    assert found["episodes"]["returns"]["mean"] == (3 + 10) / 2
+    actual = json.loads(capsys.readouterr().out)
+    assert actual == rl.inspect(saved).as_dict()
+    assert actual["episodes"]["returns"]["mean"] == (3 + 10) / 2
 
 
 def test_a_page_is_written_where_it_is_asked_for(
@@ -179,7 +179,7 @@ def test_a_page_is_written_where_it_is_asked_for(
     page = tmp_path / "new" / "report.html"
     assert main(["inspect", saved, "--html", str(page)]) == 0
     assert f"page: {page}" in capsys.readouterr().out
-    assert data_of(page)["source"]["path"] == saved
+    assert read_page_data(page)["source"]["path"] == saved
     assert main(["inspect", saved, "--html", str(page), "--json"]) == 0
     json.loads(capsys.readouterr().out)
 
@@ -192,9 +192,9 @@ def test_what_cannot_be_read_is_said_with_exit_code_one(
     for state in (tmp_path / "run" / "state").iterdir():
         state.write_bytes(bytes(state.stat().st_size))
     assert main(["inspect", saved, "--json"]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "state/" in told.err
+    contents = capsys.readouterr()
+    assert contents.out == ""
+    assert "state/" in contents.err
     (tmp_path / "file").write_text("")
     walk([3]).save(tmp_path / "other")
     assert main(["inspect", str(tmp_path / "other"), "--html", str(tmp_path / "file" / "page.html")]) == 1
@@ -202,7 +202,7 @@ def test_what_cannot_be_read_is_said_with_exit_code_one(
 
 
 def disk_memory(root: Path, sampler: Any) -> rl.ReplayBuffer:
-    """Ten steps, two episodes, row 3 drawn by far the most often."""
+    """Return a buffer of ten steps in two episodes, in which row 3 is drawn most often."""
     replay = rl.ReplayBuffer(20, obs=1, action=(), sampler=sampler, device=rl.Memory.disk(root), seed=0)
     for t in range(10):
         replay.add([t], 0, t, t == 4, t == 9, [t + 1])
@@ -227,12 +227,12 @@ def test_disk_memory_is_read_and_left_as_it_is(
     del replay  # as if killed
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["inspect", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["episodes"]["returns"]["mean"] == (10 + 35) / 2
-    assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
-    assert ("counted" in found["reuse"]) == isinstance(sampler, rl.Counted)
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["episodes"]["returns"]["mean"] == (10 + 35) / 2
+    assert actual["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
+    assert ("counted" in actual["reuse"]) == isinstance(sampler, rl.Counted)
     if isinstance(sampler, rl.Prioritized):
-        assert found["priorities"]["rows_with"]["60%"] == 1
+        assert actual["priorities"]["rows_with"]["60%"] == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -283,10 +283,10 @@ def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypat
     report = rl.inspect(replay)
     assert escape_controls(name) in str(report)
     assert not set(str(report)) & set("\x1b\x07\x9b\u202e\r")
-    told = {**report.as_dict(), "source": {**report.as_dict()["source"], "id": name, "path": name}}
+    contents = {**report.as_dict(), "source": {**report.as_dict()["source"], "id": name, "path": name}}
     screen = StringIO()
-    Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(render(told))
-    assert screen.getvalue().count(escape_controls(name)) >= 3
+    Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(render(contents))
+    assert screen.getvalue().count(escaped(name)) >= 3
     assert "\x1b]" not in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()
 

@@ -25,11 +25,11 @@ from relive.inspector.saved import verify
 from relive.kernels import backend
 
 EXIT_INTERRUPTED = 130
-"""The exit code that shells expect after Ctrl-C: 128 + SIGINT."""
-BROKEN_PIPE = 141
-"""The exit code that shells expect if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
-NOT_INSTALLED = 2
-"""The exit code of `relive conformance` if the package relive-conformance is not installed."""
+"""Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
+EXIT_BROKEN_PIPE = 141
+"""Exit code if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
+EXIT_NOT_INSTALLED = 2
+"""Exit code of `relive conformance` without the package relive-conformance."""
 
 EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage, 130 stopped by Ctrl-C."
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of `EXIT_CODES`."""
     arguments = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
+        sys.stdout.reconfigure(errors="replace")  # characters that the encoding of the output lacks become "?"
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it ends
-        return BROKEN_PIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at its end
+        return EXIT_BROKEN_PIPE
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of all commands; each sets the default `run`, its function of the parsed arguments."""
+    """Return the parser of all commands; each command sets `run` to the function that executes it."""
     parser = argparse.ArgumentParser(
         prog="relive",
         description="Experience buffers for reinforcement learning in PyTorch.",
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--html", type=Path, metavar="FILE", help="also write the report as one self-contained HTML page"
     )
     command.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    command.set_defaults(run=_inspect)
+    command.set_defaults(run=_run_inspect)
     command = commands.add_parser(
         "check",
         help="verify every checkpoint in a folder, or a disk memory",
@@ -85,29 +85,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("path", metavar="PATH", help="a folder of checkpoints, or of disk memory")
     command.add_argument("--json", action="store_true", help="print the result as JSON")
-    command.set_defaults(run=_check)
+    command.set_defaults(run=_run_check)
     command = commands.add_parser(
         "conformance",
         help="test the installed libraries, or your own buffer, for correctness (needs relive-conformance)",
         description="Run the command relive-conformance with the same arguments.",
         epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
         add_help=False,
-        prefix_chars="\0",  # no argument begins with this character: all options, even --help, are passed on
+        prefix_chars="\0",  # a character that starts no argument: all options, even --help, are passed on
     )
     command.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
-    command.set_defaults(run=_conformance)
+    command.set_defaults(run=_run_conformance)
     command = commands.add_parser(
         "version",
         help="print the versions of relive and its dependencies",
         description="Print the versions of relive and its dependencies, and the kernels in use.",
     )
     command.add_argument("--json", action="store_true", help="print the versions as JSON")
-    command.set_defaults(run=_version)
+    command.set_defaults(run=_run_version)
     return parser
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
-    """Print a report on a checkpoint, a disk memory or a dataset, and where its page is."""
+def _run_inspect(arguments: argparse.Namespace) -> int:
+    """Print a report on a checkpoint, a disk memory or a dataset, and the path of its page."""
     try:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
@@ -133,7 +133,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _run_check(arguments: argparse.Namespace) -> int:
     """Verify every byte of checkpoints or disk memory, and print one line for each."""
     results: list[dict[str, Any]] = []
     try:
@@ -149,7 +149,7 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0 if all(checkpoint["whole"] for checkpoint in results) else 1
 
 
-def _conformance(arguments: argparse.Namespace) -> int:
+def _run_conformance(arguments: argparse.Namespace) -> int:
     """Pass the arguments on to relive-conformance, or say how to install it."""
     if find_spec("relive_conformance") is None:
         print(
@@ -157,13 +157,13 @@ def _conformance(arguments: argparse.Namespace) -> int:
             "Run pip install ./conformance in a clone of relive.",
             file=sys.stderr,
         )
-        return NOT_INSTALLED
+        return EXIT_NOT_INSTALLED
     return import_module("relive_conformance.__main__").main(arguments.arguments, prog="relive conformance")
 
 
-def _version(arguments: argparse.Namespace) -> int:
+def _run_version(arguments: argparse.Namespace) -> int:
     """Print the versions that a bug report needs."""
-    parts = {
+    versions = {
         "relive": __version__,
         "kernels": backend(),
         "torch": str(torch.__version__),
@@ -173,8 +173,8 @@ def _version(arguments: argparse.Namespace) -> int:
         "system": f"{platform.system()} {platform.machine()}",
     }
     if arguments.json:
-        print(json.dumps(parts, indent=2))
+        print(json.dumps(versions, indent=2))
         return 0
-    for name, version in parts.items():
+    for name, version in versions.items():
         print(f"{name:<11}{version}")
     return 0

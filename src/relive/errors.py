@@ -93,9 +93,9 @@ def find_call_site() -> CallSite:
     return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""), registry)
 
 
-def warn_user(message: str) -> None:
-    """Issue a `DataWarning` at the line that called this library."""
-    warnings.warn_explicit(message, DataWarning, *(worker_call_site.get() or find_call_site()))
+def warn_user(message: str, category: type[Warning] = DataWarning) -> None:
+    """Issue a warning at the line that called this library."""
+    warnings.warn_explicit(message, category, *(worker_call_site.get() or find_call_site()))
 
 
 _TAMPERED_REMEDY = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."

@@ -17,7 +17,7 @@ import pytest
 import relive as rl
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
-from relive.inspector.saved import check
+from relive.inspector.saved import verify
 from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 
@@ -53,7 +53,7 @@ def test_a_second_buffer_leaves_the_checkpoints_of_the_first(tmp_path: Path) -> 
     assert list(lineages(tmp_path)) == [2, 3, 7]
     assert equal(digest(rl.load(tmp_path)), digest(second))
     assert equal(digest(rl.load(tmp_path, number=3)), whole)
-    assert check(tmp_path) == []
+    assert [error for _, error in verify(tmp_path) if error] == []
 
 
 def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_processes_that_save_into_one_folder_keep_their_own(tmp_path: Path) -> N
     lineage_by_number = lineages(tmp_path)
     assert max(lineage_by_number) == 18
     assert sorted(list(lineage_by_number.values()).count(one) for one in set(lineage_by_number.values())) == [2, 2, 2]
-    assert check(tmp_path) == []
+    assert [error for _, error in verify(tmp_path) if error] == []
 
 
 def test_a_copied_folder_continues_where_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Memory that shows what a decoder does wrong: pages that nobody may read, and blocks that are never zero by chance."""
+"""Memory that reveals errors of a decoder: unreadable pages, and a fill byte for new memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _M_PERTURB = -6
 
 
-class Guarded:
-    """A place for bytes that end where a page begins which kills the process that reads it."""
+class GuardedMemory:
+    """Memory for bytes that end directly before an unreadable page: reading past the end kills the process."""
 
     def __init__(self, most: int) -> None:
         self._size = -(-most // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -23,22 +23,22 @@ class Guarded:
         assert _libc.mprotect(start + self._size, mmap.PAGESIZE, 0) == 0
 
     def place(self, body: bytes) -> memoryview:
-        """The bytes, with nothing behind them."""
+        """Return a view of the bytes, which end directly before the unreadable page."""
         self._map[self._size - len(body) : self._size] = body
         return memoryview(self._map)[self._size - len(body) : self._size]
 
 
 def perturb(byte: int) -> None:
-    """Fill what malloc hands out from now on with a byte (glibc)."""
+    """Make malloc fill new memory with a byte (glibc)."""
     _libc.mallopt(_M_PERTURB, byte)
 
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What `work` returns, and by how many bytes the memory of this process was larger meanwhile, at most."""
+    """Run `work`; return its result, and the peak growth of this process in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    found = work()
-    return found, _status("VmHWM") - before
+    actual = work()
+    return actual, _status("VmHWM") - before
 
 
 def _status(name: str) -> int:

@@ -1,4 +1,4 @@
-"""A replay buffer with every kind of field and of end, for datasets to keep."""
+"""A replay buffer with every kind of field and of episode end, for round trips through datasets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DECLARED: dict[str, Any] = {
     "extra": {"info": {"success": rl.Field((), torch.bool), "force": rl.Field((2, 2))}, "note": 3},
 }
 ENDS = {3: "terminated", 1: "truncated", 5: "", 4: "truncated"}
-"""Episodes by their length."""
+"""The end of each episode, by the length of the episode; "" is cut."""
 
 
-def rich(seed: int = 0) -> rl.ReplayBuffer:
-    """Episodes of random numbers in every kind of field; one of them is cut, none the same."""
+def make_rich_replay(seed: int = 0) -> rl.ReplayBuffer:
+    """Return a buffer of random episodes with every kind of field; all differ, and one is cut."""
     rng = np.random.default_rng(seed)
 
     def look() -> dict[str, Any]:
@@ -51,10 +51,10 @@ def leaves(steps: Any) -> dict[Any, torch.Tensor]:
 
 
 def assert_same(replay: rl.ReplayBuffer, other: rl.ReplayBuffer) -> None:
-    """The same episodes of the same steps, bit for bit."""
+    """Assert that two buffers have the same episodes, bit for bit."""
     for mine, theirs in zip(replay.episodes(), other.episodes(), strict=True):
-        expected, found = leaves(mine), leaves(theirs)
-        assert expected.keys() == found.keys()
+        expected, actual = leaves(mine), leaves(theirs)
+        assert expected.keys() == actual.keys()
         for key, leaf in expected.items():
-            assert leaf.dtype == found[key].dtype
-            assert torch.equal(leaf, found[key]), key
+            assert leaf.dtype == actual[key].dtype
+            assert torch.equal(leaf, actual[key]), key

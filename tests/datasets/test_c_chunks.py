@@ -1,4 +1,4 @@
-"""C12: forged and cut chunks of every codec are read for what they are, or refused; nothing beside them is read."""
+"""C12: forged and truncated chunks of every codec are decoded or refused; no byte outside them is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import zarr
-from tests.datasets.guarded import Guarded, perturb
+from tests.datasets.guarded import GuardedMemory, perturb
 from tests.faults.processes import apart
 from tests.totals import SEED, tell, trials
 
@@ -38,58 +38,58 @@ KINDS: dict[str, tuple[str | None, Any]] = {
         for compressor, shuffle in BLOSC
     },
 }
-"""Every codec: its name, and what numcodecs makes it of."""
+"""For each codec, its name in zarr and its numcodecs settings."""
 
 
-def encoded(settings: Any, values: np.ndarray) -> bytes:
+def encode_chunk(settings: Any, values: np.ndarray) -> bytes:
     return values.tobytes() if settings is None else bytes(numcodecs.get_codec(settings).encode(values))
 
 
-def forged(rng: random.Random, kind: str | None, body: bytes) -> bytes:
-    """The body of a chunk with some of its bytes changed, cut off or added."""
-    found = bytearray(body)
+def forge_chunk(rng: random.Random, kind: str | None, body: bytes) -> bytes:
+    """Change, cut off or append some bytes of a chunk."""
+    actual = bytearray(body)
     for _ in range(rng.choice([1, 1, 2, 4])):
-        at = rng.randrange(min(len(found), rng.choice([16, 48, len(found)])) or 1)
+        at = rng.randrange(min(len(actual), rng.choice([16, 48, len(actual)])) or 1)
         way = rng.randrange(6)
         if way == 0:
-            del found[at:]
+            del actual[at:]
         elif way == 1:
-            found += rng.randbytes(rng.choice([1, 4, 100]))
+            actual += rng.randbytes(rng.choice([1, 4, 100]))
         elif way == 2:
             numbers = [0, 1, 15, 16, 127, len(body), len(body) + 1, 2**31 - 1, 2**32 - 1, rng.randrange(2**16)]
-            found[at - at % 4 : at - at % 4 + 4] = struct.pack("<I", rng.choice(numbers))
+            actual[at - at % 4 : at - at % 4 + 4] = struct.pack("<I", rng.choice(numbers))
         elif way == 3:
-            found[at : at + 1] = bytes([rng.choice([0, 1, 2, 3, 4, 7, 16, 17, 255, rng.randrange(256)])])
+            actual[at : at + 1] = bytes([rng.choice([0, 1, 2, 3, 4, 7, 16, 17, 255, rng.randrange(256)])])
         elif way == 4:
-            found[at : at + 4] = rng.randbytes(4)
-        elif found:
-            found[at % len(found)] ^= 1 << rng.randrange(8)
-    if kind == "blosc" and len(found) >= 16 and rng.random() < 0.8:  # what is looked at first is right
-        found[0] = 2
-        found[4:8] = body[4:8]
-        found[12:16] = struct.pack("<I", len(found))
-    return bytes(found)
+            actual[at : at + 4] = rng.randbytes(4)
+        elif actual:
+            actual[at % len(actual)] ^= 1 << rng.randrange(8)
+    if kind == "blosc" and len(actual) >= 16 and rng.random() < 0.8:  # keep the fields that are checked first valid
+        actual[0] = 2
+        actual[4:8] = body[4:8]
+        actual[12:16] = struct.pack("<I", len(actual))
+    return bytes(actual)
 
 
-def honest(rng: random.Random, settings: Any) -> tuple[bytes, int]:
-    """The chunk of an array of some shape and dtype, and how many bytes it has when it is decoded."""
+def make_chunk(rng: random.Random, settings: Any) -> tuple[bytes, int]:
+    """Return the chunk of a random array, and its decoded size in bytes."""
     dtype = rng.choice([np.uint8, np.float32, np.float64, np.complex128, "S3", "S7"])
     count = rng.choice([1, 33, 300, 2000])
     values = np.resize(np.arange(rng.choice([1, 50, 1000])), count).astype(np.uint8).repeat(np.dtype(dtype).itemsize)
     values = values.view(dtype)
-    return encoded(settings, values), values.nbytes
+    return encode_chunk(settings, values), values.nbytes
 
 
 def read_forged(name: str, count: int, seed: int, log: str) -> Counter[str]:
-    """Decode forged chunks; whatever reads behind one, or answers with what was in memory before, ends this process."""
+    """Decode forged chunks. Reading past the end of a chunk, or returning uninitialised memory, ends this process."""
     kind, settings = KINDS[name]
-    guarded, outcomes = Guarded(1 << 16), Counter[str]()
+    guarded, outcomes = GuardedMemory(1 << 16), Counter[str]()
     trace = os.open(log, os.O_RDWR | os.O_CREAT)
     for trial in range(count):
         os.pwrite(trace, f"{name}, seed {seed}, trial {trial:08}".encode(), 0)
         rng = random.Random(f"{name} {seed} {trial}")
-        body, nbytes = honest(rng, settings)
-        forgery = guarded.place(forged(rng, kind, body))
+        body, nbytes = make_chunk(rng, settings)
+        forgery = guarded.place(forge_chunk(rng, kind, body))
         answers = []
         for byte in (0x55, 0xAA):
             perturb(byte)
@@ -113,9 +113,9 @@ def read_all(count: int, seed: int, folder: Path) -> None:
         outcomes = apart(read_kinds, count, seed, str(folder / "log"), timeout=3600)
     except AssertionError as error:
         raise AssertionError(f"{(folder / 'log').read_text()}: {error}") from error
-    for name, found in outcomes.items():
-        tell(f"C12: {name}: {dict(found)}, seed {seed}")
-        assert found["refused"]
+    for name, actual in outcomes.items():
+        tell(f"C12: {name}: {dict(actual)}, seed {seed}")
+        assert actual["refused"]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -123,7 +123,7 @@ def test_what_was_not_forged_is_decoded(name: str) -> None:
     kind, settings = KINDS[name]
     for trial in range(20):
         rng = random.Random(trial)
-        body, nbytes = honest(rng, settings)
+        body, nbytes = make_chunk(rng, settings)
         expected = body if settings is None else bytes(numcodecs.get_codec(settings).decode(body))
         assert bytes(zarr.decode("chunk", kind, body, nbytes)) == expected
 
@@ -138,8 +138,8 @@ def test_many_forged_chunks_are_read_or_refused(tmp_path: Path) -> None:
     read_all(trials("C12_LONG", 100_000) // len(KINDS), SEED, tmp_path)
 
 
-def believing(name: str, count: int, log: str) -> Counter[str]:
-    """`read_forged` with headers of blosc that nobody checks."""
+def read_without_header_check(name: str, count: int, log: str) -> Counter[str]:
+    """Run `read_forged` without the check of blosc headers."""
     zarr._require_blosc = lambda body: None
     return read_forged(name, count, 0, log)
 
@@ -147,13 +147,13 @@ def believing(name: str, count: int, log: str) -> Counter[str]:
 @pytest.mark.thorough
 def test_a_reader_that_believes_the_headers_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ended with -|what was in memory before"):
-        apart(believing, "blosc zstd 1", 500, str(tmp_path / "log"))
+        apart(read_without_header_check, "blosc zstd 1", 500, str(tmp_path / "log"))
 
 
 @pytest.mark.parametrize("length", [0, 3, 15, 16, 100])
 @pytest.mark.parametrize("name", ["zlib", "gzip", "zstd", "lz4", "blosc lz4 1", "raw"])
 def test_a_cut_chunk_is_refused(name: str, length: int) -> None:
     kind, settings = KINDS[name]
-    body = encoded(settings, np.random.default_rng(0).normal(size=100))
+    body = encode_chunk(settings, np.random.default_rng(0).normal(size=100))
     with pytest.raises(rl.SchemaError, match="chunk: expected "):
         zarr.decode("chunk", kind, body[:length], 800)

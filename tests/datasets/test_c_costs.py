@@ -1,4 +1,4 @@
-"""C12: datasets that are small and ask for much are refused; a reader takes at most 64 MiB and 20 times the file."""
+"""C12: small datasets that would need much memory are refused; the limit is 64 MiB plus 20 times the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_minari, from_zarr, to_hdf5, to_lerobot, to_minari, to_zarr
 from relive.datasets.untrusted import memory_budget
 from tests.datasets.guarded import peak
-from tests.datasets.test_damaged_datasets import READERS, SAMPLES, damaged
+from tests.datasets.test_damaged_datasets import READERS, SAMPLES, copy_damaged
 from tests.faults.processes import apart
 from tests.tiers import select
 from tests.totals import SEED, tell, trials
@@ -45,12 +45,12 @@ def steps(count: int = 4) -> rl.ReplayBuffer:
     return replay
 
 
-def bytes_of(path: Path) -> int:
+def count_bytes(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-# Forgeries: each makes a dataset in a folder, and returns its path and what the reader is asked beside
+# Each function makes a forged dataset in a folder; it returns the path and further arguments for the reader.
 
 
 def small_store(folder: Path, name: str = "s.zarr") -> Path:
@@ -58,7 +58,7 @@ def small_store(folder: Path, name: str = "s.zarr") -> Path:
     return folder / name
 
 
-def about(store: Path, array: str, **changes: Any) -> None:
+def change_metadata(store: Path, array: str, **changes: Any) -> None:
     file = store / "data" / array / ".zarray"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
@@ -66,7 +66,7 @@ def about(store: Path, array: str, **changes: Any) -> None:
 def unbounded_chunks(folder: Path) -> tuple[Path, dict[str, Any]]:
     store = small_store(folder)
     (store / "data/obs/0.0").unlink()
-    about(store, "obs", chunks=[100_000_000, 2])
+    change_metadata(store, "obs", chunks=[100_000_000, 2])
     return store, {}
 
 
@@ -74,7 +74,7 @@ def chunk_of_zeros(folder: Path) -> tuple[Path, dict[str, Any]]:
     store, rows = small_store(folder), 1 << 26
     body = numcodecs.Zstd(19).encode(np.zeros((rows, 2), np.float32))
     (store / "data/obs/0.0").write_bytes(body)
-    about(store, "obs", chunks=[rows, 2], compressor={"id": "zstd"})
+    change_metadata(store, "obs", chunks=[rows, 2], compressor={"id": "zstd"})
     return store, {}
 
 
@@ -92,7 +92,7 @@ def many_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
         body = bytes(numcodecs.Zstd(19).encode(np.zeros((rows, *wide), item)))
         for number in range(chunks):
             (store / "data" / array / ".".join(map(str, (number, *[0] * len(wide))))).write_bytes(body)
-        about(store, array, shape=[rows * chunks, *wide], chunks=[rows, *wide], compressor={"id": "zstd"})
+        change_metadata(store, array, shape=[rows * chunks, *wide], chunks=[rows, *wide], compressor={"id": "zstd"})
     (store / "meta/episode_ends/0").write_bytes(np.array([rows * chunks], np.int64).tobytes())
     ends = json.loads((store / "meta/episode_ends/.zarray").read_text())
     (store / "meta/episode_ends/.zarray").write_text(json.dumps(ends | {"compressor": None, "chunks": [1]}))
@@ -123,7 +123,7 @@ def demonstration(folder: Path) -> Any:
 
 
 def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Every text of an array is the same one, of a megabyte."""
+    """Make an array of texts that all refer to the same megabyte."""
     rows = 20_000
     with h5py.File(folder / "f.hdf5", "w") as file:
         demo = file.create_group("data/demo_0")
@@ -140,7 +140,7 @@ def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def swelling_chunk(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """A chunk of 8 bytes that inflates to 1 GiB."""
+    """Make a chunk for 16 bytes that inflates to 1 GiB."""
     with demonstration(folder) as file:
         del file["data/demo_0/rewards"]
         data = file.create_dataset("data/demo_0/rewards", (4,), np.float32, chunks=(4,), compression="gzip")
@@ -205,7 +205,7 @@ def scalar_actions(folder: Path) -> tuple[Path, dict[str, Any]]:
 def frames(
     folder: Path, values: Callable[[int], Any], rows: int, feature: dict[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """A dataset of `rows` frames whose column "action" is `values(rows)`."""
+    """Make a dataset of `rows` frames whose column "action" is `values(rows)`."""
     path = folder / "d.lerobot"
     to_lerobot(steps(), path, fps=10)
     info = json.loads((path / "meta/info.json").read_text())
@@ -320,15 +320,15 @@ QUICK = (
 
 
 def forge_all(names: list[str], folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    found = {}
+    actual = {}
     for name in names:
         (folder / name).mkdir()
-        found[name] = FORGERIES[name][0](folder / name)
-    return found
+        actual[name] = FORGERIES[name][0](folder / name)
+    return actual
 
 
 def costs(datasets: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, tuple[str, str, int]]:
-    """Read datasets: the error and its message, and the bytes by which this process grew."""
+    """Read datasets; return for each the error, its message, and the growth of this process in bytes."""
     import_readers()
     return {name: cost(*dataset) for name, dataset in datasets.items()}
 
@@ -348,7 +348,7 @@ def cost(path: Path, options: dict[str, Any]) -> tuple[str, str, int]:
 
 
 def import_readers() -> None:
-    """Import what readers import when they are called: libraries are no memory of a file."""
+    """Import the libraries of all readers, whose memory does not count."""
     for name, read in READERS.items():
         read(SAMPLES / name)
 
@@ -357,7 +357,7 @@ def import_readers() -> None:
 def test_small_datasets_that_ask_for_much_are_refused(part: str, tmp_path: Path) -> None:
     datasets = apart(forge_all, list(QUICK if part == "some" else FORGERIES), tmp_path)
     for name, (kind, said, grown) in apart(costs, datasets, timeout=600).items():
-        nbytes = bytes_of(datasets[name][0])
+        nbytes = count_bytes(datasets[name][0])
         tell(f"C12: {name}: {nbytes:,} bytes, {kind}, {grown >> 20} MiB")
         assert kind == "SchemaError", (name, kind, said)
         assert re.search(FORGERIES[name][1], said), (name, said)
@@ -365,12 +365,12 @@ def test_small_datasets_that_ask_for_much_are_refused(part: str, tmp_path: Path)
 
 
 def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:
-    """Read damaged copies: how many were refused, and the most bytes above the budget of one."""
+    """Read damaged copies; return the number of refusals, and the largest excess over the budget in bytes."""
     import_readers()
     refused, most = 0, -(1 << 62)
     for trial in range(count):
         target = folder / name
-        damaged(SAMPLES / name, target, random.Random(f"{name} {seed} {trial}"))
+        copy_damaged(SAMPLES / name, target, random.Random(f"{name} {seed} {trial}"))
 
         def read(target: Path = target) -> int:
             with warnings.catch_warnings():
@@ -382,7 +382,7 @@ def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int,
             return 0
 
         was_refused, grown = peak(read)
-        refused, most = refused + was_refused, max(most, grown - memory_budget(bytes_of(target)))
+        refused, most = refused + was_refused, max(most, grown - memory_budget(count_bytes(target)))
         shutil.rmtree(target) if target.is_dir() else target.unlink()
     return refused, most
 

@@ -1,4 +1,4 @@
-"""C13: a writer leaves files and folders of the user alone, beside what it writes and in its place."""
+"""C13: a writer changes no file or folder of the user, neither beside its target nor at the target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITERS: dict[str, tuple[Callable[[rl.ReplayBuffer, Path], Any], Any]] = {
     "set": (lambda replay, path: to_lerobot(replay, path, fps=10), lerobot),
     "small-v0": (lambda replay, path: to_minari(replay, path.name), minari),
 }
-"""Each writer by the name of what it writes, and the module that asks for the episodes."""
+"""For each file name, its writer and the module in which the writer reads episodes."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def neighbours(folder: Path, name: str) -> None:
-    """Files and folders of a user, under every name that a writer may think of."""
+    """Make files and folders with every name that a writer may use."""
     for other in (f"{name}.unfinished", f"{name}.tmp", f"{name}~", f".{name}", f"{name}.part", ".relive-", "tmp"):
         (folder / other).write_text("mine")
         (folder / f"{other}.d" / name).mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_what_is_there_is_refused_and_stays(name: str, folder: Path, replay: rl.
     for make in (Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")):
         make(folder / name)
         before = tree(folder)
-        with pytest.raises((OSError, ValueError)):  # ValueError: Minari's own
+        with pytest.raises((OSError, ValueError)):  # Minari raises a ValueError
             WRITERS[name][0](replay, folder / name)
         assert tree(folder) == before
         (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()

@@ -1,4 +1,4 @@
-"""Files from anybody for `from_hdf5`, `from_zarr` and `from_lerobot`: read for what they are, or refused by name."""
+"""Forged files for `from_hdf5`, `from_zarr` and `from_lerobot` are refused with an error that names them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_zarr
-from relive.datasets.lerobot import file_inside
+from relive.datasets.lerobot import resolve_file
 from tests.datasets.test_hostile_files import HOSTILE, SECRET
 
 h5py = pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
@@ -112,7 +112,7 @@ def store(outside: Path) -> Path:
     return outside / "s.zarr"
 
 
-def about(path: Path, **changes: Any) -> None:
+def change_metadata(path: Path, **changes: Any) -> None:
     """Change the metadata of an array."""
     file = path / ".zarray"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -126,7 +126,7 @@ class Bomb:
 def _chunk_link(path: Path) -> None:
     (path / "data/state/0.0").unlink()
     (path / "data/state/0.0").symlink_to(path.parent / "secret")
-    about(path / "data/state", compressor=None, chunks=[12, 6])
+    change_metadata(path / "data/state", compressor=None, chunks=[12, 6])
 
 
 def _folder_link(path: Path) -> None:
@@ -140,17 +140,17 @@ def _pipe(path: Path) -> None:
 
 def _pickled_objects(path: Path) -> None:
     (path / "data/state/0.0").write_bytes(pickle.dumps(Bomb()))
-    about(path / "data/state", dtype="|O", compressor=None, filters=[{"id": "pickle"}])
+    change_metadata(path / "data/state", dtype="|O", compressor=None, filters=[{"id": "pickle"}])
 
 
 def _pickle_codec(path: Path) -> None:
     (path / "data/state/0.0").write_bytes(pickle.dumps(Bomb()))
-    about(path / "data/state", compressor={"id": "pickle"})
+    change_metadata(path / "data/state", compressor={"id": "pickle"})
 
 
 def _zlib_bomb(path: Path) -> None:
     (path / "data/state/0.0").write_bytes(zlib.compress(bytes(3_000_000)))
-    about(path / "data/state", compressor={"id": "zlib"})
+    change_metadata(path / "data/state", compressor={"id": "zlib"})
 
 
 def _blosc_claim(path: Path) -> None:
@@ -162,20 +162,20 @@ def _blosc_claim(path: Path) -> None:
 def _zstd_claim(path: Path) -> None:
     header = struct.pack("<IBQ", 0xFD2FB528, 0b11100000, 1 << 60)
     (path / "data/state/0.0").write_bytes(header + bytes(20))
-    about(path / "data/state", compressor={"id": "zstd"})
+    change_metadata(path / "data/state", compressor={"id": "zstd"})
 
 
 def _steps_without_bytes(path: Path) -> None:
     for array in (path / "data").iterdir():
         if array.is_dir():
-            about(array, shape=[1 << 40, *json.loads((array / ".zarray").read_text())["shape"][1:]])
+            change_metadata(array, shape=[1 << 40, *json.loads((array / ".zarray").read_text())["shape"][1:]])
     (path / "meta/episode_ends/0").write_bytes(struct.pack("<3Q", 4, 7, 1 << 40))
-    about(path / "meta/episode_ends", compressor=None)
+    change_metadata(path / "meta/episode_ends", compressor=None)
 
 
 def _no_growing_ends(path: Path) -> None:
     (path / "meta/episode_ends/0").write_bytes(struct.pack("<3Q", 7, 4, 12))
-    about(path / "meta/episode_ends", compressor=None)
+    change_metadata(path / "meta/episode_ends", compressor=None)
 
 
 FORGED_STORES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -192,15 +192,24 @@ FORGED_STORES: dict[str, tuple[Callable[[Path], object], str]] = {
         "expected an array whose chunks are all stored|chunks that are stored",
     ),
     "ends that do not grow": (_no_growing_ends, "meta/episode_ends: expected numbers that grow"),
-    "huge chunks": (lambda path: about(path / "data/state", chunks=[1 << 40, 2]), "expected chunks of at most"),
+    "huge chunks": (
+        lambda path: change_metadata(path / "data/state", chunks=[1 << 40, 2]),
+        "expected chunks of at most",
+    ),
     "huge rows": (
-        lambda path: about(path / "data/state", shape=[12, 1 << 50], chunks=[1, 1 << 20]),
+        lambda path: change_metadata(path / "data/state", shape=[12, 1 << 50], chunks=[1, 1 << 20]),
         "data/state: expected (chunks that are stored|steps that fit)",
     ),
-    "no shape": (lambda path: about(path / "data/state", shape=[], chunks=[]), "expected an axis of steps"),
-    "a negative shape": (lambda path: about(path / "data/state", shape=[-1, 2]), "expected a list of at most 16 sizes"),
-    "a fill value that is a text": (lambda path: about(path / "data/state", fill_value="x"), "a number as fill value"),
-    "other rows": (lambda path: about(path / "data/state", shape=[11, 2]), "data/state: expected 12 rows"),
+    "no shape": (lambda path: change_metadata(path / "data/state", shape=[], chunks=[]), "expected an axis of steps"),
+    "a negative shape": (
+        lambda path: change_metadata(path / "data/state", shape=[-1, 2]),
+        "expected a list of at most 16 sizes",
+    ),
+    "a fill value that is a text": (
+        lambda path: change_metadata(path / "data/state", fill_value="x"),
+        "a number as fill value",
+    ),
+    "other rows": (lambda path: change_metadata(path / "data/state", shape=[11, 2]), "data/state: expected 12 rows"),
     "JSON without end": (
         lambda path: (path / "data/state/.zarray").write_text("[" * 100_000),
         "expected JSON",
@@ -256,8 +265,8 @@ def dataset(outside: Path) -> Path:
     return outside / "set"
 
 
-def rewritten(dataset: Path, name: str, values: Any) -> None:
-    """Another column in the data of a dataset."""
+def replace_column(dataset: Path, name: str, values: Any) -> None:
+    """Replace a column in the data of a dataset."""
     file = dataset / "data/chunk-000/file-000.parquet"
     table = parquet.read_table(file)
     parquet.write_table(table.set_column(table.column_names.index(name), name, values), file)
@@ -281,7 +290,7 @@ def png(shape: tuple[int, ...]) -> bytes:
 def images(dataset: Path, bodies: list[bytes | None], path: str | None = None) -> None:
     rows = [{"bytes": body, "path": path} for body in bodies]
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    rewritten(dataset, "observation.images.wrist", pyarrow.array(rows, kind))
+    replace_column(dataset, "observation.images.wrist", pyarrow.array(rows, kind))
 
 
 def lists(rows: list[list[float]], kind: Any = None) -> Any:
@@ -319,27 +328,27 @@ FORGED_DATASETS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to data": (_data_elsewhere, "file-000.parquet: expected a file inside the dataset, got a link to"),
     "a path in a name": (_path_in_a_name, "expected (a file inside the dataset|names like)"),
     "texts for numbers": (
-        lambda d: rewritten(d, "next.reward", pyarrow.array(["a"] * 12)), "next.reward: expected float32"
+        lambda d: replace_column(d, "next.reward", pyarrow.array(["a"] * 12)), "next.reward: expected float32"
     ),
     "rows without a value": (
-        lambda d: rewritten(d, "next.reward", pyarrow.array([None] * 12, pyarrow.float32())),
+        lambda d: replace_column(d, "next.reward", pyarrow.array([None] * 12, pyarrow.float32())),
         "next.reward: expected a value in every row",
     ),
     "lists of any length": (
-        lambda d: rewritten(d, "action", lists([[0.0] * (i % 3) for i in range(12)])),
+        lambda d: replace_column(d, "action", lists([[0.0] * (i % 3) for i in range(12)])),
         "action: expected shape .2,. in every row",
     ),
     "longer lists": (
-        lambda d: rewritten(d, "action", lists([[0.0] * 3] * 12)),
+        lambda d: replace_column(d, "action", lists([[0.0] * 3] * 12)),
         "action: expected float32 of shape .2,. in every row",
     ),
     "another dtype": (
-        lambda d: rewritten(d, "action", lists([[0.0] * 2] * 12, pyarrow.float64())),
+        lambda d: replace_column(d, "action", lists([[0.0] * 2] * 12, pyarrow.float64())),
         "action: expected float32 of shape .2,. in every row",
     ),
     "flags of 2": (
-        lambda d: (feature(d, "next.done", dtype="int64"), rewritten(d, "next.done", pyarrow.array([2] * 12)))[0],
-        "next.done: expected only 0 and 1",
+        lambda d: (feature(d, "next.done", dtype="int64"), replace_column(d, "next.done", pyarrow.array([2] * 12)))[0],
+        "next.done: expected a 0 or 1 per step",
     ),
     "a column that is not there": (
         lambda d: feature(d, "speed", dtype="float32", shape=[1]), "expected the column 'speed'"
@@ -370,8 +379,8 @@ def test_a_forged_lerobot_dataset_is_refused(name: str, dataset: Path) -> None:
 def test_no_path_leads_out_of_a_dataset(dataset: Path) -> None:
     for name in ("../secret", "videos/../../secret", str(dataset.parent / "secret")):
         with pytest.raises(rl.SchemaError, match="expected a file inside the dataset, got a link to a file outside"):
-            file_inside(dataset, name)
-    assert file_inside(dataset, "meta/info.json").exists()
+            resolve_file(dataset, name)
+    assert resolve_file(dataset, "meta/info.json").exists()
 
 
 def test_a_snapshot_of_the_hub_is_links_to_its_blobs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""HDF5 files of robomimic and D4RL: what their writers meant by an end is what a buffer stores."""
+"""HDF5 files of robomimic and D4RL: a buffer stores ends of episodes as the writers of the files meant them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 def flags(replay: rl.ReplayBuffer) -> list[str]:
-    """Each episode as a word: a letter per step, t and c (cut by a limit) for ends."""
+    """Return each episode as text with a letter per step: t for terminated, c for truncated."""
     letters = {(False, False): "-", (True, False): "t", (False, True): "c"}
     return [
         "".join(letters[pair] for pair in zip(one["terminated"].tolist(), one["truncated"].tolist(), strict=True))
@@ -62,7 +62,9 @@ class TestRobomimic:
         with h5py.File(tmp_path / "f.hdf5", "w") as file:
             file["data/demo_0/states"] = np.arange(6.0).reshape(3, 2)
             file["data/demo_0/actions"] = np.zeros((3, 1))
-        with pytest.raises(rl.SchemaError, match="f.hdf5: data: expected observations in 'obs', got .* states"):
+        with pytest.raises(
+            rl.SchemaError, match="f.hdf5: expected a column for 'obs', got the columns actions, states"
+        ):
             from_hdf5(tmp_path / "f.hdf5")
         replay = from_hdf5(tmp_path / "f.hdf5", columns={"states": "obs"}, final_obs="drop")
         assert replay[replay.ids()]["next_obs"].tolist() == [[2, 3], [4, 5]]
@@ -97,7 +99,7 @@ class TestD4RL:
         assert second["infos", "qpos"].squeeze(1).tolist() == [5, 1, 2]
 
     def write(self, path: Path, **changes: Any) -> Path:
-        """The sample without next observations, as most files of D4RL are."""
+        """Write a copy of the sample without next observations, like most files of D4RL."""
         with h5py.File(SAMPLES / "d4rl.hdf5") as old, h5py.File(path / "f.hdf5", "w") as new:
             arrays = {name: old[name][:] for name in ("observations", "actions", "rewards", "terminals", "timeouts")}
             for name, value in {**arrays, **changes}.items():

@@ -1,4 +1,4 @@
-"""Datasets from anybody: HDF5 objects that lead out of their file, or claim what it does not hold, are refused."""
+"""Hostile Minari datasets: HDF5 objects that refer to other files, or declare missing data, are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = b"0123456789abcdefghijklmnopqrstuvwxyz" * 8
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files of a small dataset, in a folder of their own, and a secret beside them."""
+    """A folder with a small dataset, and a secret file beside the folder."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     replay = rl.ReplayBuffer(8, 2, 1, seed=0)
     for t in range(4):
@@ -128,6 +128,6 @@ def test_the_environment_of_a_dataset_is_not_made(folder: Path, tmp_path: Path) 
     (folder / "metadata.json").write_text(json.dumps(metadata))
     for dataset in (folder, "small-v0"):
         with pytest.raises(
-            rl.SchemaError, match="expected the key 'observation_space', got no such key. Its environment would"
+            rl.SchemaError, match="expected the key 'observation_space', got no such key. Minari would create its"
         ):
             from_minari(dataset)

@@ -1,4 +1,4 @@
-"""LeRobot datasets (v3): images as they were, videos nearly so, and nothing lost on the way."""
+"""LeRobot datasets (v3): images are read exactly, videos approximately, and no data is lost."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_other_versions_are_refused(change: dict[str, Any], words: str, tmp_path
 
 
 def test_lerobot_itself_reads_what_was_written(tmp_path: Path) -> None:
-    """Where lerobot is installed: it needs an older torch than the rest of the tests."""
+    """Needs lerobot, which needs an older torch than the other tests."""
     lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="needs lerobot, which needs torch < 2.11")
     replay = from_lerobot(SAMPLE, columns=NO_VIDEO)
     to_lerobot(replay, tmp_path / "set", fps=10, tasks=["push", "pull the handle"])

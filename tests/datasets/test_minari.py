@@ -1,4 +1,4 @@
-"""Minari datasets: what was written is what is read, step by step and bit by bit."""
+"""Minari datasets: episodes are read back as they were written, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import relive as rl
 from relive.checkpoint import progress
 from relive.cli import main
 from relive.datasets import from_minari, to_minari
-from tests.datasets.rich import DECLARED, leaves, rich
+from tests.datasets.rich import DECLARED, leaves, make_rich_replay
 
 minari = pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
 pytest.importorskip("h5py", reason='needs the files of Minari: pip install ".[minari]"')
@@ -28,27 +28,27 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exact() -> rl.ReplayBuffer:
-    """An empty buffer for what `rich` wrote: its Fields keep float64."""
+    """Return an empty buffer with the fields of `make_rich_replay`, which keep float64."""
     extra = {"info": {**DECLARED["extra"]["info"], "note": 3}}
     return rl.ReplayBuffer(100, **{**DECLARED, "extra": extra})
 
 
 def assert_same(replay: rl.ReplayBuffer, other: rl.ReplayBuffer) -> None:
-    """The same episodes of the same steps, but for the notes, which are an info afterwards."""
+    """Assert that two buffers have the same episodes; the field "note" has become an info."""
     for mine, theirs in zip(replay.episodes(), other.episodes(), strict=True):
-        expected, found = leaves(mine), leaves(theirs)
+        expected, actual = leaves(mine), leaves(theirs)
         expected["info", "note"] = expected.pop("note")
-        assert expected.keys() == found.keys()
+        assert expected.keys() == actual.keys()
         for key, leaf in expected.items():
-            assert leaf.dtype == found[key].dtype
-            assert torch.equal(leaf, found[key])
+            assert leaf.dtype == actual[key].dtype
+            assert torch.equal(leaf, actual[key])
 
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
 def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
     if data_format != "hdf5":
         pytest.importorskip("pyarrow", reason="needs pyarrow")
-    replay = rich()
+    replay = make_rich_replay()
     dataset = to_minari(replay, "test/rich-v0", data_format=data_format)
     assert (dataset.total_episodes, dataset.total_steps) == (4, 13)
     for source in (dataset, "test/rich-v0", dataset.storage.data_path):
@@ -56,7 +56,7 @@ def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
 
 
 def test_minari_itself_reads_what_was_written() -> None:
-    replay = rich()
+    replay = make_rich_replay()
     first = next(replay.episodes())
     episode = to_minari(replay, "test/rich-v0")[0]
     assert len(episode.observations["pose"]) == 4
@@ -80,7 +80,7 @@ def test_a_space_says_what_a_tuple_is() -> None:
 
 
 def collected() -> Any:
-    """A dataset as Minari writes one of its own: float64, infos with what reset gave."""
+    """Make a dataset as Minari does: with float64, and with infos of the reset."""
     episodes = []
     for number, length in enumerate((2, 3)):
         at = 10.0 * number + np.arange(length + 1)
@@ -116,7 +116,7 @@ def test_the_info_of_a_step_is_what_the_step_gave() -> None:
 
 
 def test_a_buffer_has_the_dtypes_that_for_env_gives() -> None:
-    for dataset in (collected(), to_minari(rich(), "test/rich-v0")):
+    for dataset in (collected(), to_minari(make_rich_replay(), "test/rich-v0")):
         env = gym.Env()
         env.observation_space, env.action_space = dataset.observation_space, dataset.action_space
         made, expected = from_minari(dataset), rl.ReplayBuffer.for_env(env, 10)
@@ -134,13 +134,13 @@ def test_a_field_keeps_float64() -> None:
 
 
 class TestRoom:
-    """Five steps in episodes of two and three, each of which has a last observation too."""
+    """Five steps in episodes of two and three, and a final observation per episode."""
 
     @pytest.mark.parametrize(("capacity", "lost"), [(7, 0), (4, 2), (3, 2), (2, 3)])
     def test_a_replay_buffer_says_how_many_steps_did_not_fit(self, capacity: int, lost: int) -> None:
         dataset = collected()
         replay = rl.ReplayBuffer(capacity, obs={"x": 2}, action=1)
-        for _ in range(2):  # what was there before does not count
+        for _ in range(2):  # earlier rows do not count
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 from_minari(dataset, replay)
@@ -217,7 +217,7 @@ def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
     assert rollout.final_obs["x"][:, 0].tolist() == [13], "of the truncated step"
     with pytest.raises(rl.SchemaError, match="from_minari: expected a rollout with num_envs=None, got 2"):
         from_minari("test/collected-v0", rl.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
-    to_minari(rich(), "test/rich-v0")
+    to_minari(make_rich_replay(), "test/rich-v0")
     declared = {name: DECLARED[name] for name in ("obs", "action")}
     with pytest.raises(
         rl.SchemaError,
@@ -274,21 +274,21 @@ def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "5/5" in said
 
 
-# The inspector
+# Reports on datasets
 
 
 def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collected()
     folder = tmp_path / "minari" / "test" / "collected-v0"
-    found = rl.inspect(folder, html=tmp_path / "page.html").as_dict()
-    assert (found["source"]["kind"], found["source"]["rows"], found["source"]["episodes"]) == ("MinariDataset", 5, 2)
-    assert found["episodes"]["returns"]["mean"] == (1 + 33) / 2
-    assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
-    fields = {field["name"]: field for field in found["fields"]}
+    actual = rl.inspect(folder, html=tmp_path / "page.html").as_dict()
+    assert (actual["source"]["kind"], actual["source"]["rows"], actual["source"]["episodes"]) == ("MinariDataset", 5, 2)
+    assert actual["episodes"]["returns"]["mean"] == (1 + 33) / 2
+    assert actual["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
+    fields = {field["name"]: field for field in actual["fields"]}
     assert [fields["obs.x"]["dimensions"][1][name] for name in ("min", "max")] == [-12, 0]
     assert fields["info.deep.er"]["max"] == 13
     assert fields["info.level"]["mean"] == (1.5 + 2.5 + 11.5 + 12.5 + 13.5) / 5
-    assert rl.inspect(collected_again()).as_dict()["fields"] == found["fields"]
+    assert rl.inspect(collected_again()).as_dict()["fields"] == actual["fields"]
     assert main(["inspect", str(folder)]) == 0
     assert "MinariDataset" in capsys.readouterr().out
 
@@ -304,7 +304,7 @@ def test_a_damaged_dataset_is_said_with_exit_code_one(
 
 
 def test_a_dataset_and_the_buffer_that_it_came_from_look_alike() -> None:
-    replay = rich()
+    replay = make_rich_replay()
     mine, theirs = rl.inspect(replay).as_dict(), rl.inspect(to_minari(replay, "test/rich-v0")).as_dict()
     assert mine["episodes"] == theirs["episodes"]
     assert mine["reward"] == theirs["reward"]

@@ -1,4 +1,4 @@
-"""What a reader with bad intentions has found in the readers of datasets, each once."""
+"""Regression tests of reported defects in the readers and writers of datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
 
 
 def written(folder: Path, **settings: Any) -> dict[str, Any]:
-    """Calls that read the same eight steps from a file of each format."""
+    """Write eight steps in each format; return a function per format that reads them."""
     replay = rl.ReplayBuffer(16, 2, 2, seed=0, **settings)
     for t in range(8):
         obs, following = np.full(2, t, np.float32), np.full(2, t + 1, np.float32)
@@ -95,7 +95,7 @@ def test_rewards_with_an_axis_that_other_libraries_write_are_numbers_unless_the_
 def test_steps_that_are_left_out_take_no_room_in_a_rollout(final_obs: Any, tmp_path: Path) -> None:
     read = written(tmp_path)["observations"]
     with h5py.File(tmp_path / "d4rl.hdf5", "r+") as file:
-        del file["next_observations"]  # so that the last steps of both episodes have none
+        del file["next_observations"]  # the last steps of both episodes then have no next observation
     full = rl.RolloutBuffer(6, None, 2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rl.DataWarning)

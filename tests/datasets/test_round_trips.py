@@ -1,4 +1,4 @@
-"""What `to_hdf5`, `to_zarr` and `to_lerobot` write comes back bit for bit, in any buffer and in blocks of any size."""
+"""Files of `to_hdf5`, `to_zarr` and `to_lerobot` are read back bit for bit, into any buffer, in any block size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 import relive as rl
 from relive.datasets import columns, from_hdf5, from_lerobot, from_zarr, to_hdf5, to_lerobot, to_zarr
-from tests.datasets.rich import DECLARED, assert_same, leaves, rich
+from tests.datasets.rich import DECLARED, assert_same, leaves, make_rich_replay
 from tests.tiers import select
 
 pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
@@ -27,12 +27,12 @@ FORMATS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "lerobot": (lambda replay, path: to_lerobot(replay, path, fps=10), from_lerobot),
 }
 NO_TASK = {"lerobot": {"columns": {"task_index": None}}}
-"""Buffers here have no tasks."""
+"""The buffers of these tests have no tasks."""
 
 
 @pytest.fixture(params=select("robomimic.hdf5", "folder.zarr", "lerobot", of=FORMATS))
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tuple[rl.ReplayBuffer, Any]]:
-    """Writes a buffer in a format; returns the buffer and what reads it back."""
+    """Write a buffer in a format; return the buffer and a function that reads it back."""
     write, read = FORMATS[request.param]
     path = tmp_path / request.param
 
@@ -44,24 +44,24 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tup
 
 
 def test_every_transition_comes_back(written: Any) -> None:
-    replay, read = written(rich())
+    replay, read = written(make_rich_replay())
     assert_same(replay, read(rl.ReplayBuffer(100, **DECLARED)))
 
 
 def test_a_new_buffer_has_space_for_all_and_float32(written: Any) -> None:
-    replay, read = written(rich())
+    replay, read = written(make_rich_replay())
     made = read(seed=3)
     assert (len(made), made.capacity) == (13, 13 + 4)
     for mine, theirs in zip(replay.episodes(), made.episodes(), strict=True):
         for key, leaf in leaves(mine).items():
-            found = theirs.get(key)
+            actual = theirs.get(key)
             expected = leaf.float() if leaf.dtype == torch.float64 else leaf
-            assert found.dtype == expected.dtype
-            assert torch.equal(expected, found)
+            assert actual.dtype == expected.dtype
+            assert torch.equal(expected, actual)
 
 
 def test_blocks_of_any_size_give_the_same(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, read = written(rich())
+    replay, read = written(make_rich_replay())
     for size in (1, 5_000, 7_000, 20_000):
         monkeypatch.setattr(columns, "BLOCK_BYTES", size)
         assert_same(replay, read(rl.ReplayBuffer(100, **DECLARED)))
@@ -69,7 +69,7 @@ def test_blocks_of_any_size_give_the_same(written: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("kind", select("disk", of=["shared", "disk", "two environments", "torch"]))
 def test_every_memory_takes_the_same_steps(written: Any, kind: str, tmp_path: Path) -> None:
-    replay, read = written(rich())
+    replay, read = written(make_rich_replay())
     options: dict[str, Any] = {"two environments": {"num_envs": 2}, "shared": {"device": rl.Memory.shared()}}.get(
         kind, {}
     )
@@ -79,18 +79,18 @@ def test_every_memory_takes_the_same_steps(written: Any, kind: str, tmp_path: Pa
         other = rl.ReplayBuffer(100, **DECLARED, **options)
         assert read(other) is other
     other.check()
-    expected, found = (
+    expected, actual = (
         sorted(
             list(zip(one["reward"].tolist(), one["next_obs", "pose"].tolist(), strict=True)) for one in each.episodes()
         )
         for each in (replay, other)
     )
-    assert found == expected
+    assert actual == expected
     other.close()
 
 
 def test_a_distillation_buffer_takes_every_observation_and_action(written: Any) -> None:
-    replay, read = written(rich())
+    replay, read = written(make_rich_replay())
     buffer = rl.DistillationBuffer(50, DECLARED["obs"], DECLARED["action"], extra=DECLARED["extra"])
     read(buffer)
     rows = buffer[torch.arange(13)]
@@ -101,7 +101,7 @@ def test_a_distillation_buffer_takes_every_observation_and_action(written: Any) 
 
 
 def test_a_rollout_needs_episodes_that_end(written: Any) -> None:
-    _, read = written(rich())
+    _, read = written(make_rich_replay())
     declared = {name: DECLARED[name] for name in ("obs", "action", "reward", "extra")}
     with pytest.raises(rl.SchemaError, match="episode 2: expected terminated or truncated at its last step"):
         read(rl.RolloutBuffer(50, None, **declared))
@@ -166,13 +166,13 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
             write(stored, tmp_path / "x")
         (tmp_path / name).mkdir()
         with pytest.raises(FileExistsError, match=f"{name}: expected a path that does not exist"):
-            write(rich(), tmp_path / name)
+            write(make_rich_replay(), tmp_path / name)
     for write in (to_zarr, FORMATS["lerobot"][0]):
         with pytest.raises(rl.NotReadyError, match="expected at least 1 stored step, got 0"):
             write(rl.ReplayBuffer(9, obs=1, action=()), tmp_path / "x")
     with pytest.raises(rl.SchemaError, match="expected one field in obs, got the fields camera, pose, pair"):
-        to_hdf5(rich(), tmp_path / "x", layout="d4rl")
+        to_hdf5(make_rich_replay(), tmp_path / "x", layout="d4rl")
     with pytest.raises(rl.SchemaError, match='layout: expected "robomimic" or "d4rl", got \'minari\''):
-        to_hdf5(rich(), tmp_path / "x", layout="minari")  # type: ignore[arg-type]
+        to_hdf5(make_rich_replay(), tmp_path / "x", layout="minari")  # type: ignore[arg-type]
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.glob("*.unfinished"))

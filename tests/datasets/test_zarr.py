@@ -1,4 +1,4 @@
-"""Zarr stores of diffusion policy, and of zarr itself in both formats."""
+"""Zarr stores written by diffusion policy, and by zarr in formats 2 and 3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import relive as rl
 from relive.datasets import from_zarr, to_zarr
-from tests.datasets.rich import rich
+from tests.datasets.rich import make_rich_replay
 from tests.tiers import select
 
 pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
@@ -56,7 +56,7 @@ def test_every_column_that_is_not_named_is_an_observation() -> None:
 
 
 def written_by_zarr(path: Path, zarr_format: int, **options: Any) -> dict[str, np.ndarray]:
-    """A store that zarr wrote, and what it has."""
+    """Write a store with zarr; return its arrays."""
     zarr = pytest.importorskip("zarr", minversion="3", reason="needs zarr 3")
     rng = np.random.default_rng(0)
     arrays = {
@@ -129,7 +129,7 @@ def test_what_is_not_supported_is_said(options: Any, words: str, tmp_path: Path)
 
 def test_zarr_itself_reads_what_was_written(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", minversion="3", reason="needs zarr 3")
-    replay = rich()
+    replay = make_rich_replay()
     to_zarr(replay, tmp_path / "s.zarr")
     root = zarr.open_group(tmp_path / "s.zarr", mode="r")
     assert root["meta/episode_ends"][:].tolist() == [3, 4, 9, 13]

@@ -1,4 +1,4 @@
-"""A service whose shards are in this process, and die when they are told to: the protocol without a cluster."""
+"""A service whose shards are objects of this process and can be killed: the protocol without a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
 
 
 class LocalCalls(Calls):
-    """Calls that are made at once. `fate` says, before each, what becomes of the shard's process."""
+    """Calls that are executed at once. `fate` decides before each call whether the shard's process dies."""
 
     near = False
     """Whether clients read the shards' memory in place."""
@@ -59,24 +59,24 @@ class LocalCalls(Calls):
 def local_service(
     plan: ServicePlan, *, shard_type: type[Shard] = Shard, max_pending: int = 4, seed: int | None = 0
 ) -> tuple[ReplayService, LocalCalls]:
-    """A client and the shards that it calls."""
+    """Return a client, and its calls to the shards."""
     calls = LocalCalls(plan, shard_type)
-    return client_of(calls, plan, max_pending=max_pending, seed=seed), calls
+    return make_client(calls, plan, max_pending=max_pending, seed=seed), calls
 
 
-def client_of(calls: LocalCalls, plan: ServicePlan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
-    """Another client of the same shards."""
+def make_client(calls: LocalCalls, plan: ServicePlan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
+    """Return another client of the same shards."""
     service = ReplayService.__new__(ReplayService)
     service._connect("local", plan, [], 60.0, max_pending, seed)
     service._calls = service._reader._calls = calls
     service._sender._calls = calls
     for stream in service._sender.streams:
-        stream._calls, stream.patience = calls, -1.0
+        stream._calls, stream.poll_seconds = calls, -1.0
     return service
 
 
-def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -> ServicePlan:
-    """A service whose observations are two numbers: which environment, which step."""
+def make_plan(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -> ServicePlan:
+    """Return the plan of a service whose observations are (environment, step)."""
     settings: dict[str, Any] = {
         "obs": 2,
         "action": (),
@@ -93,8 +93,8 @@ def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -
     return ServicePlan(capacity, num_envs=num_envs, num_shards=num_shards, **settings)
 
 
-def steps_of(envs: Sequence[int], first: int, count: int, length: int = 0) -> dict[str, Any]:
-    """Steps `first` to `first + count` of environments; observation, action and reward say which.
+def make_steps(envs: Sequence[int], first: int, count: int, length: int = 0) -> dict[str, Any]:
+    """Return steps `first` to `first + count` of environments; observation, action and reward identify them.
 
     Episodes of `length` steps are terminated; the next observation of the last one is step number -1.
     """

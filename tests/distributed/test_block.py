@@ -1,4 +1,4 @@
-"""Blocks give back what went in, with every observation once."""
+"""Blocks return the steps that were packed, and contain every observation once."""
 
 import pytest
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from relive.distributed.protocol import ServicePlan, pack, to_array, to_tensor, unpack
 from relive.schema.fields import Field
-from tests.distributed.local import plan_of, steps_of
+from tests.distributed.local import make_plan, make_steps
 
 
 def _fields(dtype: torch.dtype) -> ServicePlan:
-    return plan_of(8, 2, obs={"a": Field(3, dtype), "b": ()}, action=Field((2, 2), torch.int16))
+    return make_plan(8, 2, obs={"a": Field(3, dtype), "b": ()}, action=Field((2, 2), torch.int16))
 
 
 @given(
@@ -40,25 +40,25 @@ def test_a_block_gives_back_every_bit(steps: int, envs: int, dtype: torch.dtype,
             for i, after in zip(schema.leaf_indices["obs"], nexts, strict=True):
                 after[t, e] = leaves[i][t + 1, e]
     block = pack(schema, leaves, nexts)
-    found, following = unpack(schema, block)
-    for expected, got in zip((*leaves, *nexts), (*found, *following), strict=True):
+    actual, following = unpack(schema, block)
+    for expected, got in zip((*leaves, *nexts), (*actual, *following), strict=True):
         bits = (torch.as_tensor(x).contiguous().view(torch.uint8) for x in (expected, got))
         assert torch.equal(*bits)
 
 
 def test_an_observation_travels_once() -> None:
-    schema = plan_of(8, 2).schema
-    steps = steps_of([0, 1], 0, 10, length=5)
+    schema = make_plan(8, 2).schema
+    steps = make_steps([0, 1], 0, 10, length=5)
     tensors = [torch.from_numpy(np.asarray(steps[name])) for name in schema.names]
     block = pack(schema, tensors, [torch.from_numpy(steps["next_obs"])])
     assert [leaf.shape for leaf in block.leaves[:2]] == [(11, 2, 2), (10, 2)]
-    assert block.breaks.tolist() == [8, 9]  # the fourth step of both; the last ends with the block
+    assert block.breaks.tolist() == [8, 9], "the last steps of the first episodes; the others end with the block"
     assert block.next_obs[0].tolist() == [[0.0, -1.0], [1.0, -1.0]]
 
 
 def test_a_block_has_memory_of_its_own() -> None:
-    schema = plan_of(8, 1).schema
-    steps = steps_of([0], 0, 3)
+    schema = make_plan(8, 1).schema
+    steps = make_steps([0], 0, 3)
     tensors = [torch.from_numpy(np.asarray(steps[name])) for name in schema.names]
     block = pack(schema, tensors, [torch.from_numpy(steps["next_obs"])])
     before = [leaf.copy() for leaf in block.leaves]

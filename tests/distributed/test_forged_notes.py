@@ -1,4 +1,4 @@
-"""A shard that starts from a forged checkpoint: a typed error, an older checkpoint, or a shard that works."""
+"""A shard that starts from a forged checkpoint raises a typed error, loads an older checkpoint, or works."""
 
 import pytest
 
@@ -17,23 +17,23 @@ import relive as rl
 from relive.checkpoint.saving import save
 from relive.distributed import Checkpoint
 from relive.distributed.shard import Shard
-from tests.distributed.local import LocalCalls, client_of, plan_of, steps_of
+from tests.distributed.local import LocalCalls, make_client, make_plan, make_steps
 from tests.faults.checkpoint.forgery import HOSTILE, State, body, document_of, forged_state, places, write
 from tests.totals import SEED, tell, trials
 
 
 def saved_shard(root: Path) -> Any:
-    """The plan of a service whose only shard has saved itself three times, at the end with a client."""
-    plan = plan_of(16, 2, checkpoint=Checkpoint(root, seconds=1e9))
-    client = client_of(LocalCalls(plan), plan)
+    """Return the plan of a service whose only shard has three checkpoints, the newest with a client."""
+    plan = make_plan(16, 2, checkpoint=Checkpoint(root, seconds=1e9))
+    client = make_client(LocalCalls(plan), plan)
     for first in (0, 4):
-        client.extend(steps_of([0, 1], first, 4))
+        client.extend(make_steps([0, 1], first, 4))
         client.save()
     return plan
 
 
 def forged_note(document: Any, rng: random.Random) -> Any:
-    """A manifest whose note is changed in one to three places."""
+    """Change the note of a manifest in one to three places."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 2, 3))):
         inside = list(places(document["values"]["note"]))
@@ -51,15 +51,15 @@ def forged_note(document: Any, rng: random.Random) -> Any:
 
 
 def outcome(plan: Any) -> str:
-    """What becomes of a shard that starts; an error that is not typed is returned with its message."""
-    with warnings.catch_warnings(record=True) as told:
+    """Start a shard; return the outcome, with the message of an error that is not typed."""
+    with warnings.catch_warnings(record=True) as contents:
         warnings.simplefilter("always")
         shard = Shard(plan, 0)
     failure = shard._failure
     if failure is None:
         shard._buffer.check()
         shard.save()
-        return "older" if any("skipped a damaged" in str(one.message) for one in told) else "loaded"
+        return "older" if any("skipped a damaged" in str(one.message) for one in contents) else "loaded"
     is_typed = isinstance(failure, rl.CorruptCheckpoint | rl.IncompatibleCheckpoint)
     return type(failure).__name__ if is_typed else f"untyped {type(failure).__name__}: {failure}"
 
@@ -92,7 +92,7 @@ def forge(root: Path, count: int, seed: int) -> Counter[str]:
 def test_forged_notes_are_typed_errors_or_older_checkpoints(tmp_path: Path) -> None:
     outcomes = forge(tmp_path, trials("NOTES", 150), SEED)
     tell(f"notes of shards: {dict(outcomes)}, seed {SEED}")
-    assert not [found for found in outcomes if found.startswith("untyped")], outcomes
+    assert not [actual for actual in outcomes if actual.startswith("untyped")], outcomes
     assert outcomes["older"] > 0
 
 

@@ -1,4 +1,4 @@
-"""What the guide prints, runs."""
+"""The code of the Ray guide runs."""
 
 from __future__ import annotations
 

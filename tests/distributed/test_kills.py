@@ -1,4 +1,4 @@
-"""Shards are killed again and again under load: nobody hangs, no row is missing or comes twice."""
+"""Shards are killed repeatedly under load: no call hangs, and no row is missing or duplicated."""
 
 import pytest
 
@@ -17,18 +17,18 @@ import torch
 
 import relive as rl
 from relive.distributed import Checkpoint, ReplayService, ShardUnavailable
-from tests.distributed.local import steps_of
+from tests.distributed.local import make_steps
 from tests.totals import tell
 
 NUM_SHARDS, ROWS, BLOCK, LENGTH = 2, 20_000, 50, 37
 CIRCLE = LENGTH * BLOCK * 4_000
-"""Steps are numbered anew after so many whole episodes and blocks: float32 counts to 2^24."""
+"""Number of steps after which numbering restarts, because float32 counts to 2^24; whole episodes and blocks."""
 PATIENCE = 0.5
-"""Seconds that a client waits for an answer: less than a shard needs to start again."""
+"""The timeout of a client in seconds, shorter than the restart of a shard."""
 
 
 class Client:
-    """Calls that may fail for a while, each of which must end soon, and only in the documented way."""
+    """Makes calls that may fail for a while; each must end soon, and only with a documented error."""
 
     def __init__(self, name: str) -> None:
         self.service = ReplayService.connect(name, timeout=60.0)
@@ -37,7 +37,7 @@ class Client:
         self.longest = 0.0
 
     def attempt(self, verb: str, *arguments: Any, **more: Any) -> Any:
-        """The result of a call, or None if a shard is not there just now."""
+        """Return the result of a call; None if a shard is unavailable."""
         started = time.monotonic()
         try:
             result = getattr(self.service, verb)(*arguments, **more)
@@ -52,7 +52,7 @@ class Client:
             self.seen[verb] += 1
 
     def insist(self, verb: str, *arguments: Any, **more: Any) -> Any:
-        """The result of a call, however long a shard is away."""
+        """Repeat a call until no shard is unavailable; return its result."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             result = self.attempt(verb, *arguments, **more)
@@ -63,12 +63,12 @@ class Client:
 
 @ray.remote(num_cpus=0)
 class Writes(Client):
-    """The steps of one environment, in blocks, for some time."""
+    """Writes the steps of one environment, in blocks, for some time."""
 
     def run(self, env: int, flag: Path) -> dict[str, Any]:
         sent = 0
         while not flag.exists():
-            if self.attempt("extend", steps_of([env], sent % CIRCLE, BLOCK, LENGTH), env_ids=[env]):
+            if self.attempt("extend", make_steps([env], sent % CIRCLE, BLOCK, LENGTH), env_ids=[env]):
                 sent += BLOCK
         self.insist("flush")
         lost = sum(stream.lost for stream in self.service._sender.streams)
@@ -77,7 +77,7 @@ class Writes(Client):
 
 @ray.remote(num_cpus=0)
 class Samples(Client):
-    """Batches whose every row is checked, with new priorities for them."""
+    """Samples batches, checks every row, and updates priorities."""
 
     def run(self, flag: Path) -> dict[str, Any]:
         checked = stale = 0
@@ -99,7 +99,7 @@ class Samples(Client):
 
 
 def stored(path: Path, shard: int) -> list[int]:
-    """The steps that a shard's checkpoint holds of its environment, oldest first."""
+    """Return the steps in a shard's checkpoint, oldest first."""
     buffer = rl.load(path / f"shard-{shard}", rl.ReplayBuffer)
     buffer.check()
     rows = buffer[buffer.ids()]
@@ -108,7 +108,7 @@ def stored(path: Path, shard: int) -> list[int]:
 
 
 def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
-    """Kill a random shard `pause` seconds after the last one is back, `kills` times; then see what is stored."""
+    """Kill random shards, each `pause` seconds after the last restart; then compare the stored rows."""
     rng, flag = random.Random(seed), path / "stop"
     with ReplayService(
         "stress",
@@ -119,7 +119,7 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
         num_shards=NUM_SHARDS,
         sampler=rl.Prioritized(),
         checkpoint=Checkpoint(path, seconds=0.5),
-        timeout=200.0,  # a busy machine needs long to start a process
+        timeout=200.0,  # on a busy machine, processes start slowly
     ) as service:
         writers: list[Any] = [Writes.remote("stress") for _ in range(2)]
         sampler: Any = Samples.remote("stress")
@@ -129,16 +129,16 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
             victim = rng.randrange(NUM_SHARDS)
             os.kill(service.stats()["shards"][victim]["pid"], signal.SIGKILL)
             time.sleep(0.2)
-            shards = service.stats()["shards"]  # waits until it is back
+            shards = service.stats()["shards"]  # waits for the restart
             ended, _ = ray.wait(runs, timeout=pause)
             assert not ended, ray.get(ended)
         flag.touch()
         *written, sampled = ray.get(runs, timeout=200)
         assert sum(shard["restarts"] for shard in shards) == kills
     for wrote in written:
-        found = stored(path, wrote["env"])
-        assert found == [step % CIRCLE for step in range(wrote["sent"] - len(found), wrote["sent"])]
-        assert len(found) >= min(wrote["sent"], ROWS * LENGTH // (LENGTH + 1) - 2)
+        actual = stored(path, wrote["env"])
+        assert actual == [step % CIRCLE for step in range(wrote["sent"] - len(actual), wrote["sent"])]
+        assert len(actual) >= min(wrote["sent"], ROWS * LENGTH // (LENGTH + 1) - 2)
         assert wrote["lost"] == 0
     return {
         "kills": kills,
@@ -153,8 +153,8 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
 def judge(totals: dict[str, Any], kills: int) -> None:
     assert totals["rows"] > 100 * kills
     assert totals["sampled"] > 64 * kills
-    assert totals["unavailable"] >= kills  # clients have met shards that were away, and have gone on
-    assert totals["longest"] < PATIENCE + 5  # nobody hangs; the machine may be busy
+    assert totals["unavailable"] >= kills  # clients met unavailable shards, and continued
+    assert totals["longest"] < PATIENCE + 5  # no call hangs; 5 s more for a busy machine
 
 
 @pytest.mark.promise("F1")

@@ -1,4 +1,4 @@
-"""How a client reaches shards: in place or by calls, and never for longer than it was told to."""
+"""A client reads shards in place or by calls, and keeps to its timeout."""
 
 import pytest
 
@@ -12,12 +12,12 @@ import torch
 
 import relive as rl
 from relive.distributed import ReplayService, ShardUnavailable
-from relive.storage.allocator import supports_persistent_memory
-from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
+from relive.storage.shared import shares_memory
+from tests.distributed.local import LocalCalls, local_service, make_client, make_plan, make_steps
 
 
 class Clocked(LocalCalls):
-    """Every answer takes a second, of a clock that nothing else moves."""
+    """Calls with a simulated clock; every answer takes a second."""
 
     now = 0.0
     timeout = 1e9
@@ -28,7 +28,7 @@ class Clocked(LocalCalls):
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
         self.now += 1
         if self.now > deadline:
-            raise self.late(shard)
+            raise self.timeout_error(shard)
         return super().fetch(shard, ref, deadline)
 
 
@@ -41,10 +41,10 @@ def update(service: ReplayService) -> int:
 )
 def test_the_timeout_is_that_of_a_whole_call(call: Callable[[ReplayService], Any], tmp_path: Path) -> None:
     def seconds(timeout: float) -> float:
-        plan = plan_of(40, 2, 2, sampler=rl.Prioritized(), checkpoint=f"{tmp_path}/{timeout}")
+        plan = make_plan(40, 2, 2, sampler=rl.Prioritized(), checkpoint=f"{tmp_path}/{timeout}")
         calls = Clocked(plan)
-        service = client_of(calls, plan)
-        service.extend(steps_of(range(2), 0, 5))
+        service = make_client(calls, plan)
+        service.extend(make_steps(range(2), 0, 5))
         service.sample(1)
         calls.timeout, started = timeout, calls.now
         call(service)
@@ -59,8 +59,8 @@ def test_the_timeout_is_that_of_a_whole_call(call: Callable[[ReplayService], Any
 @pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")
 def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalCalls, "near", True)
-    service, calls = local_service(plan_of(40, 2))
-    service.extend(steps_of(range(2), 0, 5))
+    service, calls = local_service(make_plan(40, 2))
+    service.extend(make_steps(range(2), 0, 5))
 
     def refused(*_: object, **__: object) -> None:
         raise ConnectionError("it ended just then")
@@ -72,7 +72,7 @@ def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pyte
         service.sample(8)
     assert service.stats()["in_place"] == 0
     assert (calls.calls.count("memory_location"), calls.calls.count("draw")) == (1, 21)
-    monkeypatch.setattr("relive.distributed.client._RETRY_SECONDS", 0.0)  # as if some seconds had passed
+    monkeypatch.setattr("relive.distributed.client._REOPEN_SECONDS", 0.0)  # as if some seconds had passed
     for _ in range(20):
         service.sample(8)
     assert service.stats()["in_place"] == 1

@@ -1,4 +1,4 @@
-"""Shards are drawn from as if they were one buffer: the same rows, the same probabilities, the same weights."""
+"""Sampling from shards equals sampling from one buffer: the same rows, probabilities and weights."""
 
 import pytest
 
@@ -14,27 +14,27 @@ import torch
 import relive as rl
 from relive.distributed import ReplayService
 from relive.errors import NotReadyError, PriorityError, SchemaError
-from relive.storage.allocator import supports_persistent_memory
-from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
+from relive.storage.shared import shares_memory
+from tests.distributed.local import LocalCalls, local_service, make_client, make_plan, make_steps
 
 ENVS, SHARDS, STEPS = 7, 3, 12
 
 
 @pytest.fixture(params=["in place", "by calls"], autouse=True)
 def near(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Shards are read in their memory, or called."""
-    if request.param == "in place" and not supports_persistent_memory():
+    """Whether clients read shards in place; each test runs with both values."""
+    if request.param == "in place" and not shares_memory():
         pytest.skip("needs Linux and the native core")
     monkeypatch.setattr(LocalCalls, "near", request.param == "in place")
     return LocalCalls.near
 
 
 def filled(sampler: rl.Prioritized | rl.Uniform) -> tuple[ReplayService, LocalCalls, rl.ReplayBuffer]:
-    """A service and one buffer with the same rows; environment 6 has only a third of them."""
-    service, calls = local_service(plan_of(700, ENVS, SHARDS, sampler=sampler))
+    """Return a service and a buffer with the same rows; environment 6 has a third as many as the others."""
+    service, calls = local_service(make_plan(700, ENVS, SHARDS, sampler=sampler))
     single = rl.ReplayBuffer(700, 2, (), num_envs=ENVS, sampler=sampler, seed=0)
     for envs, steps in ((list(range(ENVS)), STEPS // 3), (list(range(ENVS - 1)), 2 * STEPS)):
-        block = steps_of(envs, 0, steps, length=5)
+        block = make_steps(envs, 0, steps, length=5)
         for memory in (service, single):
             memory.extend(block, env_ids=envs)
     service.flush()
@@ -44,7 +44,7 @@ def filled(sampler: rl.Prioritized | rl.Uniform) -> tuple[ReplayService, LocalCa
 def prioritized(
     normalize: Literal["batch", "global"], alpha: float = 0.7, scale: float = 1.0
 ) -> tuple[ReplayService, rl.ReplayBuffer, dict[int, float]]:
-    """The same with priorities that differ by orders of magnitude, also between shards."""
+    """Return both with priorities that differ by orders of magnitude, also between shards."""
     sampler = rl.Prioritized(alpha, beta=lambda drawn: min(1.0, 0.4 + drawn / 1e5), normalize=normalize)
     service, _, single = filled(sampler)
     ids = single.ids()
@@ -69,7 +69,7 @@ def test_a_row_has_the_id_and_the_content_it_has_in_one_buffer(sampler: rl.Unifo
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """In standard deviations of its distribution."""
+    """Return the deviation from the expectation, in standard deviations."""
     degrees = len(counts) - 1
     return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
 
@@ -92,10 +92,10 @@ def test_prioritized_rows_are_drawn_in_proportion_to_their_priority_among_all_sh
     ids, p = np.array(list(mass)), np.array(list(mass.values()))
     counts = drawn(service, ids, 400)
     assert chi_square(counts, 400 * 256 * p / p.sum()) < 4  # stratified within a shard: less noise than independent
-    # The test can tell: shares by rows in place of mass are far off.
+    # The test notices shares by rows instead of mass: they are far off.
     by_rows = p.copy()
     for shard in range(SHARDS):
-        mine = service.plan.shard_of(ids % ENVS) == shard
+        mine = service.plan.find_shards(ids % ENVS) == shard
         by_rows[mine] *= mine.sum() / by_rows[mine].sum()
     assert chi_square(counts, 400 * 256 * by_rows / by_rows.sum()) > 100
 
@@ -118,12 +118,12 @@ def test_weights_are_those_of_one_buffer(normalize: Literal["batch", "global"]) 
 def test_new_rows_get_the_largest_priority_that_any_shard_has_accepted() -> None:
     service, calls, _ = filled(rl.Prioritized(alpha=1.0, eps=0.0))
     service.update_priority(torch.tensor([0]), torch.tensor([50.0]))  # environment 0, of the first shard
-    service.extend(steps_of([6], 100, 1), env_ids=[6])
+    service.extend(make_steps([6], 100, 1), env_ids=[6])
     service.flush()
     totals = calls.shards[2].totals()
     assert totals.mass[0] * 2.0 ** totals.mass[1] == pytest.approx(totals.rows - 1 + 50.0)
     service.clear()
-    service.extend(steps_of([6], 200, 1), env_ids=[6])
+    service.extend(make_steps([6], 200, 1), env_ids=[6])
     service.flush()
     assert calls.shards[2].totals()[1] == (0.5, 1)  # one row, of priority 1 again
 
@@ -134,7 +134,7 @@ def test_priorities_at_the_ends_of_the_numbers_are_drawn_in_proportion(scale: fl
     ids = np.array(list(mass))
     relative = np.array([value / scale for value in mass.values()])
     if scale < 1:
-        relative[:] = 1.0  # beside eps they are nothing
+        relative[:] = 1.0  # negligible beside eps
     counts = drawn(service, ids, 100)
     assert chi_square(counts, 100 * 256 * relative / relative.sum()) < 4
 
@@ -172,7 +172,7 @@ def test_batches_are_asked_for_together_and_drawn_one_by_one(near: bool) -> None
         batch = next(batches)
         expected = single.read(batch["index"], rl.NStep(2, 0.9))
         assert torch.equal(batch["reward"], expected["reward"])
-        assert len({int(i) // ENVS for i in batch["index"]}) > 5  # from all over the memory, each of them
+        assert len({int(i) // ENVS for i in batch["index"]}) > 5  # each from the whole memory
     batches.close()
     assert calls.calls.count("draw") in ((0,) if near else (2 * SHARDS, 3 * SHARDS))
     with pytest.raises(SchemaError, match="ahead"):
@@ -187,13 +187,13 @@ def test_a_seed_gives_the_same_batches() -> None:
 @pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
 def test_a_writer_sends_steps_as_one_buffer_takes_them(mode: str) -> None:
-    plan = plan_of(200, 4, 2, autoreset=mode, extra={"note": ()})
+    plan = make_plan(200, 4, 2, autoreset=mode, extra={"note": ()})
     service, _ = local_service(plan)
     single = rl.ReplayBuffer(200, 2, (), num_envs=4, autoreset=mode, extra={"note": ()})
     envs = [1, 2]
     with service.writer(envs, block=4) as writer:
         for step in range(11):
-            block = {name: value[0] for name, value in steps_of(envs, step, 1, length=5).items()}
+            block = {name: value[0] for name, value in make_steps(envs, step, 1, length=5).items()}
             obs, action = block["obs"], block["action"]
             result = (block["next_obs"], block["reward"], block["terminated"], block["truncated"], {})
             for memory in (writer, single):
@@ -211,8 +211,8 @@ def test_a_writer_sends_steps_as_one_buffer_takes_them(mode: str) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:
-    service, calls = local_service(plan_of(40, 4, 2))
-    block = steps_of(range(4), 0, 3)
+    service, calls = local_service(make_plan(40, 4, 2))
+    block = make_steps(range(4), 0, 3)
     for change, match in (
         ({"reward": block["reward"][:, :2]}, "reward"),
         ({"obs": block["obs"][..., :1]}, "obs"),
@@ -226,11 +226,11 @@ def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:
     assert "push" not in calls.calls
     for wrong in ({"num_shards": 5}, {"sampler": rl.WithoutReplacement()}, {"capacity": 41}):
         with pytest.raises(SchemaError, match=next(iter(wrong))):
-            plan_of(**{"capacity": 40, "num_envs": 4, **wrong})
+            make_plan(**{"capacity": 40, "num_envs": 4, **wrong})
 
 
 class SlowCalls(LocalCalls):
-    """Blocks arrive when their answer is waited for."""
+    """Calls that store blocks only when the client waits for the answer."""
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
         def arrive() -> Any:
@@ -246,11 +246,11 @@ class SlowCalls(LocalCalls):
 
 
 def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refused() -> None:
-    plan = plan_of(40, 4, 2)
-    service = client_of(SlowCalls(plan), plan)
+    plan = make_plan(40, 4, 2)
+    service = make_client(SlowCalls(plan), plan)
     with pytest.raises(NotReadyError, match="at least 1 stored transition, got 0"):
         service.sample(1)
-    service.extend(steps_of(range(4), 0, 3))
+    service.extend(make_steps(range(4), 0, 3))
     assert service.sample(8)["obs"].shape == (8, 2)
 
 
@@ -267,7 +267,7 @@ def test_several_threads_of_a_client_sample_and_update_at_once() -> None:
 
 
 class PatientCalls(LocalCalls):
-    """Answers are there when somebody asks for the second time."""
+    """Calls whose answers have arrived at the second check."""
 
     def is_answered(self, ref: Any) -> bool:
         self.asked = getattr(self, "asked", 0) + 1
@@ -275,10 +275,10 @@ class PatientCalls(LocalCalls):
 
 
 def test_blocks_that_wait_are_sent_while_their_client_only_samples() -> None:
-    plan = plan_of(400, 2)
-    service = client_of(PatientCalls(plan), plan, max_pending=16)
+    plan = make_plan(400, 2)
+    service = make_client(PatientCalls(plan), plan, max_pending=16)
     for block in range(6):
-        service.extend(steps_of(range(2), 10 * block, 10))
+        service.extend(make_steps(range(2), 10 * block, 10))
     service.sample(1)
     assert service.stats()["pending"] > 0
     for _ in range(3):

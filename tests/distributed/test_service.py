@@ -1,4 +1,4 @@
-"""The service in a cluster: processes of its own, found by name, alive after they were killed, and gone when closed."""
+"""The service in a cluster: its processes are found by name, restart after a kill, and end on close."""
 
 import pytest
 
@@ -21,8 +21,8 @@ import torch
 import relive as rl
 from relive.distributed import IncompatibleService, ReplayService, ShardUnavailable
 from relive.errors import IncompatibleCheckpoint, SchemaError
-from relive.storage.allocator import supports_persistent_memory
-from tests.distributed.local import steps_of
+from relive.storage.shared import shares_memory
+from tests.distributed.local import make_steps
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.thorough]
 
@@ -41,7 +41,7 @@ class Actor:
     def act(self, env: int, steps: int) -> dict[str, Any]:
         with self.service.writer([env], block=8) as writer:
             for step in range(steps):
-                block = {name: value[0] for name, value in steps_of([env], step, 1, length=10).items()}
+                block = {name: value[0] for name, value in make_steps([env], step, 1, length=10).items()}
                 writer.add(**block)
         return {**self.service.stats(), "client pid": os.getpid()}
 
@@ -49,15 +49,21 @@ class Actor:
 def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
     with ReplayService("written", 400, 2, (), num_envs=4, num_shards=2, sampler=rl.Prioritized(), seed=3) as service:
         actors: list[Any] = [Actor.remote(service) for _ in range(2)]
-        told = ray.get([actors[env % 2].act.remote(env, 30) for env in range(4)], timeout=60)
-        pids = {os.getpid(), *(shard["pid"] for shard in told[0]["shards"]), *(each["client pid"] for each in told)}
+        contents = ray.get([actors[env % 2].act.remote(env, 30) for env in range(4)], timeout=60)
+        pids = {
+            os.getpid(),
+            *(shard["pid"] for shard in contents[0]["shards"]),
+            *(each["client pid"] for each in contents),
+        }
         assert len(pids) == 5  # this one, two shards, two actors
         assert len(service) == 120
         learner = ReplayService.connect("written")
         batch = learner.sample(64, rl.NStep(3, 1.0))
         env, step = batch["obs"].int().T
         steps = 3 - (step % 10 - 7).clamp(min=0)
-        assert torch.equal(batch["index"], (step + step // 10) * 4 + env)  # an end takes a row more
+        assert torch.equal(
+            batch["index"], (step + step // 10) * 4 + env
+        )  # the final observation of an episode takes a row
         expected = [(step + i) * (i < steps) for i in range(3)]
         assert torch.equal(batch["reward"], torch.stack(expected).sum(0).float())
         assert torch.equal(batch["terminated"], step % 10 >= 7)
@@ -69,16 +75,16 @@ def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
 
 def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(tmp_path: Path) -> None:
     with ReplayService("killed", 400, 2, (), num_envs=2, num_shards=2, checkpoint=tmp_path) as service:
-        service.extend(steps_of([0, 1], 0, 50))
+        service.extend(make_steps([0, 1], 0, 50))
         service.save()
-        service.extend(steps_of([0, 1], 50, 50))
+        service.extend(make_steps([0, 1], 50, 50))
         service.flush()
         impatient = ReplayService.connect("killed", timeout=0.2)
         kill(service)
         with pytest.raises(ShardUnavailable, match="shard 0 of 'killed'.*within 0.2 s") as caught:
             impatient.sample(10)
         assert caught.value.retry
-        service.extend(steps_of([0, 1], 100, 50))
+        service.extend(make_steps([0, 1], 100, 50))
         service.flush()
         assert len(service) == 300
         stats = service.stats()
@@ -87,14 +93,14 @@ def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(t
         assert service.stats()["in_place"] == (2 if supports_persistent_memory() else 0)
         before = service.sample(8)["index"]
         kill(service, 1)
-        assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())  # the new memory, not the dead one
+        assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())  # the memory of the restarted shard
         assert service.stats()["shards"][1]["restarts"] == 1
 
 
 @pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")
 def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailable() -> None:
     with ReplayService("busy", 40, 2, ()) as service:
-        service.extend(steps_of([0], 0, 5))
+        service.extend(make_steps([0], 0, 5))
         impatient = ReplayService.connect("busy", timeout=0.2)
         assert len(impatient.sample(3)) == 3
         assert len(service.sample(3)) == 3
@@ -109,7 +115,7 @@ def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailab
 
 def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> None:
     service = ReplayService("mortal", 40, 2, (), timeout=20.0)
-    service.extend(steps_of([0], 0, 5))
+    service.extend(make_steps([0], 0, 5))
     kill(service)
     started = time.monotonic()
     with pytest.raises(ShardUnavailable, match="a running process, got a process that has ended") as caught:
@@ -123,7 +129,7 @@ def test_a_closed_service_is_saved_gone_and_goes_on_under_the_same_name(tmp_path
     service = ReplayService("closed", 40, 2, (), checkpoint=tmp_path)
     with pytest.raises(SchemaError, match="a name not in use, got 'closed'"):
         ReplayService("closed", 40, 2, ())
-    service.extend(steps_of([0], 0, 5))
+    service.extend(make_steps([0], 0, 5))
     service.close()
     with pytest.raises(ShardUnavailable):
         service.sample(1)
@@ -134,7 +140,7 @@ def test_a_closed_service_is_saved_gone_and_goes_on_under_the_same_name(tmp_path
     with pytest.raises(IncompatibleCheckpoint, match="capacity 80 against 40"):
         ReplayService("closed", 80, 2, (), checkpoint=tmp_path)
     with pytest.raises(ShardUnavailable):
-        ReplayService.connect("closed")  # what could not start is not there
+        ReplayService.connect("closed")  # a service that failed to start leaves no process
 
 
 def test_a_client_that_expects_another_service_is_told_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:

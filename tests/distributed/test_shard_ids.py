@@ -1,4 +1,4 @@
-"""Ids are those of one buffer, and are not given twice by a shard that starts again."""
+"""Ids equal those of a single buffer, and a restarted shard issues no id twice."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6))
 def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int, int]]) -> None:
-    """In each life a shard writes some rows, then loses some of them."""
+    """Simulates lives of a shard: in each it writes rows, then loses some of them."""
     shard_ids = ShardIds(range(1, 2), 3, np.zeros((1, 1), np.int64), 0)
     given, head, saved, alive = set(), 0, 0, dict[int, int]()
     for written, lost in lives:
@@ -38,8 +38,8 @@ def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int
         alive = {row: i for row, i in alive.items() if row < head}
         shard_ids = shard_ids.after_restart(np.array([head]), np.array([0]))
         rows, kept = shard_ids.to_shard(np.array(sorted(given)), np.array([head]))
-        found = dict(zip(rows[kept].tolist(), np.array(sorted(given))[kept].tolist(), strict=True))
-        assert found == alive
+        actual = dict(zip(rows[kept].tolist(), np.array(sorted(given))[kept].tolist(), strict=True))
+        assert actual == alive
 
 
 def test_an_id_that_was_never_given_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Rows of a service are written back in the shards that have them, by calls and in place."""
+"""Mutable fields of a service are written in the shards of the rows, by calls and in place."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 import relive as rl
 from relive.distributed import ReplayService
-from tests.distributed.local import DIES_AFTER, DIES_BEFORE, HEALTHY, LocalCalls, local_service, plan_of, steps_of
+from tests.distributed.local import DIES_AFTER, DIES_BEFORE, HEALTHY, LocalCalls, local_service, make_plan, make_steps
 
 ENVS = 5
 
 
 def filled(**changes: Any) -> tuple[ReplayService, LocalCalls]:
     extra = {"latent": rl.Mutable(rl.Carry(2, torch.bfloat16)), "target": rl.Mutable(())}
-    service, calls = local_service(plan_of(ENVS * 20, ENVS, 2, extra=extra, **changes))
-    steps = steps_of(range(ENVS), 0, 12, length=5)
+    service, calls = local_service(make_plan(ENVS * 20, ENVS, 2, extra=extra, **changes))
+    steps = make_steps(range(ENVS), 0, 12, length=5)
     service.extend(steps | {"latent": steps["obs"], "target": steps["reward"]})
     service.flush()
     return service, calls
@@ -26,7 +26,7 @@ def filled(**changes: Any) -> tuple[ReplayService, LocalCalls]:
 
 @pytest.fixture(params=["calls", "in place"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How clients reach the shards."""
+    """Whether clients read shards in place or by calls."""
     if request.param == "in place" and not hasattr(rl.kernels.native(), "ProcessLock"):
         pytest.skip("needs Linux and a compiler")
     monkeypatch.setattr(LocalCalls, "near", request.param == "in place")
@@ -59,7 +59,7 @@ class TestWriting:
     def test_overwritten_rows_are_counted_and_unknown_ones_refused(self) -> None:
         service, _ = filled()
         ids = service.sample(400)["index"].unique()
-        steps = steps_of(range(ENVS), 12, 15, length=5)
+        steps = make_steps(range(ENVS), 12, 15, length=5)
         service.extend(steps | {"latent": steps["obs"], "target": steps["reward"]})
         service.flush()
         left = service.sample(2000)["index"].unique()

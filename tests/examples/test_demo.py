@@ -13,7 +13,7 @@ from examples.demo import __main__ as command
 from examples.demo import replay
 from examples.demo.__main__ import main
 from examples.demo.cartpole import Settings, train
-from tests.inspector.test_page import data_of
+from tests.inspector.test_page import read_page_data
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_demo_tells_the_story_trains_until_the_bound_and_ends_with_a_page(
     assert "not solved within --steps" in text
     assert "\x1b" not in text, "no live updates where there is no terminal"
     assert (tmp_path / "learning_curve.png").exists()
-    data = data_of(tmp_path / "report.html")
+    data = read_page_data(tmp_path / "report.html")
     assert data["source"]["kind"] == "RolloutBuffer"
     assert data["episodes"]["stats"]["steps"] >= 2000, "every episode of the run"
     assert torch.equal(torch.get_rng_state(), state)

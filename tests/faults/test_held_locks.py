@@ -18,7 +18,7 @@ import pytest
 
 import relive as rl
 from relive import locking
-from relive.inspector.saved import check
+from relive.inspector.saved import verify
 from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal, fingerprint
 from tests.faults.checkpoint.disk import old_checkpoint
@@ -62,7 +62,7 @@ def impatient(call: str, argument: Any) -> tuple[str, str, float]:
     calls: dict[str, Any] = {
         "load": lambda: rl.load(argument),
         "save": lambda: buffer.save(argument),
-        "check": lambda: check(argument),
+        "check": lambda: list(verify(argument)),
     }
     began = time.monotonic()
     try:

@@ -28,12 +28,12 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 def find() -> str | None:
-    """The browser of this machine: what the variable CHROMIUM says, or the first that is on the path."""
+    """Return the path of a browser: the variable CHROMIUM, or the first browser on the path."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Chromium:
-    """One page in a browser of its own, and what it wrote to the console."""
+    """A page in a new browser, and its console messages."""
 
     def __init__(self, program: str, width: int = 1200, height: int = 900) -> None:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -55,9 +55,9 @@ class Chromium:
         os.close(from_child)
         self._rest, self._number, self._session = b"", 0, None
         self.console: list[str] = []
-        """Errors, warnings and messages of the page, and what it failed to load."""
+        """Errors, warnings, messages and failed requests of the page."""
         self.requests: list[str] = []
-        """What the page asked for."""
+        """Requests of the page."""
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -67,7 +67,7 @@ class Chromium:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        os.close(self._write)  # it ends when nobody commands it any more
+        os.close(self._write)  # the browser ends when its pipe is closed
         os.close(self._read)
         try:
             self._process.wait(10)
@@ -100,25 +100,25 @@ class Chromium:
         return json.loads(first)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        method, told = event.get("method"), event.get("params", {})
+        method, contents = event.get("method"), event.get("params", {})
         if method == "Runtime.consoleAPICalled":
-            self.console.append(" ".join(str(part.get("value")) for part in told["args"]))
+            self.console.append(" ".join(str(part.get("value")) for part in contents["args"]))
         elif method == "Runtime.exceptionThrown":
-            self.console.append(json.dumps(told["exceptionDetails"]))
+            self.console.append(json.dumps(contents["exceptionDetails"]))
         elif method == "Log.entryAdded":
-            self.console.append(told["entry"]["text"])
+            self.console.append(contents["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(contents["request"]["url"])
 
     def open(self, page: Path) -> None:
-        """Load a file and wait until it has drawn itself."""
+        """Load a file, and wait until the page is drawn."""
         self.console.clear()
         self.requests.clear()
         self._ask("Page.navigate", url=page.as_uri())
         self.wait(lambda: self.run("document.readyState") == "complete")
 
     def wait(self, until: Callable[[], Any]) -> None:
-        """Until something is so."""
+        """Wait until an expression is true."""
         deadline = time.monotonic() + _PATIENCE
         while not until():
             if time.monotonic() > deadline:
@@ -126,31 +126,31 @@ class Chromium:
             time.sleep(0.02)
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         answer = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description"))
         return answer["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
-        """One key, as a keyboard would."""
+        """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def click(self, x: float, y: float) -> None:
-        """The left button at a place of the window."""
+        """Click the left mouse button at a position."""
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = "none" if kind == "mouseMoved" else "left"
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
 
     def prefer(self, scheme: str) -> None:
-        """Let the system be light or dark."""
+        """Choose the light or dark colour scheme."""
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def resize(self, width: int, height: int) -> None:
-        """Another window."""
+        """Set the size of the window."""
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self) -> bytes:
-        """The window as PNG."""
+        """Return a screenshot as PNG."""
         return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])

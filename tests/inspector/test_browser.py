@@ -1,4 +1,4 @@
-"""The page as a reader meets it, in a headless Chromium: drawn, quiet, usable with mouse and keyboard."""
+"""The page in a headless Chromium: it is drawn without errors, and usable with mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(browser: chromium.Chromium, buffer: Any, folder: Path) -> None:
 
 
 def every(browser: chromium.Chromium, selector: str, what: str) -> Any:
-    """An expression in `x` for each element."""
+    """Evaluate an expression in `x` for each element of a selector."""
     return browser.run(f"[...document.querySelectorAll({selector!r})].map(x => {what})")
 
 
@@ -414,9 +414,9 @@ def test_the_title_has_the_path_and_the_date(browser: chromium.Chromium, tmp_pat
     replay.save(tmp_path / "<run>")
     today = datetime.now().astimezone().strftime("%Y-%m-%d")
     opened(browser, tmp_path / "<run>", tmp_path)
-    for told in (browser.run("document.title"), text(browser, ".lead")):
-        assert str(tmp_path / "<run>") in told
-        assert today in told
+    for contents in (browser.run("document.title"), text(browser, ".lead")):
+        assert str(tmp_path / "<run>") in contents
+        assert today in contents
     assert browser.run("document.title").startswith("ReplayBuffer · ")
     opened(browser, replay, tmp_path)
     assert "in memory" in text(browser, ".lead")

@@ -1,4 +1,4 @@
-"""The HTML that a notebook shows for a report: small, self-contained, and every name only text."""
+"""The HTML of a report in a notebook is small and self-contained, and shows names only as text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Texts(HTMLParser):
         self.cells.append(data)
 
     def after(self, name: str) -> str:
-        """The cell to the right of this one."""
+        """Return the cell to the right of the cell `name`."""
         return self.cells[self.cells.index(name) + 1]
 
 
@@ -63,18 +63,18 @@ def report() -> Report:
 
 def test_it_is_small_self_contained_and_fits_light_and_dark(report: Report) -> None:
     html = report._repr_html_()
-    found = Texts(html)
-    assert found.tags == [], "every tag is closed"
-    assert found.attributes == {"style"}
+    actual = Texts(html)
+    assert actual.tags == [], "every tag is closed"
+    assert actual.attributes == {"style"}
     assert len(html) < 12_000
     assert not re.search(r"https?:|url\(|<(?!/?(div|strong|table|tbody|tr|td)\b)", html)
     assert not re.search(r"#[0-9a-f]{3}|rgb|white|black", html), "colours are the notebook's own"
 
 
 def test_every_part_of_a_card_is_only_text() -> None:
-    found = Texts(reports.html_card(reports.Card(HOSTILE, [(HOSTILE, HOSTILE)], [HOSTILE], [[HOSTILE]], [HOSTILE])))
-    assert sum(HOSTILE in cell for cell in found.cells) == 6
-    assert found.attributes == {"style"}
+    actual = Texts(reports.html_card(reports.Card(HOSTILE, [(HOSTILE, HOSTILE)], [HOSTILE], [[HOSTILE]], [HOSTILE])))
+    assert sum(HOSTILE in cell for cell in actual.cells) == 6
+    assert actual.attributes == {"style"}
 
 
 def test_it_shows_warnings_facts_episodes_and_fields(report: Report) -> None:

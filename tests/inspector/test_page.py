@@ -1,4 +1,4 @@
-"""The page as a file: what is in it, how large it is, and that names in it are only names."""
+"""The page as a file: its contents and size, and that names are never markup."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import pytest
 import torch
 
 import relive as rl
-from relive.inspector.page import frame, is_picture, png
+from relive.inspector.page import encode_png, is_picture, to_frame
 from relive.schema import fields
 from relive.statistics import observers
 
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1>{{script}}&\u2028"
 
 
-def data_of(page: Path) -> dict[str, Any]:
-    """The JSON that the page draws itself from."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S)
-    assert found is not None
-    return json.loads(found[1])
+def read_page_data(page: Path) -> dict[str, Any]:
+    """Return the data of the page, parsed from its JSON."""
+    actual = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S)
+    assert actual is not None
+    return json.loads(actual[1])
 
 
-def series_of(data: dict[str, Any], episode: int) -> dict[str, list[float]]:
+def read_series(data: dict[str, Any], episode: int) -> dict[str, list[float]]:
     browser = data["browser"]
     decoded = [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in browser["episodes"][episode]["series"]]
     return dict(zip(browser["series"], decoded, strict=True))
 
 
 def walk(lengths: list[int], **options: Any) -> rl.ReplayBuffer:
-    """Episodes in which the observation is (episode, step) and the reward the step."""
+    """Return a buffer of episodes with the observation (episode, step) and the step as reward."""
     replay = rl.ReplayBuffer(2 * sum(lengths) + len(lengths), obs=2, action=(), seed=0, **options)
     for episode, length in enumerate(lengths):
         for t in range(length):
@@ -47,13 +47,13 @@ def walk(lengths: list[int], **options: Any) -> rl.ReplayBuffer:
 
 def test_the_page_has_the_report_and_every_step_of_its_episodes(tmp_path: Path) -> None:
     report = rl.inspect(walk([3, 5]), html=tmp_path / "deep" / "page.html")
-    data = data_of(tmp_path / "deep" / "page.html")
+    data = read_page_data(tmp_path / "deep" / "page.html")
     assert {name: data[name] for name in report.as_dict()} == report.as_dict()
     newest, oldest = data["browser"]["episodes"]
-    told = ("number", "length", "end", "return", "first", "began", "env")
-    assert [newest[name] for name in told] == [1, 5, "truncated", 10, 0, True, 0]
-    assert [oldest[name] for name in told] == [0, 3, "terminated", 3, 0, True, 0]
-    assert series_of(data, 0) == {
+    contents = ("number", "length", "end", "return", "first", "began", "env")
+    assert [newest[name] for name in contents] == [1, 5, "truncated", 10, 0, True, 0]
+    assert [oldest[name] for name in contents] == [0, 3, "terminated", 3, 0, True, 0]
+    assert read_series(data, 0) == {
         "reward": [0, 1, 2, 3, 4],
         "action": [0, 0.5, 1, 1.5, 2],
         "obs[0]": [1, 1, 1, 1, 1],
@@ -67,9 +67,9 @@ def test_values_and_advantages_have_timelines_of_their_own(tmp_path: Path) -> No
         rollout.add(np.full(20, t), 0.0, 1.0, t == 2, False, value=float(t))
     rollout.compute_advantage(0.0, gamma=1.0, lam=1.0)
     rl.inspect(rollout, html=tmp_path / "page.html")
-    data = data_of(tmp_path / "page.html")
+    data = read_page_data(tmp_path / "page.html")
     assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
-    assert series_of(data, 0)["advantage"] == [3, 1, -1]
+    assert read_series(data, 0)["advantage"] == [3, 1, -1]
     # reward, value, advantage, return, action and 20 observations: 25, of which 16 are drawn
     assert (len(data["browser"]["series"]), data["browser"]["left_out"]) == (16, 9)
 
@@ -81,7 +81,7 @@ def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: P
     lengths[7] = 5000
     rl.inspect(walk(lengths), html=tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < 1_000_000
-    browser = data_of(tmp_path / "page.html")["browser"]
+    browser = read_page_data(tmp_path / "page.html")["browser"]
     assert browser["of"] == 300
     assert [episode["number"] for episode in browser["episodes"][:12]] == list(range(299, 287, -1)), "the newest"
     assert browser["episodes"][12]["number"] == 7, "then the best"
@@ -100,7 +100,7 @@ def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path, monkeypatch
     text = (tmp_path / "page.html").read_text("utf-8")
     assert text.count("<script") == text.count("</script>") == 2
     assert "<img" not in text
-    data = data_of(tmp_path / "page.html")
+    data = read_page_data(tmp_path / "page.html")
     assert data["fields"][0]["name"] == f"obs.{HOSTILE}"
     assert data["episodes"]["stats"]["reasons"] == {HOSTILE: 0}
 
@@ -136,20 +136,20 @@ def test_the_frame_of_a_row_is_found_in_every_layout() -> None:
     picture = np.arange(20 * 30, dtype=np.uint8).reshape(20, 30)
     colour = np.stack([picture, picture // 2, picture // 3], -1)
     others = np.zeros_like(picture)
-    assert np.array_equal(frame(picture), picture)
-    assert np.array_equal(frame(colour), colour)
-    assert np.array_equal(frame(np.moveaxis(colour, -1, 0)), colour)
-    assert np.array_equal(frame(picture[..., None]), picture)
-    assert np.array_equal(frame(np.stack([others, others, others, picture], -1)), picture), "of a stack the newest"
-    assert np.array_equal(frame(np.stack([others, others, others, picture])), picture)
-    assert np.array_equal(frame(np.stack([colour * 0, colour], -1)), colour)
+    assert np.array_equal(to_frame(picture), picture)
+    assert np.array_equal(to_frame(colour), colour)
+    assert np.array_equal(to_frame(np.moveaxis(colour, -1, 0)), colour)
+    assert np.array_equal(to_frame(picture[..., None]), picture)
+    assert np.array_equal(to_frame(np.stack([others, others, others, picture], -1)), picture), "of a stack the newest"
+    assert np.array_equal(to_frame(np.stack([others, others, others, picture])), picture)
+    assert np.array_equal(to_frame(np.stack([colour * 0, colour], -1)), colour)
 
 
 def test_large_frames_are_averaged_down() -> None:
     picture = np.zeros((210, 160), np.uint8)
     picture[:3, :3] = 90
     picture[3:6, :3] = np.arange(9, dtype=np.uint8).reshape(3, 3)
-    small = frame(picture)
+    small = to_frame(picture)
     assert small.shape == (70, 53)
     assert (small[0, 0], small[1, 0], small[2, 0]) == (90, 4, 0)
 
@@ -157,7 +157,7 @@ def test_large_frames_are_averaged_down() -> None:
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
 def test_a_png_holds_the_picture(shape: tuple[int, ...]) -> None:
     picture = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    file = png(picture)
+    file = encode_png(picture)
     assert file[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
     while at < len(file):
@@ -179,7 +179,7 @@ def test_frames_are_spread_over_the_episode(tmp_path: Path) -> None:
         step = (np.full((12, 10), i, np.uint8) for i in (t, t + 1))
         replay.add(next(step), 0.0, 0.0, t == 99, False, next(step))
     rl.inspect(replay, html=tmp_path / "page.html")
-    (strip,) = data_of(tmp_path / "page.html")["browser"]["episodes"][0]["frames"]
+    (strip,) = read_page_data(tmp_path / "page.html")["browser"]["episodes"][0]["frames"]
     assert (strip["name"], strip["width"], strip["height"], len(strip["at"])) == ("obs", 10, 12, 16)
     assert (strip["at"][0], strip["at"][-1]) == (0, 99)
     assert strip["png"].startswith("data:image/png;base64,")

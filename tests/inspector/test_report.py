@@ -1,4 +1,4 @@
-"""The report: every number against one that was worked out by hand."""
+"""The report: every figure is compared with one computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAN = float("nan")
 
 
 def play(replay: Any, rewards: list[float], end: str = "", start: float = 0.0) -> None:
-    """An episode whose observation at step t is (start + t, 0.5)."""
+    """Add an episode whose observation at step t is (start + t, 0.5)."""
     for t, reward in enumerate(rewards):
         last = t == len(rewards) - 1
         flags = last and end == "terminated", last and end == "truncated"
@@ -34,7 +34,7 @@ def play(replay: Any, rewards: list[float], end: str = "", start: float = 0.0) -
 
 
 def four_episodes(**options: Any) -> rl.ReplayBuffer:
-    """Returns 6 (terminated), 5 (truncated), 7 (cut), 1 (running)."""
+    """Return a buffer of four episodes with the returns 6 (terminated), 5 (truncated), 7 (cut) and 1 (running)."""
     replay = rl.ReplayBuffer(100, obs=2, action=rl.Field((), torch.int64), seed=0, **options)
     play(replay, [1, 2, 3], "terminated")
     play(replay, [0, 0, 0, 5], "truncated", start=10)
@@ -45,8 +45,8 @@ def four_episodes(**options: Any) -> rl.ReplayBuffer:
 
 
 def test_episodes_returns_lengths_and_ends() -> None:
-    found = rl.inspect(four_episodes()).as_dict()
-    episodes = found["episodes"]
+    actual = rl.inspect(four_episodes()).as_dict()
+    episodes = actual["episodes"]
     assert (episodes["count"], episodes["whole"]) == (4, 2)
     assert episodes["ends"] == {"terminated": 1, "truncated": 1, "cut": 1, "running": 1}
     assert {name: episodes["returns"][name] for name in ("min", "mean", "median", "max")} == {
@@ -54,8 +54,8 @@ def test_episodes_returns_lengths_and_ends() -> None:
     }  # fmt: skip
     assert episodes["lengths"]["histogram"] == {"values": [3, 4], "counts": [1, 1]}
     assert episodes["curve"]["mean"] == [6, 5], "in the order they ended"
-    assert found["reward"]["zero"] == 4
-    assert found["reward"]["rows"] == found["source"]["rows"] == 10
+    assert actual["reward"]["zero"] == 4
+    assert actual["reward"]["rows"] == actual["source"]["rows"] == 10
 
 
 def test_episodes_of_several_environments_are_in_the_order_of_time() -> None:
@@ -80,10 +80,10 @@ def test_many_ends_of_one_environment_do_not_age_its_episodes() -> None:
 def test_an_episode_that_lost_its_beginning_has_no_return() -> None:
     replay = rl.ReplayBuffer(4, obs=2, action=rl.Field((), torch.int64))
     play(replay, [1, 1, 1, 1, 1, 1], "terminated")
-    found = rl.inspect(replay).as_dict()
-    assert (found["episodes"]["count"], found["episodes"]["whole"]) == (1, 0)
-    assert found["episodes"]["returns"] is None
-    assert found["source"]["written"] == 7, "six steps and the observation that they ended with"
+    actual = rl.inspect(replay).as_dict()
+    assert (actual["episodes"]["count"], actual["episodes"]["whole"]) == (1, 0)
+    assert actual["episodes"]["returns"] is None
+    assert actual["source"]["written"] == 7, "six steps and the observation that they ended with"
 
 
 def test_every_field_has_its_numbers() -> None:
@@ -131,12 +131,12 @@ def test_histograms_of_odd_values(values: list[float], expected: Any) -> None:
 
 def test_histograms_of_many_values_count_each_once() -> None:
     values = np.random.default_rng(0).normal(size=1000)
-    found = histogram(values)
-    assert found is not None
-    assert sum(found["counts"]) == 1000
-    assert (found["edges"][0], found["edges"][-1]) == (values.min(), values.max())
-    inside = ((values >= found["edges"][3]) & (values < found["edges"][4])).sum()
-    assert found["counts"][3] == inside
+    actual = histogram(values)
+    assert actual is not None
+    assert sum(actual["counts"]) == 1000
+    assert (actual["edges"][0], actual["edges"][-1]) == (values.min(), values.max())
+    inside = ((values >= actual["edges"][3]) & (values < actual["edges"][4])).sum()
+    assert actual["counts"][3] == inside
 
 
 def test_priorities_and_the_effective_sample() -> None:
@@ -146,26 +146,26 @@ def test_priorities_and_the_effective_sample() -> None:
     replay.update_priority(replay.ids(), torch.tensor([6.0, 1, 1, 2, 0]))
     for _ in range(4):
         replay.sample(5)
-    found = rl.inspect(replay).as_dict()
-    priorities = found["priorities"]
+    actual = rl.inspect(replay).as_dict()
+    priorities = actual["priorities"]
     assert priorities["effective"] == pytest.approx(100 / (36 + 1 + 1 + 4))
     assert priorities["rows_with"] == {"10%": 1, "30%": 1, "60%": 1, "90%": 3}
     assert (priorities["largest"], priorities["zero"], priorities["rows"]) == (0.6, 1, 5)
     assert priorities["cumulative"] == pytest.approx([0.6, 0.8, 0.9, 1.0, 1.0])
-    # 5 rows and the pending observation are written; how often each was drawn nobody knows
-    assert found["reuse"] == {"draws": 20, "per_row": 4.0}
+    # 5 rows and the pending observation are written; draws per row are not counted
+    assert actual["reuse"] == {"draws": 20, "per_row": 4.0}
 
 
 def test_reuse_is_counted_where_it_was_asked_for() -> None:
     replay = four_episodes(sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(10)
     replay.sample(4)
-    found = rl.inspect(replay)
-    counted = found.as_dict()["reuse"]["counted"]
+    actual = rl.inspect(replay)
+    counted = actual.as_dict()["reuse"]["counted"]
     assert (counted["mean"], counted["max"], counted["never"]) == (1.4, 2, 0)
     assert counted["histogram"] == {"values": [1, 2], "counts": [6, 4]}
-    assert found.as_dict()["reuse"]["left_in_epoch"] == 6
-    assert "1.4 times on average, 2 at most, 0 % never" in str(found)
+    assert actual.as_dict()["reuse"]["left_in_epoch"] == 6
+    assert "1.4 times on average, 2 at most, 0 % never" in str(actual)
     assert "not counted; sampler=rl.Counted(…) counts" in str(rl.inspect(four_episodes()))
 
 
@@ -175,17 +175,17 @@ def test_a_rollout_has_its_advantages_and_no_reset_rows() -> None:
         ended = np.array([t == 1, False])  # row 2 of the first environment only resets
         rollout.add(np.full((2, 1), t), np.zeros(2), np.ones(2), ended, np.zeros(2, bool), value=np.zeros(2))
     rollout.compute_advantage(np.zeros(2), gamma=1.0, lam=1.0)
-    found = rl.inspect(rollout).as_dict()
-    assert (found["source"]["rows"], found["source"]["reset_rows"]) == (7, 1)
-    assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 0, "cut": 0, "running": 2}
-    assert found["episodes"]["returns"]["mean"] == 2
-    fields = {field["name"]: field for field in found["fields"]}
+    actual = rl.inspect(rollout).as_dict()
+    assert (actual["source"]["rows"], actual["source"]["reset_rows"]) == (7, 1)
+    assert actual["episodes"]["ends"] == {"terminated": 1, "truncated": 0, "cut": 0, "running": 2}
+    assert actual["episodes"]["returns"]["mean"] == 2
+    fields = {field["name"]: field for field in actual["fields"]}
     # by hand: 2, 1 | 1 and 4, 3, 2, 1
     assert fields["advantage"]["mean"] == pytest.approx(14 / 7)
     assert fields["advantage"]["histogram"]["values"] == [1, 2, 3, 4]
     assert fields["advantage"]["histogram"]["counts"] == [3, 2, 1, 1]
-    assert found["fit"] == 0, "values that are all 0 explain nothing"
-    assert found["reuse"] is None
+    assert actual["fit"] == 0, "values that are all 0 explain nothing"
+    assert actual["reuse"] is None
 
 
 def test_a_rollout_that_goes_on_with_an_episode_has_not_its_beginning() -> None:
@@ -206,11 +206,11 @@ def test_a_distillation_buffer_has_fields_and_rounds() -> None:
     buffer.add([[1.0], [2.0]], [[0.0], [1.0]])
     buffer.next_round()
     buffer.add([[3.0], [4.0]], [[0.0], [1.0]])
-    found = rl.inspect(buffer).as_dict()
-    fields = {field["name"]: field for field in found["fields"]}
+    actual = rl.inspect(buffer).as_dict()
+    fields = {field["name"]: field for field in actual["fields"]}
     assert (fields["obs"]["min"], fields["obs"]["max"]) == (2, 4)
     assert fields["round"]["histogram"] == {"values": [0, 1], "counts": [1, 2]}
-    assert (found["source"]["written"], found["episodes"], found["reward"]) == (4, None, None)
+    assert (actual["source"]["written"], actual["episodes"], actual["reward"]) == (4, None, None)
 
 
 @pytest.mark.parametrize(
@@ -224,20 +224,20 @@ def test_a_distillation_buffer_has_fields_and_rounds() -> None:
 )
 def test_an_empty_buffer_has_a_report_that_says_so(make: Any, what: str, tmp_path: Path) -> None:
     buffer = make()
-    found = rl.inspect(buffer, html=tmp_path / "page.html")
-    assert found.as_dict()["source"]["rows"] == 0
-    assert found.warnings == [f"{type(buffer).__name__} is empty: it holds no {what}."]
-    assert found.warnings[0] in str(found)
-    assert "rows ago" not in str(found), "no row is the oldest"
+    actual = rl.inspect(buffer, html=tmp_path / "page.html")
+    assert actual.as_dict()["source"]["rows"] == 0
+    assert actual.warnings == [f"{type(buffer).__name__} is empty: it holds no {what}."]
+    assert actual.warnings[0] in str(actual)
+    assert "rows ago" not in str(actual), "no row is the oldest"
 
 
 def test_unordered_rows_have_no_episodes() -> None:
     replay = rl.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
     for t in range(5):
         replay.add([t], 0.0, 1.0, t == 4, False, next_obs=[t + 1])
-    found = rl.inspect(replay).as_dict()
-    assert found["episodes"] is None
-    assert found["reward"]["zero"] == 0
+    actual = rl.inspect(replay).as_dict()
+    assert actual["episodes"] is None
+    assert actual["reward"]["zero"] == 0
 
 
 def test_several_agents_are_one_team() -> None:
@@ -253,12 +253,12 @@ def test_statistics_tell_of_episodes_that_are_gone_and_of_reasons() -> None:
     )
     for t in range(10):
         replay.add([t], 0.0, t, t % 2 == 1, False, next_obs=[t + 1], fall=t in (1, 3), work=2.0)
-    found = rl.inspect(replay)
-    told = found.as_dict()["episodes"]["stats"]
-    assert (told["episodes"], told["steps"], told["reasons"]) == (5, 10, {"fall": 2})
-    assert told["returns"]["mean"] == 9
-    assert told["metrics"]["work"]["mean"] == 4
-    assert re.search(r"reason: fall +2 \(40 %\)", str(found))
+    actual = rl.inspect(replay)
+    contents = actual.as_dict()["episodes"]["stats"]
+    assert (contents["episodes"], contents["steps"], contents["reasons"]) == (5, 10, {"fall": 2})
+    assert contents["returns"]["mean"] == 9
+    assert contents["metrics"]["work"]["mean"] == 4
+    assert re.search(r"reason: fall +2 \(40 %\)", str(actual))
     other = rl.EpisodeStats(None)
     other.update(3.0, True, False)
     assert rl.inspect(replay, stats=other).as_dict()["episodes"]["stats"]["returns"]["mean"] == 3
@@ -268,22 +268,22 @@ def test_more_than_the_budget_is_read_in_stretches_and_the_report_says_so(monkey
     monkeypatch.setattr(measures, "READ_VALUES", 600)
     replay = rl.ReplayBuffer(1000, obs=2, action=rl.Field((), torch.int64), seed=0)
     play(replay, [1.0] * 999, "terminated")
-    found = rl.inspect(replay)
-    told = found.as_dict()
-    assert told["read"]["of"] == 999
-    assert 80 <= told["read"]["rows"] <= 125
-    assert told["reward"]["rows"] == 999
-    assert told["episodes"]["returns"]["mean"] == 999, "rewards and ends are read of every row"
-    assert told["fields"][0]["dimensions"][0]["max"] > 900, "the stretches go to the end"
-    assert f"obs[1] never changes: it is 0.5 in the {told['read']['rows']} rows that were read." in found.warnings
-    assert f"from {told['read']['rows']} of 999 rows" in str(found)
+    actual = rl.inspect(replay)
+    contents = actual.as_dict()
+    assert contents["read"]["of"] == 999
+    assert 80 <= contents["read"]["rows"] <= 125
+    assert contents["reward"]["rows"] == 999
+    assert contents["episodes"]["returns"]["mean"] == 999, "rewards and ends are read of every row"
+    assert contents["fields"][0]["dimensions"][0]["max"] > 900, "the stretches go to the end"
+    assert f"obs[1] never changes: it is 0.5 in the {contents['read']['rows']} rows that were read." in actual.warnings
+    assert f"from {contents['read']['rows']} of 999 rows" in str(actual)
 
 
 # What looks odd
 
 
-def replay_of(rows: list[dict[str, Any]], **options: Any) -> rl.ReplayBuffer:
-    """Rows that follow each other, but for what each says."""
+def make_replay(rows: list[dict[str, Any]], **options: Any) -> rl.ReplayBuffer:
+    """Return a buffer of consecutive rows, with the fields of `rows`."""
     replay = rl.ReplayBuffer(2 * len(rows), obs=1, action=1, seed=0, **options)
     for t, row in enumerate(rows):
         usual = {"obs": [t], "action": [math.sin(t)], "reward": t % 3, "terminated": False, "truncated": False}
@@ -292,7 +292,7 @@ def replay_of(rows: list[dict[str, Any]], **options: Any) -> rl.ReplayBuffer:
 
 
 def favourites() -> rl.ReplayBuffer:
-    replay = replay_of([{}] * 100, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
+    replay = make_replay([{}] * 100, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
     priority = torch.ones(100)
     priority[[3, 5]] = 100.0
     replay.update_priority(replay.ids(), priority)
@@ -300,7 +300,7 @@ def favourites() -> rl.ReplayBuffer:
 
 
 def never_drawn() -> rl.ReplayBuffer:
-    replay = replay_of([{}] * 100, sampler=rl.Counted(rl.WithoutReplacement()))
+    replay = make_replay([{}] * 100, sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(30)
     return replay
 
@@ -308,38 +308,38 @@ def never_drawn() -> rl.ReplayBuffer:
 SAYS: dict[str, tuple[Any, str]] = {
     "a still observation": (four_episodes, "obs[1] never changes: it is 0.5 in all 10 rows."),
     "a still field": (
-        lambda: replay_of([{"action": [2.0]}] * 3),
+        lambda: make_replay([{"action": [2.0]}] * 3),
         "action never changes: it is 2 in all 3 rows.",
     ),
-    "not a number": (lambda: replay_of([{}, {"obs": [NAN], "next_obs": [2]}, {}]), "obs[0]: 1 number is NaN."),
+    "not a number": (lambda: make_replay([{}, {"obs": [NAN], "next_obs": [2]}, {}]), "obs[0]: 1 number is NaN."),
     "time limits": (
-        lambda: replay_of([{"truncated": t % 10 != 9, "terminated": t % 10 == 9} for t in range(50)]),
+        lambda: make_replay([{"truncated": t % 10 != 9, "terminated": t % 10 == 9} for t in range(50)]),
         "90 % of episodes end by time limit.",
     ),
-    "no end": (lambda: replay_of([{}] * 9), "No episode ends: neither terminated nor truncated is ever set."),
+    "no end": (lambda: make_replay([{}] * 9), "No episode ends: neither terminated nor truncated is ever set."),
     "cut": (
-        lambda: replay_of([{"next_obs": [t + 1.5], "terminated": t % 2 == 0} for t in range(10)]),
+        lambda: make_replay([{"next_obs": [t + 1.5], "terminated": t % 2 == 0} for t in range(10)]),
         "44 % of episodes stop without an end",
     ),
     "both": (
-        lambda: replay_of([{}, {"terminated": True, "truncated": True}]),
+        lambda: make_replay([{}, {"terminated": True, "truncated": True}]),
         "1 row is both terminated and truncated; they count as terminated.",
     ),
     "one step": (
-        lambda: replay_of([{"terminated": t % 4 in (0, 3)} for t in range(20)]),
+        lambda: make_replay([{"terminated": t % 4 in (0, 3)} for t in range(20)]),
         "50 % of episodes are one step long.",
     ),
-    "no reward": (lambda: replay_of([{"reward": 0.0}] * 9), "The reward is 0 in every row."),
+    "no reward": (lambda: make_replay([{"reward": 0.0}] * 9), "The reward is 0 in every row."),
     "sparse": (
-        lambda: replay_of([{"reward": float(t == 30)} for t in range(500)]),
+        lambda: make_replay([{"reward": float(t == 30)} for t in range(500)]),
         "The reward is 0 in 99.8 % of rows.",
     ),
     "one action": (
-        lambda: replay_of([{"action": [float(t == 7)]} for t in range(100)]),
+        lambda: make_replay([{"action": [float(t == 7)]} for t in range(100)]),
         "action[0] is 0 in 99 % of rows.",
     ),
     "extreme actions": (
-        lambda: replay_of([{"action": [max(min(5 * math.sin(t), 1), -1)]} for t in range(100)]),
+        lambda: make_replay([{"action": [max(min(5 * math.sin(t), 1), -1)]} for t in range(100)]),
         "action[0] is at its extremes (-1 and 1) in 8",
     ),
     "favourites": (favourites, "2 rows hold 60 % of the priority mass."),
@@ -356,10 +356,10 @@ def test_what_looks_odd_is_said_in_words(case: str) -> None:
 
 def test_a_running_episode_has_not_stopped_and_is_in_no_share() -> None:
     rows = [{"truncated": t % 10 == 9} for t in range(115)]
-    found = rl.inspect(replay_of(rows))
-    assert found.as_dict()["episodes"]["stopped"] == 11
-    assert "100 % of episodes end by time limit." in found.warnings
-    assert "truncated 11 (100 %), running 1\n" in str(found)
+    actual = rl.inspect(make_replay(rows))
+    assert actual.as_dict()["episodes"]["stopped"] == 11
+    assert "100 % of episodes end by time limit." in actual.warnings
+    assert "truncated 11 (100 %), running 1\n" in str(actual)
 
 
 def test_rows_written_and_the_oldest_row_say_per_what() -> None:
@@ -370,7 +370,7 @@ def test_rows_written_and_the_oldest_row_say_per_what() -> None:
     text = str(rl.inspect(replay))
     assert re.search(r"written +12 rows so far, in all 2 environments together\n", text)
     assert re.search(r"oldest +4 rows ago, counted in its own environment\n", text)
-    assert re.search(r"written +10 rows so far\n", str(rl.inspect(replay_of([{}] * 10))))
+    assert re.search(r"written +10 rows so far\n", str(rl.inspect(make_replay([{}] * 10))))
 
 
 def test_nothing_is_said_of_healthy_data() -> None:
@@ -384,7 +384,7 @@ def test_nothing_is_said_of_healthy_data() -> None:
         }
         for t in range(90)
     ]
-    assert rl.inspect(replay_of(rows, sampler=rl.Prioritized())).warnings == []
+    assert rl.inspect(make_replay(rows, sampler=rl.Prioritized())).warnings == []
 
 
 def test_useless_values_are_told() -> None:
@@ -414,21 +414,21 @@ def test_numbers_are_short() -> None:
 
 @pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # which is what it is about
 def test_the_report_is_json_without_numbers_that_are_none(tmp_path: Path) -> None:
-    replay = replay_of([{"obs": [NAN], "reward": math.inf, "next_obs": [1]}, {"reward": NAN}, {}])
-    found = rl.inspect(replay)
-    assert json.loads(found.to_json(), parse_constant=pytest.fail) == found.as_dict()
-    assert found.as_dict()["relive"] == rl.__version__
+    replay = make_replay([{"obs": [NAN], "reward": math.inf, "next_obs": [1]}, {"reward": NAN}, {}])
+    actual = rl.inspect(replay)
+    assert json.loads(actual.to_json(), parse_constant=pytest.fail) == actual.as_dict()
+    assert actual.as_dict()["relive"] == rl.__version__
 
 
 def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
-    found = rl.inspect(four_episodes())
+    actual = rl.inspect(four_episodes())
     console = Console(file=StringIO(), force_terminal=True, width=100)
-    console.print(found)
+    console.print(actual)
     assert isinstance(console.file, StringIO)
     assert "\x1b[" in console.file.getvalue()
-    assert "\x1b" not in str(found)
-    assert repr(found) == str(found)
-    assert "terminated 1 (33 %), truncated 1 (33 %), cut 1 (33 %), running 1\n" in str(found)
+    assert "\x1b" not in str(actual)
+    assert repr(actual) == str(actual)
+    assert "terminated 1 (33 %), truncated 1 (33 %), cut 1 (33 %), running 1\n" in str(actual)
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,8 +446,8 @@ def test_a_saved_buffer_is_inspected_where_it_lies(wrap: Any, tmp_path: Path) ->
     now = rl.inspect(replay).as_dict()
     assert kept["source"].pop("path") == str(tmp_path / "run")
     assert kept["source"].pop("saved")
-    for told in (kept, now):
-        assert "Prioritized" in told["source"].pop("sampler"), "a function is not saved, but priorities are"
+    for contents in (kept, now):
+        assert "Prioritized" in contents["source"].pop("sampler"), "a function is not saved, but priorities are"
     assert kept == now
 
 

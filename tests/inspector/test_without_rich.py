@@ -38,13 +38,13 @@ def test_a_report_is_a_short_text_and_the_page_is_written(tmp_path: Path) -> Non
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert page.read_text("utf-8").startswith("<!doctype html>")
-    report, _, told = ended.stdout.partition("---\n")
+    report, _, contents = ended.stdout.partition("---\n")
     lines = report.splitlines()
     assert lines[0] == "Report"
     assert "! The reward is 1 in every row." in lines
     assert any(line.split() == ["episodes:", "ends", "terminated", "1", "(100", "%)"] for line in lines)
     assert any(line.split() == ["obs", "float32[1]", "0", "1.5", "3", "1.118"] for line in lines)
-    assert told.startswith(report), "the command shows the same"
+    assert contents.startswith(report), "the command shows the same"
     assert ended.stderr.count('run pip install "relive[cli]" for the whole report') == 1
 
 

@@ -517,13 +517,13 @@ def test_the_adapter_of_stable_baselines3_speaks_at_its_callers_line(
 
 def test_the_client_of_a_service_speaks_for_its_shards() -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
-    from tests.distributed.local import local_service, plan_of, steps_of  # noqa: PLC0415 (they import Ray)
+    from tests.distributed.local import local_service, make_plan, make_steps  # noqa: PLC0415 (they import Ray)
 
-    service, _ = local_service(plan_of(1000, 4, 2))
-    honest_steps = steps_of(range(4), 0, 100, length=5)
+    service, _ = local_service(make_plan(1000, 4, 2))
+    honest_steps = make_steps(range(4), 0, 100, length=5)
     service.extend(honest_steps)
     service.flush()
-    service, _ = local_service(plan_of(1000, 4, 2))
+    service, _ = local_service(make_plan(1000, 4, 2))
     broken = honest_steps | {"next_obs": honest_steps["next_obs"] + 0.5, "terminated": honest_steps["truncated"]}
 
     def push() -> None:

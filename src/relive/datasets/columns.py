@@ -1,4 +1,4 @@
-"""Datasets with one row per step: reading their columns into the fields of a buffer."""
+"""Reads datasets with one row per step, and maps their columns to the fields of a buffer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from relive.datasets.filling import STEP_FIELDS, FinalObs, declared_fields, extra_fields, fill, split_episodes
-from relive.datasets.untrusted import damage, decode_budget, require_similar_size
-from relive.errors import SchemaError, explain
+from relive.datasets.untrusted import dataset_error, decode_budget, require_similar_size
+from relive.errors import SchemaError
 from relive.replay.buffer import ReplayBuffer
 from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, iter_leaves, map_leaves, narrow_dtype
 from relive.schema.suggestions import NAME_PATTERN
@@ -21,15 +21,15 @@ Columns: TypeAlias = Mapping[str, str | None]
 Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
 """For each column of texts, a function that converts a text to numbers."""
 
-_FLAGS = ("terminated", "truncated")
-_NUMBERS = ("reward", *_FLAGS)
+_FLAG_FIELDS = ("terminated", "truncated")
+_NUMBER_FIELDS = ("reward", *_FLAG_FIELDS)
 _MAX_COLUMNS = 1 << 10
 BLOCK_BYTES = 1 << 21
-"""The approximate number of bytes that a reader reads at once."""
-_FLAG_ROWS_PER_READ = 1 << 16
-"""The number of rows per read when only flags are read, to count ends of episodes."""
+"""Approximate number of bytes per read."""
+FLAG_ROWS_PER_READ = 1 << 18
+"""Number of rows per read of flags, when the ends of episodes are counted."""
 _COPIES_PER_STEP = 8
-"""Number of copies of a step in memory: two rows read, two rows of overlap, their concatenation, and fields."""
+"""Number of copies of a step that a reader has in memory: as read, as overlap, concatenated, and as fields."""
 
 
 class ColumnSpec(NamedTuple):
@@ -104,16 +104,16 @@ def fill_from_rows(
     steps, ends = plan.count()
     if buffer is None:
         buffer = plan.make_buffer(steps + ends, **settings)
-    read_columns = source.final_obs(plan.columns_of("obs"))
+    read_columns = source.final_obs(plan.find_columns("obs"))
     read_final_obs = None if read_columns is None else lambda episode: plan.to_fields(read_columns(episode))["obs"]
     return fill(name, buffer, split_episodes(source.name, plan.read(), read_final_obs), steps, final_obs)
 
 
-def _check_dict(argument: str, value: Any, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+def _check_dict(argument: str, value: Any, expected_value: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
     by_column = {} if value is None else value
-    if not isinstance(by_column, Mapping) or not all(isinstance(k, str) and fits(v) for k, v in by_column.items()):
+    if not isinstance(by_column, Mapping) or not all(isinstance(k, str) and is_valid(v) for k, v in by_column.items()):
         remedy = "Pass a dict whose keys are names of columns."
-        raise SchemaError(explain(argument, f"{what} for each column", repr(value), remedy))
+        raise dataset_error(argument, f"{expected_value} for each column", repr(value), remedy)
     return dict(by_column)
 
 
@@ -123,7 +123,7 @@ class ColumnPlan:
     Args:
         name: the public function, for error messages.
         source: the rows.
-        chosen: the caller's `columns=`.
+        user_columns: the caller's `columns=`.
         encode: the caller's `encode=`.
         buffer: the buffer to fill, or None for a new one.
     """
@@ -140,13 +140,13 @@ class ColumnPlan:
         self.paths: dict[str, Path] = {}
         """The field path of each column."""
         for column, spec in self._columns.items():
-            path = self._path(column, user_columns, declared or {})
+            path = self._choose_path(column, user_columns, declared or {})
             if path is not None:
-                if spec.has_loose_axis and path[0] in _NUMBERS and not _declares_vector(buffer, path):
+                if spec.has_loose_axis and path[0] in _NUMBER_FIELDS and not _declares_vector(buffer, path):
                     self._columns[column] = spec._replace(shape=())
                 self._require_field(column, path)
                 self.paths[column] = path
-        obs_columns = self.columns_of("obs")
+        obs_columns = self.find_columns("obs")
         if len(obs_columns) == 1 and declared is not None and isinstance(declared_fields(buffer)["obs"], Field):
             self.paths[obs_columns[0]] = ("obs",)
         self._require_tree()
@@ -154,14 +154,14 @@ class ColumnPlan:
         if declared is not None:
             self._require_declared(declared)
 
-    def columns_of(self, *fields: str) -> list[str]:
+    def find_columns(self, *fields: str) -> list[str]:
         """Return the columns of these fields and of their parts."""
         return [column for column, path in self.paths.items() if path[0] in fields]
 
     def count(self) -> tuple[int, int]:
         """Return the number of steps and the number of episode ends."""
         steps, ends, last, was_end = 0, 0, None, True
-        for episode, flags in self._source.rows(self.columns_of(*_FLAGS), _FLAG_ROWS_PER_READ):
+        for episode, flags in self._source.rows(self.find_columns(*_FLAG_FIELDS), FLAG_ROWS_PER_READ):
             is_end = np.zeros(len(episode), bool)
             for _, flag in iter_leaves((), self.to_fields(flags)):
                 is_end |= flag
@@ -171,17 +171,17 @@ class ColumnPlan:
             ends += int(is_end.sum()) + int((changes & ~before).sum())
             steps, last, was_end = steps + len(episode), episode[-1], bool(is_end[-1])
         if not steps:
-            raise damage(self._source.name, "at least 1 step", 0)
+            raise dataset_error(self._source.name, "at least 1 step", 0)
         return steps, ends + (not was_end)
 
     def read(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time."""
-        nexts = self._source.next_columns(self.columns_of("obs"))
+        next_columns = self._source.next_columns(self.find_columns("obs"))
         count = max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self.paths))))
-        for episode, values in self._source.rows([*self.paths, *nexts.values()], count):
+        for episode, values in self._source.rows([*self.paths, *next_columns.values()], count):
             fields = self.to_fields({column: values[column] for column in self.paths})
-            if nexts:
-                following = self.to_fields({column: values[following] for column, following in nexts.items()})
+            if next_columns:
+                following = self.to_fields({column: values[following] for column, following in next_columns.items()})
                 fields["next_obs"] = following["obs"]
             yield episode, fields
 
@@ -190,51 +190,47 @@ class ColumnPlan:
         return math.prod(spec.shape) * spec.dtype.itemsize
 
     def _require_memory(self) -> None:
-        nbytes = self._source.nbytes
-        free_bytes, max_bytes = available_bytes() or 1 << 62, decode_budget(nbytes)
-        largest = max(self.paths, key=self._row_bytes)
+        max_bytes = min(decode_budget(self._source.nbytes), available_bytes() or 1 << 62)
         needed_bytes = _COPIES_PER_STEP * sum(map(self._row_bytes, self.paths))
-        if needed_bytes > min(free_bytes, max_bytes):
-            limit = (
-                f"{max_bytes:,} bytes for a file of {nbytes:,}"
-                if max_bytes < free_bytes
-                else f"{free_bytes:,} bytes, the free memory"
-            )
-            where = f"{self._source.name}: {largest}"
-            raise damage(where, f"steps that fit into {limit}, {_COPIES_PER_STEP} times", f"{needed_bytes:,} bytes")
+        if needed_bytes > max_bytes:
+            where = f"{self._source.name}: {max(self.paths, key=self._row_bytes)}"
+            expected = f"steps that fit into {max_bytes:,} bytes, {_COPIES_PER_STEP} times"
+            raise dataset_error(where, expected, f"{needed_bytes:,} bytes")
 
     def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values [K, …] by column to nested dicts of fields."""
         fields: dict[str, Any] = {}
         for column, values in columns.items():
-            numbers = self._numbers(column, values) if column in self._encode else values
+            numbers = self._encode_texts(column, values) if column in self._encode else values
             path = self.paths[column]
-            if self._columns[column].has_loose_axis:
+            if path[0] in _FLAG_FIELDS:
+                numbers = to_flags(f"{self._source.name}: {column}", numbers)
+            elif self._columns[column].has_loose_axis:
                 numbers = numbers.reshape(len(numbers), *self._columns[column].shape)
-            _insert_leaf(fields, path, self._flags(column, numbers) if path[0] in _FLAGS else numbers)
+            _insert_leaf(fields, path, numbers)
         return fields
 
     def make_buffer(self, capacity: int, **settings: Any) -> ReplayBuffer:
         """Make a replay buffer with the fields of the file; raises if it would be much larger than the file."""
         trees: dict[str, Any] = {}
         for column, path in self.paths.items():
-            _insert_leaf(trees, path, self._field(column))
+            _insert_leaf(trees, path, self._make_field(column))
         leaves = [leaf for name, tree in trees.items() for _, leaf in iter_leaves((name,), tree)]
         row = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         require_similar_size(self._source.name, capacity, row, self._source.nbytes)
         extra = {name: tree for name, tree in trees.items() if name not in STEP_FIELDS}
-        reward = map_leaves(_reward_field, trees.get("reward", Field()))
+        reward = map_leaves(_to_reward_field, trees.get("reward", Field()))
         return ReplayBuffer(capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, **settings)
 
-    def _field(self, column: str) -> Field:
+    def _make_field(self, column: str) -> Field:
         shape, dtype, *_ = self._columns[column]
         if column in self._encode:
             _, values = next(self._source.rows([column], 1))
-            first = self._numbers(column, values[column])
+            first = self._encode_texts(column, values[column])
             shape, dtype = first.shape[1:], first.dtype
         return Field(shape, narrow_dtype(DTYPES_FROM_NUMPY[dtype.newbyteorder("=")]))
 
-    def _numbers(self, column: str, texts: Any) -> np.ndarray:
+    def _encode_texts(self, column: str, texts: Any) -> np.ndarray:
         expected, remedy = "numbers of one shape from encode=", "Return an array of a fixed shape."
         encodings = self._encodings[column]
         for text in texts:
@@ -242,7 +238,7 @@ class ColumnPlan:
                 numbers = self._encode[column](text)
                 try:
                     encodings[text] = np.asarray(numbers)
-                # Raised for ragged lists, and for tensors on a GPU or with gradients.
+                # numpy raises these for ragged lists, and for tensors on a GPU or with gradients.
                 except (ValueError, TypeError, RuntimeError) as error:
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encodings[text] for text in texts]
@@ -252,14 +248,7 @@ class ColumnPlan:
             raise self._error(column, expected, got, remedy)
         return np.stack(rows)
 
-    def _flags(self, column: str, values: np.ndarray) -> np.ndarray:
-        if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
-            raise self._error(column, "only 0 and 1", "different numbers", "Leave it out of columns=.")
-        return values.astype(bool)
-
-    # Mapping of columns to fields, and checks
-
-    def _path(self, column: str, user_columns: Columns, declared: Mapping[str, Tree]) -> Path | None:
+    def _choose_path(self, column: str, user_columns: Columns, declared: Mapping[str, Tree]) -> Path | None:
         separator = self._source.separator
         for name, field in user_columns.items():
             if column == name or column.startswith(f"{name}{separator}"):
@@ -288,8 +277,8 @@ class ColumnPlan:
             raise self._error(column, "texts to encode", f"dtype {dtype}", "Leave it out of encode=.")
         if not is_text and dtype.newbyteorder("=") not in DTYPES_FROM_NUMPY:
             raise self._error(column, "numbers", f"dtype {dtype}", f"Leave it out: {leave_out}.")
-        if not all(shape) or (path[0] in _FLAGS and shape):
-            expected = "one flag per step" if path[0] in _FLAGS else "numbers in every step"
+        if not all(shape) or (path[0] in _FLAG_FIELDS and shape):
+            expected = "one flag per step" if path[0] in _FLAG_FIELDS else "numbers in every step"
             raise self._error(column, expected, f"shape {shape}", f"Pass {leave_out}.")
 
     def _require_tree(self) -> None:
@@ -300,11 +289,7 @@ class ColumnPlan:
             except KeyError as error:
                 remedy = f'Give one of them another field: columns={{{column!r}: "a_name"}}.'
                 raise self._error(column, "one column per field", f"{'.'.join(path)!r} twice", remedy) from error
-        for name in ("obs", "action"):
-            if name not in fields:
-                remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
-                got = f"the columns {', '.join(self._columns) or '(none)'}"
-                raise self._error("", f"a column for {name!r}", got, remedy)
+        self._require_columns_for(("obs", "action"), fields)
 
     def _require_declared(self, declared: Mapping[str, Tree]) -> None:
         names = {path[0]: column for column, path in self.paths.items() if path[0] not in STEP_FIELDS}
@@ -312,14 +297,27 @@ class ColumnPlan:
             if name not in declared:
                 remedy = f"Declare it in extra=, or leave it out: columns={{{column!r}: None}}."
                 raise self._error(column, f"a field {name!r} of the buffer", f"{', '.join(declared) or 'none'}", remedy)
-        for name in declared:
-            if name not in names:
+        self._require_columns_for(declared, names)
+
+    def _require_columns_for(self, fields: Iterable[str], mapped_fields: Mapping[str, Any]) -> None:
+        for name in fields:
+            if name not in mapped_fields:
                 remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
-                raise self._error("", f"a column for {name!r}", f"the columns {', '.join(self._columns)}", remedy)
+                got = f"the columns {', '.join(self._columns) or '(none)'}"
+                raise self._error("", f"a column for {name!r}", got, remedy)
 
     def _error(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
         where = f"{self._source.name}: {column}" if column else self._source.name
-        return SchemaError(explain(where, expected, got, remedy))
+        return dataset_error(where, expected, got, remedy)
+
+
+def to_flags(where: str, values: Any) -> np.ndarray:
+    """Convert numbers 0 and 1 of K rows to bools [K]; raises for other numbers."""
+    flags = np.asarray(values)
+    if flags.size != len(flags) or (flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all()):
+        remedy = "Repair the file, or leave the column out: pass None for it in columns=."
+        raise dataset_error(where, "a 0 or 1 per step", f"other numbers, of shape {flags.shape}", remedy)
+    return flags.reshape(-1).astype(bool)
 
 
 def _declares_vector(buffer: Any, path: Path) -> bool:
@@ -331,7 +329,7 @@ def _declares_vector(buffer: Any, path: Path) -> bool:
 
 
 def _insert_leaf(tree: dict[str, Any], path: Path, value: Any) -> None:
-    """Put a leaf into nested dicts; raises a KeyError if another leaf has its path."""
+    """Put a leaf into nested dicts; raises a KeyError if the path is in use."""
     *groups, last = path
     for name in groups:
         tree = tree.setdefault(name, {})
@@ -342,6 +340,6 @@ def _insert_leaf(tree: dict[str, Any], path: Path, value: Any) -> None:
     tree[last] = value
 
 
-def _reward_field(field: Field) -> Field:
+def _to_reward_field(field: Field) -> Field:
     """Return the field of a reward: integers and flags become float32."""
     return field if field.dtype.is_floating_point else Field(field.shape)

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from relive.checkpoint.progress import show_progress
+from relive.datasets.untrusted import dataset_error
 from relive.distillation import DistillationBuffer
-from relive.errors import BufferFullError, SchemaError, explain, warn_user
+from relive.errors import BufferFullError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import check_choice, check_nonempty
@@ -29,15 +30,15 @@ STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated")
 FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
-_OVERLAP = 2
-"""Rows held back until the next part is read. Two: dropping an episode's last step changes the step before it."""
+_OVERLAP_ROWS = 2
+"""Number of rows to hold back until the next part is read: dropping a last step also changes the step before it."""
 
-_OWN_FIELDS: dict[type, tuple[str, ...]] = {
+_STANDARD_FIELDS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: STEP_FIELDS,
     RolloutBuffer: (*STEP_FIELDS, "value", "log_prob"),
     DistillationBuffer: ("obs", "action"),
 }
-"""The buffer classes that can be filled, and the names of their fields that are not extra."""
+"""The classes of buffers that can be filled, and the fields that buffers of each class always have."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class EpisodeBlock:
     is_last: bool = True
     """Whether the episode ends with this block."""
     has_final_obs: bool = True
-    """Whether the last next observation is known; otherwise it repeats the last observation."""
+    """Whether the next observation of the last step is known; otherwise it repeats the last observation."""
 
     def __len__(self) -> int:
         return len(self.steps["terminated"])
 
-    def without_last(self) -> EpisodeBlock:
+    def drop_last_step(self) -> EpisodeBlock:
         """Return the block without its last step, whose observation becomes final; a truncation moves one step back."""
         steps = slice_leaves(self.steps, slice(None, -1))
         truncated = steps["truncated"].copy()
@@ -85,11 +86,11 @@ def split_episodes(
     Args:
         name: the dataset, for messages.
         parts: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
-        final_obs: a function that reads the true final observation [1, …] of an episode; None if they are unknown.
+        final_obs: a function that reads the final observation [1, …] of an episode; None if the file has none.
     """
     overlap: tuple[np.ndarray, dict[str, Any]] | None = None
 
-    def block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
+    def make_block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
         number = int(episode[start])
         steps, has_final_obs = slice_leaves(fields, slice(start, stop)), True
         if "next_obs" not in steps and not is_last:
@@ -111,17 +112,14 @@ def split_episodes(
             episode, fields = np.concatenate([overlap[0], episode]), join_leaves(overlap[1], fields)
         edges = [0, *(np.flatnonzero(np.diff(episode)) + 1).tolist(), len(episode)]
         for start, stop in pairwise(edges[:-1]):
-            yield block(start, stop, is_last=True)
-        last = max(edges[-2], edges[-1] - _OVERLAP)
+            yield make_block(start, stop, is_last=True)
+        last = max(edges[-2], edges[-1] - _OVERLAP_ROWS)
         if last > edges[-2]:
-            yield block(edges[-2], last, is_last=False)
+            yield make_block(edges[-2], last, is_last=False)
         overlap = episode[last:], slice_leaves(fields, slice(last, None))
     if overlap is not None:
         episode, fields = overlap
-        yield block(0, len(episode), is_last=True)
-
-
-# Filling a buffer
+        yield make_block(0, len(episode), is_last=True)
 
 
 def declared_fields(buffer: Any) -> Mapping[str, Tree]:
@@ -131,11 +129,11 @@ def declared_fields(buffer: Any) -> Mapping[str, Tree]:
 
 def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
     """Return the extra fields of a buffer; raises if the buffer cannot be filled."""
-    own_fields = _OWN_FIELDS.get(type(buffer))
-    if own_fields is None:
+    standard_fields = _STANDARD_FIELDS.get(type(buffer))
+    if standard_fields is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
-        raise SchemaError(explain(name, "a buffer", type(buffer).__name__, remedy))
-    return {field: tree for field, tree in declared_fields(buffer).items() if field not in own_fields}
+        raise dataset_error(name, "a buffer", type(buffer).__name__, remedy)
+    return {field: tree for field, tree in declared_fields(buffer).items() if field not in standard_fields}
 
 
 def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, final_obs: FinalObs = "repeat") -> Any:
@@ -152,40 +150,40 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     """
     remedy = "Choose what to do with a last step without a next observation."
     check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
-    left_out: list[int] = []
+    shortened_episodes: list[str] = []
     blocks = show_progress(blocks, steps, "reading episodes", len)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
-        blocks = _drop_unknown_next(blocks, left_out)
+        blocks = _drop_unknown_next(blocks, shortened_episodes)
     if isinstance(buffer, RolloutBuffer):
         room = buffer.num_steps - buffer.num_stored
         if final_obs == "repeat":
             _require_room(name, steps, room)
         elif steps > room:
-            blocks = _collect(name, blocks, room)
+            blocks = _collect_blocks(name, blocks, room)
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     num_stored = write(name, buffer, blocks)
-    if left_out and final_obs is None:
-        lost = f"{len(left_out)} last step{'s' if len(left_out) > 1 else ''} without"
+    if shortened_episodes and final_obs is None:
+        lost = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
         warn_user(explain(name, "a next observation for every step", lost, remedy))
-    steps -= len(left_out)
+    steps -= len(shortened_episodes)
     if num_stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
-        warn_user(_too_small(name, steps, num_stored, remedy))
+        warn_user(_explain_lack_of_space(name, steps, num_stored, remedy))
     return buffer
 
 
-def _drop_unknown_next(blocks: Iterable[EpisodeBlock], left_out: list[int]) -> Iterator[EpisodeBlock]:
-    """Drop last steps that would bootstrap from an unknown next observation."""
+def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[str]) -> Iterator[EpisodeBlock]:
+    """Drop last steps without a next observation to bootstrap from; collects the names of their episodes."""
     for block in blocks:
         if not block.has_final_obs and not block.steps["terminated"][-1]:
-            left_out.append(1)
-            block = block.without_last()  # noqa: PLW2901
+            shortened_episodes.append(block.where)
+            block = block.drop_last_step()  # noqa: PLW2901
         if len(block):
             yield block
 
 
-def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
+def _collect_blocks(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
     """Read all blocks into a list; raises if they have more than `room` steps."""
     fitting_blocks: list[EpisodeBlock] = []
     steps = 0
@@ -199,10 +197,10 @@ def _collect(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[Episo
 
 def _require_room(name: str, steps: int, room: int) -> None:
     if steps > room:
-        raise BufferFullError(_too_small(name, steps, room, f"make the rollout with num_steps={steps}."))
+        raise BufferFullError(_explain_lack_of_space(name, steps, room, f"make the rollout with num_steps={steps}."))
 
 
-def _too_small(name: str, steps: int, room: int, remedy: str) -> str:
+def _explain_lack_of_space(name: str, steps: int, room: int, remedy: str) -> str:
     message = f"{steps - room} step{'s' if steps - room > 1 else ''} did not fit: {remedy}"
     return explain(name, f"room for {steps} steps", f"room for {room}", message)
 
@@ -238,12 +236,12 @@ def _to_rollout(name: str, rollout: RolloutBuffer, blocks: Iterable[EpisodeBlock
     before = rollout.num_stored
     if rollout.num_envs is not None:
         remedy = "Make it with num_envs=None: episodes are read one after the other."
-        raise SchemaError(explain(name, "a rollout with num_envs=None", rollout.num_envs, remedy))
+        raise dataset_error(name, "a rollout with num_envs=None", rollout.num_envs, remedy)
     for block in blocks:
         terminated, truncated = block.steps["terminated"], block.steps["truncated"]
         if block.is_last and not (terminated[-1] or truncated[-1]):
             remedy, got = "Read the dataset into a ReplayBuffer.", "an episode without an end"
-            raise SchemaError(explain(block.where, "terminated or truncated at its last step", got, remedy))
+            raise dataset_error(block.where, "terminated or truncated at its last step", got, remedy)
         for t in range(len(block)):
             step = slice_leaves(block.steps, t)
             final = step.pop("next_obs")
@@ -260,14 +258,11 @@ def _to_distillation(name: str, buffer: DistillationBuffer, blocks: Iterable[Epi
     return ring.head - max(ring.oldest, before)
 
 
-# Writing a file
-
-
 def require_ordered(name: str, replay: Any) -> None:
     """Raise unless `replay` stores the observations of an episode in order."""
     if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
-        raise SchemaError(explain(name, "a replay buffer in time order", repr(replay), remedy))
+        raise dataset_error(name, "a replay buffer in time order", repr(replay), remedy)
 
 
 def require_steps(name: str, replay: Any) -> None:
@@ -282,7 +277,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     _require_absent(name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # unique to this process
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         yield unfinished
         try:

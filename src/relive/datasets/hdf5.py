@@ -15,34 +15,40 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
+from relive.datasets.columns import (
+    FLAG_ROWS_PER_READ,
+    Columns,
+    ColumnSpec,
+    Encoders,
+    RowSource,
+    fill_from_rows,
+    to_flags,
+)
 from relive.datasets.filling import FinalObs, episode_arrays, require_ordered, write_atomically
-from relive.datasets.untrusted import damage, decode_budget, import_extra, wrap_errors
-from relive.errors import SchemaError, explain
+from relive.datasets.untrusted import dataset_error, decode_budget, import_extra, wrap_errors
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import iter_leaves
 from relive.storage import Memory
 
-_D4RL = {
+_D4RL_FIELDS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated",
 }  # fmt: skip
-_ROBOMIMIC = {"actions": "action", "rewards": "reward", "dones": "terminated"}
-"""For each layout, the fields of columns whose names differ from ours."""
-_CUTS = "cuts"
+_ROBOMIMIC_FIELDS = {"actions": "action", "rewards": "reward", "dones": "terminated"}
+"""The field of each column, for columns that a layout calls differently from their field."""
+_CUTS_COLUMN = "cuts"
 """The array of flags that mark the last step of abandoned episodes; `to_hdf5` adds it to D4RL's arrays if needed."""
-_VECTOR = "relive_vector"
+_VECTOR_ATTRIBUTE = "relive_vector"
 """The attribute by which `to_hdf5` marks an array [T, 1] whose field has shape (1,)."""
 
 _CACHE_BYTES = 1 << 23
 _CHUNK_BYTES = 1 << 18
-_FLAG_ROWS_PER_READ = 1 << 18
 _MAX_DEPTH = 64
-"""The largest number of nested groups."""
-_GZIP, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000
-_MAX_EXPANSIONS = {_GZIP: 1032, _LZF: 90}
-"""The supported compressors, and the largest number of bytes that one compressed byte can become."""
+"""Maximum depth of nested groups."""
+_GZIP_FILTER, _SHUFFLE_FILTER, _CHECKSUM_FILTER, _LZF_FILTER = 1, 2, 3, 32000
+_MAX_EXPANSIONS = {_GZIP_FILTER: 1032, _LZF_FILTER: 90}
+"""The supported compressors, and the maximum ratio of decoded to compressed bytes."""
 
 
 def from_hdf5(
@@ -94,7 +100,7 @@ def from_hdf5(
             source = _robomimic_source(file)
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."
-            raise SchemaError(explain(Path(path).name, expected, ", ".join(file) or "an empty file", remedy))
+            raise dataset_error(Path(path).name, expected, ", ".join(file) or "an empty file", remedy)
         return fill_from_rows(
             "from_hdf5", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
         )
@@ -125,7 +131,7 @@ class _ArrayGroup(NamedTuple):
 
     group: Any
     arrays: dict[str, Any]
-    """All arrays below the group by their path in the group, which is the name of the column."""
+    """All arrays below the group, by their path in the group, which is the name of the column."""
     num_rows: int
 
 
@@ -135,7 +141,7 @@ class _Hdf5Source(RowSource):
     Args:
         parts: groups of arrays with the same columns.
         ends: the last row of each episode, counted over all parts.
-        fields: the fields of columns whose names differ from ours.
+        fields: the fields of columns that the layout calls differently from their field.
         hidden: columns, or groups of columns, that are not fields.
     """
 
@@ -148,7 +154,6 @@ class _Hdf5Source(RowSource):
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         first, *other_parts = self._parts
-        specs = {column: _spec(array) for column, array in first.arrays.items()}
         left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
         forms = _column_forms(first, left_out)
         for part in other_parts:
@@ -157,36 +162,32 @@ class _Hdf5Source(RowSource):
                 if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = part_forms.get(column, "no array")
-                    raise SchemaError(explain(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file."))
-        specs = {column: spec for column, spec in specs.items() if not self._is_hidden(column)}
-        has_obs = any(self.default_path(column)[0] == "obs" for column in specs)
-        if not has_obs and not any((field or "").startswith("obs") for field in user_columns.values()):
-            remedy = "Extract them with robomimic's dataset_states_to_obs, or pass columns={'states': 'obs'}."
-            got = f"the columns {', '.join(specs)}"
-            raise SchemaError(explain(f"{self.name}: data", "observations in 'obs'", got, remedy))
-        return specs
+                    raise dataset_error(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file.")
+        return {column: _column_spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
 
     def default_path(self, column: str) -> tuple[str, ...]:
-        if column == "obs/obs":  # an observation without parts, as `to_hdf5` writes it in robomimic's layout
+        if column == "obs/obs":  # `to_hdf5` writes an observation without parts like this
             return ("obs",)
         first, *rest = column.split("/")
         return (self._fields.get(first, first), *rest)
 
     def next_columns(self, obs: list[str]) -> dict[str, str]:
         group, arrays, _ = self._parts[0]
-        nexts = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
-        missing_columns = [column for column in obs if column not in nexts]
-        if nexts and missing_columns:
-            got, remedy = f"{', '.join(nexts)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
-            raise SchemaError(explain(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy))
-        return nexts
+        next_names = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
+        missing_columns = [column for column in obs if column not in next_names]
+        if next_names and missing_columns:
+            got, remedy = f"{', '.join(next_names)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
+            raise dataset_error(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy)
+        return next_names
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         offset = 0
         for _, arrays, num_rows in self._parts:
             for start in range(0, num_rows, count):
                 stop = min(start + count, num_rows)
-                values = {column: _read(f"{self.name}: {column}", arrays[column], start, stop) for column in columns}
+                values = {
+                    column: _read_rows(f"{self.name}: {column}", arrays[column], start, stop) for column in columns
+                }
                 yield np.searchsorted(self._ends, np.arange(offset + start, offset + stop)), values
             offset += num_rows
 
@@ -198,45 +199,49 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
     """Open robomimic's layout: the group "data" has a group per demonstration, with "obs", "actions" and more."""
     group, parts = file["data"], []
     for name in sorted(group, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0]):
-        arrays = _arrays_in(group[name])
+        arrays = _find_arrays(group[name])
         actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise SchemaError(explain(_item_name(group[name]), "the array 'actions'", got, remedy))
-        parts.append(_ArrayGroup(group[name], arrays, _num_rows(actions)))
+            raise dataset_error(_item_name(group[name]), "the array 'actions'", got, remedy)
+        parts.append(_ArrayGroup(group[name], arrays, _count_rows(actions)))
     if not parts:
-        raise SchemaError(explain(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps."))
-    return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC, ("next_obs",))
+        raise dataset_error(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps.")
+    return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC_FIELDS, ("next_obs",))
 
 
 def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     """Open D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
-    # The group "metadata" has the weights of the policy that acted, and no steps.
-    arrays = {name: array for name, array in _arrays_in(file).items() if name.split("/")[0] != "metadata"}
+    # The group "metadata" has the weights of the policy, and no steps.
+    arrays = {name: array for name, array in _find_arrays(file).items() if name.split("/")[0] != "metadata"}
     name = Path(file.filename).name
     for column in ("observations", "actions", "rewards", "terminals"):
         if column not in arrays:
             remedy = "Pass a file in D4RL's layout, or in robomimic's."
-            raise SchemaError(explain(name, f"the array {column!r}", ", ".join(arrays), remedy))
-    rows, has_timeouts = _num_rows(arrays["rewards"]), "timeouts" in arrays
+            raise dataset_error(name, f"the array {column!r}", ", ".join(arrays), remedy)
+    rows, has_timeouts = _count_rows(arrays["rewards"]), "timeouts" in arrays
     if not rows:
-        raise SchemaError(explain(f"{name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
+        raise dataset_error(f"{name}: rewards", "at least 1 step", 0, "Pass a file with steps.")
     if not has_timeouts and time_limit is None:
         expected, remedy = "the array 'timeouts'", "Pass time_limit=, the maximum number of steps of an episode."
-        raise SchemaError(explain(name, expected, ", ".join(arrays), remedy))
+        raise dataset_error(name, expected, ", ".join(arrays), remedy)
     is_end = np.zeros(rows, bool)
-    for column in ("terminals", "timeouts", _CUTS):
-        if column in arrays:
-            is_end |= _flags(arrays[column], rows)
+    for column in (column for column in ("terminals", "timeouts", _CUTS_COLUMN) if column in arrays):
+        _require_rows(arrays[column], rows)
+        for start in range(0, rows, FLAG_ROWS_PER_READ):
+            stop, where = start + FLAG_ROWS_PER_READ, f"{name}: {column}"
+            is_end[start:stop] |= to_flags(where, _read_rows(where, arrays[column], start, stop))
     is_end[-1] = True
     if not has_timeouts and time_limit is not None:
         starts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
         steps = np.arange(rows) - np.repeat(starts, np.diff(starts, append=rows))
         is_end |= steps % time_limit == time_limit - 1
-    return _Hdf5Source([_ArrayGroup(file, arrays, rows)], np.flatnonzero(is_end), _D4RL, ("next_observations", _CUTS))
+    return _Hdf5Source(
+        [_ArrayGroup(file, arrays, rows)], np.flatnonzero(is_end), _D4RL_FIELDS, ("next_observations", _CUTS_COLUMN)
+    )
 
 
-def _arrays_in(group: Any) -> dict[str, Any]:
+def _find_arrays(group: Any) -> dict[str, Any]:
     """Return all arrays below a group by their path; empty if the object is not a group."""
     arrays: dict[str, Any] = {}
     h5py = import_extra("h5py", "hdf5")
@@ -244,7 +249,7 @@ def _arrays_in(group: Any) -> dict[str, Any]:
         if isinstance(value, h5py.Dataset):
             arrays[name] = value
         else:
-            arrays |= {f"{name}/{inner}": array for inner, array in _arrays_in(value).items()}
+            arrays |= {f"{name}/{inner}": array for inner, array in _find_arrays(value).items()}
     return arrays
 
 
@@ -254,26 +259,24 @@ def _item_name(item: Any) -> str:
     return f"{name}: {item.name[1:]}" if item.name != "/" else name
 
 
-def _num_rows(array: Any) -> int:
+def _count_rows(array: Any) -> int:
     """Return the length of an array; raises if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
-        raise SchemaError(
-            explain(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
-        )
+        raise dataset_error(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
     nbytes = Path(array.file.filename).stat().st_size
     if array.shape[0] > decode_budget(nbytes) // 16:
-        raise damage(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
+        raise dataset_error(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
 
 
-def _spec(array: Any) -> ColumnSpec:
+def _column_spec(array: Any) -> ColumnSpec:
     shape = tuple((array.shape or ())[1:])
-    is_loose = shape == (1,) and _VECTOR not in array.attrs
+    is_loose = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
     return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=is_loose)
 
 
 def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
-    """Return the dtype and shape of each column; raises if a column, unless left out, has another length."""
+    """Return the dtype and shape of each column; raises if the columns, except those left out, differ in length."""
     forms = {}
     for column, array in part.arrays.items():
         if column not in left_out:
@@ -283,23 +286,9 @@ def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
 
 
 def _require_rows(array: Any, rows: int) -> None:
-    if (array.shape or ())[:1] != (rows,):  # an array without a shape has None
+    if (array.shape or ())[:1] != (rows,):  # h5py: the shape of an empty array is None
         remedy = "Leave it out with columns=, or repair the file."
-        raise SchemaError(explain(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy))
-
-
-def _flags(array: Any, rows: int) -> np.ndarray:
-    """Read an array of 0 and 1 as bools."""
-    _require_rows(array, rows)
-    flags = np.zeros(rows, bool)
-    for start in range(0, rows, _FLAG_ROWS_PER_READ):
-        stop = min(start + _FLAG_ROWS_PER_READ, rows)
-        part = np.asarray(_read(_item_name(array), array, start, stop)).reshape(stop - start, -1)
-        if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
-            got, remedy = f"shape {array.shape}, or other numbers", "Repair the file."
-            raise SchemaError(explain(_item_name(array), "a 0 or 1 per step", got, remedy))
-        flags[start:stop] = part[:, 0]
-    return flags
+        raise dataset_error(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy)
 
 
 def _is_text(array: Any) -> bool:
@@ -309,7 +298,7 @@ def _is_text(array: Any) -> bool:
     return import_extra("h5py", "hdf5").check_string_dtype(dtype) is not None
 
 
-def _read(where: str, array: Any, start: int, stop: int) -> Any:
+def _read_rows(where: str, array: Any, start: int, stop: int) -> Any:
     """Read rows of an array: numbers, or a list of texts."""
     with wrap_errors(where, f"rows {start} to {stop} of the array"):
         if _is_text(array):
@@ -322,8 +311,10 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
-            own_name = ["obs"] if name in ("obs", "next_obs") else []  # robomimic has no unnamed observation
-            _create(demo, "/".join([_ROBOMIMIC_NAMES.get(name, name), *(parts or own_name)]), rows)
+            unnamed_part = (
+                ["obs"] if name in ("obs", "next_obs") else []
+            )  # robomimic stores only named parts of observations
+            _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *(parts or unnamed_part)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
     group.attrs["total"] = total
@@ -334,31 +325,31 @@ def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
         for name in ("obs", "action", "reward"):
             if isinstance(episode[name], dict):
                 expected, got = f"one field in {name}", f"the fields {', '.join(episode[name])}"
-                raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
+                raise dataset_error('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".')
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
-        for (name, *parts), rows in iter_leaves((), {**episode, _CUTS: cut}):
-            column = "/".join([_D4RL_NAMES.get(name, name), *parts])
+        for (name, *parts), rows in iter_leaves((), {**episode, _CUTS_COLUMN: cut}):
+            column = "/".join([_D4RL_COLUMNS.get(name, name), *parts])
             if column in file:
                 start = len(file[column])
                 file[column].resize(start + len(rows), 0)
                 file[column][start:] = rows
             else:
                 chunk = max(1, _CHUNK_BYTES // max(1, rows[0].nbytes))
-                _create(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
-    if _CUTS in file and not file[_CUTS][:].any():
-        del file[_CUTS]
+                _create_array(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
+    if _CUTS_COLUMN in file and not file[_CUTS_COLUMN][:].any():
+        del file[_CUTS_COLUMN]
 
 
-def _create(group: Any, column: str, rows: np.ndarray, **options: Any) -> None:
+def _create_array(group: Any, column: str, rows: np.ndarray, **options: Any) -> None:
     dataset = group.create_dataset(column, data=rows, **options)
     if column.split("/", maxsplit=1)[0] == "rewards" and rows.shape[1:] == (1,):
-        dataset.attrs[_VECTOR] = True
+        dataset.attrs[_VECTOR_ATTRIBUTE] = True
 
 
 _WRITERS = {"robomimic": _write_robomimic, "d4rl": _write_d4rl}
-_D4RL_NAMES = {field: column for column, field in _D4RL.items()} | {"next_obs": "next_observations"}
-_ROBOMIMIC_NAMES = {field: column for column, field in _ROBOMIMIC.items()}
+_D4RL_COLUMNS = {field: column for column, field in _D4RL_FIELDS.items()} | {"next_obs": "next_observations"}
+_ROBOMIMIC_COLUMNS = {field: column for column, field in _ROBOMIMIC_FIELDS.items()}
 
 
 def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> int:
@@ -377,24 +368,26 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
     with wrap_errors(str(path), "an HDF5 file that can be read"), h5py.File(path, "r", rdcc_nbytes=0) as file:
         nbytes, stored_bytes, arrays = path.stat().st_size, 0, 0
         group_bytes: Counter[str] = Counter()
-        for name, item in _objects(h5py, file, path):
+        for name, item in _walk_objects(h5py, file, path):
             where = f"{path.name}: {name}"
             _require_small_attributes(h5py, where, item)
             if isinstance(item, h5py.Dataset):
-                _require_bytes(where, item, nbytes)
+                _require_stored_bytes(where, item, nbytes)
                 if item.dtype.hasobject:
                     _require_small_texts(h5py, where, item, nbytes)
                 arrays += 1
                 group_bytes[name.split("/")[1]] += math.prod(item.shape or ()) * item.dtype.itemsize
                 if is_read_in_groups and group_bytes[name.split("/")[1]] > decode_budget(nbytes):
-                    raise damage(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
+                    raise dataset_error(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
                 stored_bytes += item.id.get_storage_size()
                 if stored_bytes > nbytes:
-                    raise damage(where, f"bytes of its own, in a file of {nbytes:,}", f"{stored_bytes:,} in all arrays")
+                    raise dataset_error(
+                        where, f"bytes of its own, in a file of {nbytes:,}", f"{stored_bytes:,} in all arrays"
+                    )
     return arrays
 
 
-def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
+def _walk_objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (name, object) for every object of a file; raises unless the objects form a tree."""
 
     def address(item: Any) -> tuple[int, int]:
@@ -406,29 +399,29 @@ def _objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
-            if isinstance(key, bytes):  # h5py returns a name that it cannot decode as it is stored
-                raise damage(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
+            if isinstance(key, bytes):  # h5py returns names that are not UTF-8 as bytes
+                raise dataset_error(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
             name = f"{prefix}/{key}"
             where = f"{path.name}: {name}"
             if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
                 link = group.get(key, getlink=True)
                 target = f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
-                raise damage(where, "an object of this file", f"a link to {target!r}")
+                raise dataset_error(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
-            place = address(item)
-            if place in addresses or depth == _MAX_DEPTH:
-                raise damage(where, "a tree of objects", "an object met twice, or groups nested too deeply")
-            addresses.add(place)
+            item_address = address(item)
+            if item_address in addresses or depth == _MAX_DEPTH:
+                raise dataset_error(where, "a tree of objects", "an object met twice, or groups nested too deeply")
+            addresses.add(item_address)
             yield name, item
             if isinstance(item, h5py.Group):
                 groups.append((name, item, depth + 1))
 
 
-def _require_bytes(where: str, dataset: Any, file_bytes: int) -> None:
+def _require_stored_bytes(where: str, dataset: Any, file_bytes: int) -> None:
     if dataset.is_virtual:
-        raise damage(where, "data in this file", "a virtual dataset, which refers to other files")
+        raise dataset_error(where, "data in this file", "a virtual dataset, which refers to other files")
     if dataset.external:
-        raise damage(where, "data in this file", f"external data in {dataset.external[0][0]!r}")
+        raise dataset_error(where, "data in this file", f"external data in {dataset.external[0][0]!r}")
     if not dataset.shape or not math.prod(dataset.shape):
         return
     nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
@@ -440,7 +433,7 @@ def _require_bytes(where: str, dataset: Any, file_bytes: int) -> None:
         _require_small_chunks(where, dataset, decode_budget(file_bytes) // 2)
     if not is_complete:
         got = f"shape {dataset.shape} with fewer stored bytes"
-        raise damage(where, f"{nbytes:,} bytes", got)
+        raise dataset_error(where, f"{nbytes:,} bytes", got)
 
 
 def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
@@ -448,11 +441,17 @@ def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
     filters = dataset.id.get_create_plist()
     codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
     compressors = [code for code in codes if code in _MAX_EXPANSIONS]
-    if len(compressors) > 1 or len(set(codes)) < len(codes) or not {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE, _CHECKSUM}:
-        raise damage(where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {codes}")
+    if (
+        len(compressors) > 1
+        or len(set(codes)) < len(codes)
+        or not {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
+    ):
+        raise dataset_error(
+            where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {codes}"
+        )
     nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     if nbytes > max_bytes:
-        raise damage(where, f"chunks of at most {max_bytes:,} bytes", f"{nbytes:,}")
+        raise dataset_error(where, f"chunks of at most {max_bytes:,} bytes", f"{nbytes:,}")
     if not compressors:
         return
     large_chunks: list[tuple[int, ...]] = []
@@ -465,8 +464,10 @@ def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
     dataset.id.chunk_iter(collect_if_large)
     for offset in large_chunks:
         _, body = dataset.id.read_direct_chunk(offset)
-        if compressors[0] != _GZIP or len(zlib.decompressobj().decompress(body, nbytes + 1)) > nbytes:
-            raise damage(f"{where}: chunk {offset}", f"at most {nbytes:,} bytes", "a chunk that may inflate to more")
+        if compressors[0] != _GZIP_FILTER or len(zlib.decompressobj().decompress(body, nbytes + 1)) > nbytes:
+            raise dataset_error(
+                f"{where}: chunk {offset}", f"at most {nbytes:,} bytes", "a chunk that may inflate to more"
+            )
 
 
 def _require_small_attributes(h5py: Any, where: str, item: Any) -> None:
@@ -474,7 +475,7 @@ def _require_small_attributes(h5py: Any, where: str, item: Any) -> None:
     for name in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
         attribute = item.attrs.get_id(name)
         if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
-            raise damage(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")
+            raise dataset_error(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")
 
 
 def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -> None:
@@ -487,12 +488,14 @@ def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -
     item = h5py.check_vlen_dtype(dataset.dtype)
     is_list = item is not None and not np.dtype(item).hasobject
     if h5py.check_string_dtype(dataset.dtype) is None and not is_list:
-        raise damage(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
+        raise dataset_error(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
     total, texts_per_read = 0, 8 + (8 << 20) // file_bytes
     rows = max(1, texts_per_read // max(1, math.prod(dataset.shape[1:])))
     if math.prod(dataset.shape[1:]) > texts_per_read:
-        raise damage(where, f"at most {texts_per_read} texts per row", dataset.shape)
+        raise dataset_error(where, f"at most {texts_per_read} texts per row", dataset.shape)
     for start in range(0, dataset.shape[0], rows):
         total += sum(getattr(entry, "nbytes", None) or len(entry) for entry in dataset[start : start + rows].ravel())
         if total > file_bytes:
-            raise damage(where, f"texts of their own, in a file of {file_bytes:,} bytes", f"{total:,} bytes or more")
+            raise dataset_error(
+                where, f"texts of their own, in a file of {file_bytes:,} bytes", f"{total:,} bytes or more"
+            )

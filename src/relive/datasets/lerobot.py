@@ -7,6 +7,7 @@ import json
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
@@ -18,7 +19,7 @@ from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fi
 from relive.datasets.filling import FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
-    damage,
+    dataset_error,
     decode_budget,
     import_extra,
     memory_budget,
@@ -26,7 +27,6 @@ from relive.datasets.untrusted import (
     parse_sizes,
     wrap_errors,
 )
-from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.fields import Path as FieldPath
@@ -36,7 +36,7 @@ from relive.storage import Memory
 _MAX_HEADER_BYTES = 1 << 16
 _DICTIONARY_PAGE = 2
 _BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE": 12}
-"""Bytes of a number and its levels in memory while lists are read, by physical type."""
+"""Memory per number while lists are read, by physical type of the Parquet column."""
 
 
 def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
@@ -58,25 +58,25 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
         column_names = file.schema_arrow.names
         missing_columns = [name for name in names if name not in column_names]
         if missing_columns:
-            raise damage(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
+            raise dataset_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
         longest = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
-                longest = max(longest, _longest_value(where, file, body, column, nbytes))
+                longest = max(longest, _max_value_bytes(where, file, body, column, nbytes))
         count = max(1, min(count, decode_budget(nbytes) // 2 // longest))
         yield from file.iter_batches(count, columns=names, use_threads=False)
 
 
-def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
+def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
     """Return the maximum bytes of one value of a column; raises if the pages or lists of the column are too long."""
     column_info, longest = file.schema.column(column), 1
     for number in range(file.metadata.num_row_groups):
         chunk = file.metadata.row_group(number).column(column)
-        pages = list(_pages(body, chunk))
+        pages = list(_read_page_headers(body, chunk))
         largest = max((page.nbytes for page in pages), default=0)
         values = sum(page.values for page in pages if not page.is_dictionary)
         if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise damage(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
+            raise dataset_error(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
         longest = max(longest, _BYTES_PER_NUMBER.get(column_info.physical_type, largest))
         # All numbers of a row group may be in the list of its first row.
         for needed_bytes, limit in (
@@ -84,20 +84,20 @@ def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: i
             (longest * values if column_info.max_repetition_level else 0, memory_budget(nbytes)),
         ):
             if needed_bytes > limit:
-                raise damage(
+                raise dataset_error(
                     f"{where}: {column_info.path}", f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}"
                 )
     return longest
 
 
-class _Page(NamedTuple):
+class _PageHeader(NamedTuple):
     is_dictionary: bool
     nbytes: int
     """Decompressed size of the page."""
     values: int
 
 
-def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
+def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_PageHeader]:
     """Yield the page headers of a column in a row group."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
@@ -105,81 +105,51 @@ def _pages(body: BinaryIO, chunk: Any) -> Iterator[_Page]:
     stop = at + chunk.total_compressed_size
     while at < stop:
         body.seek(at)
-        header, length = _Thrift(body.read(_MAX_HEADER_BYTES)).struct()
+        start = io.BytesIO(body.read(_MAX_HEADER_BYTES))
+        header = _read_struct(start)
         values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
         is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
         if min(nbytes, size, values) < 0:
             raise ValueError(f"a page of {size} bytes with {values} values")
-        yield _Page(is_dictionary, nbytes, values)
-        at += length + size
+        yield _PageHeader(is_dictionary, nbytes, values)
+        at += start.tell() + size
 
 
-class _Thrift:
-    """A parser of structs in Thrift's compact protocol, as dicts from field numbers to values."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
-
-    def struct(self, depth: int = 0) -> tuple[dict[int, Any], int]:
-        """Return the fields of the next struct, and the position after it."""
-        if depth > 8:
-            raise ValueError("structs inside each other")
-        fields: dict[int, Any] = {}
-        field = 0
-        while head := self._byte():
-            field = field + (head >> 4) if head >> 4 else self._number()
-            fields[field] = self._value(head & 15, depth)
-        return fields, self._at
-
-    def _value(self, kind: int, depth: int) -> Any:
+def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
+    """Parse a struct in Thrift's compact protocol, as a dict from field numbers to values; texts are skipped."""
+    if depth > 8:
+        raise ValueError("structs inside each other")
+    fields: dict[int, Any] = {}
+    field = 0
+    while head := body.read(1)[0]:
+        field = field + (head >> 4) if head >> 4 else _read_number(body)
+        kind = head & 15
         if kind in (1, 2):  # booleans: the kind is the value
-            return kind == 1
-        if kind == 3:
-            return self._byte()
-        if kind in (4, 5, 6):
-            return self._number()
-        if kind in (7, 8):  # a float64, or bytes after their length: skipped
-            length = 8 if kind == 7 else self._read_varint()
-            self._at += length
-            return None
-        if kind == 12:
-            return self.struct(depth + 1)[0]
-        raise ValueError(f"a value of the kind {kind}")
-
-    def _byte(self) -> int:
-        self._at += 1
-        return self._body[self._at - 1]
-
-    def _read_varint(self) -> int:
-        number = shift = 0
-        while True:
-            byte = self._byte()
-            number |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return number
-
-    def _number(self) -> int:
-        number = self._read_varint()
-        return number >> 1 ^ -(number & 1)
+            fields[field] = kind == 1
+        elif kind in (4, 5, 6):
+            fields[field] = _read_number(body)
+        elif kind == 8:
+            body.seek(_read_varint(body), io.SEEK_CUR)
+        elif kind == 12:
+            fields[field] = _read_struct(body, depth + 1)
+        else:
+            raise ValueError(f"a value of the kind {kind}")
+    return fields
 
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+def _read_varint(body: BinaryIO) -> int:
+    number = shift = 0
+    while True:
+        byte = body.read(1)[0]
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number
 
 
-def decode_image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Decode a PNG or JPEG to pixels; raises before decoding if its size is not `shape`."""
-    pillow = import_extra("PIL.Image", "lerobot", "Pillow")
-    if body is None:  # LeRobot would open the file at the path stored with the image
-        raise damage(where, "the bytes of an image", "a path to a file outside")
-    with (
-        wrap_errors(where, "a PNG or JPEG"),
-        pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
-    ):
-        size = (picture.height, picture.width, picture.mode)
-        if size != (*shape[:2], _MODES.get(shape[2])):
-            raise damage(where, f"an image of {shape} pixels and channels", size)
-        return np.asarray(picture).reshape(shape)
+def _read_number(body: BinaryIO) -> int:
+    number = _read_varint(body)
+    return number >> 1 ^ -(number & 1)
 
 
 class Video:
@@ -190,7 +160,7 @@ class Video:
         self._frames: Iterator[tuple[float, Any]] = iter(())
         self._last: tuple[float, Any] | None = None
 
-    def frame(self, time: float) -> np.ndarray:
+    def read_frame(self, time: float) -> np.ndarray:
         """Return the frame at `time` seconds; raises if no frame is within half a frame of it."""
         if self._last is None or time < self._last[0] - 0.5 / self._fps:
             self._frames = self._decode()
@@ -199,7 +169,7 @@ class Video:
             self._last = next(self._frames, None)
         if self._last is None or time < self._last[0] - 0.5 / self._fps:
             remedy = "Download the dataset again."
-            raise SchemaError(explain(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy))
+            raise dataset_error(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy)
         return self._last[1].to_ndarray(format="rgb24")
 
     def _decode(self) -> Iterator[tuple[float, Any]]:
@@ -213,12 +183,12 @@ class Video:
             stream = next(iter(container.streams.video), None)
             size = None if stream is None else (stream.height, stream.width)
             if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
-                raise damage(self._where, f"frames of {self._shape} pixels and channels", size)
-            # The size in the bitstream may differ from that of the container; codecs round sizes up.
+                raise dataset_error(self._where, f"frames of {self._shape} pixels and channels", size)
+            # The bitstream may declare another frame size than the container; codecs round sizes up.
             stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
-                    raise damage(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                    raise dataset_error(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
                 yield float(frame.time or 0.0), frame
 
 
@@ -226,9 +196,9 @@ _NUMBER_DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
 _MAX_FPS = 1e6
-_ROWS_AT_ONCE = 1 << 12
-_ROW_BYTES = 500
-"""Bytes of a row of a small table as Python objects."""
+_TABLE_ROWS_PER_READ = 1 << 12
+_TABLE_ROW_BYTES = 500
+"""Memory per row of a small table, as Python objects."""
 
 
 class Feature(NamedTuple):
@@ -237,23 +207,23 @@ class Feature(NamedTuple):
     kind: str
     """ "image", "video", "string", or the dtype of numbers."""
     shape: tuple[int, ...]
-    """The shape per frame; of an image: height, width and channels."""
+    """Shape of the value of one frame; height, width and channels for images."""
 
 
-def file_inside(root: Path, name: str) -> Path:
+def resolve_file(root: Path, name: str) -> Path:
     """Return the path of a file of the dataset; raises if a link points outside the dataset."""
-    path, home = (root / name).resolve(), root.resolve()
+    path, folder = (root / name).resolve(), root.resolve()
     # In the cache of the Hugging Face hub, files of a snapshot are links to blobs.
     blobs = root.absolute().parent.parent.resolve() / "blobs"
     is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
-    if not path.is_relative_to(home) and not is_cached:
-        raise damage(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
+    if not path.is_relative_to(folder) and not is_cached:
+        raise dataset_error(f"{root.name}: {name}", "a file inside the dataset", "a link to a file outside")
     return path
 
 
-def _feature(where: str, description: Any) -> Feature:
+def _parse_feature(where: str, description: Any) -> Feature:
     if not isinstance(description, dict) or not isinstance(description.get("dtype"), str):
-        raise damage(where, "a feature with a dtype", reprlib.repr(description))
+        raise dataset_error(where, "a feature with a dtype", reprlib.repr(description))
     kind, shape, names = (
         description["dtype"],
         parse_sizes(f"{where}: shape", description.get("shape"), 1),
@@ -261,12 +231,14 @@ def _feature(where: str, description: Any) -> Feature:
     )
     if kind in ("image", "video"):
         if len(shape) != 3:
-            raise damage(f"{where}: shape", "height, width and channels", shape)
+            raise dataset_error(f"{where}: shape", "height, width and channels", shape)
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         return Feature(kind, shape)
     if kind not in (*_NUMBER_DTYPES, "string"):
-        raise damage(where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind))
+        raise dataset_error(
+            where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind)
+        )
     # LeRobot stores single numbers with shape (1,) too; only vectors have names.
     return Feature(kind, () if shape == (1,) and not names else shape)
 
@@ -281,26 +253,25 @@ class _DatasetSource(RowSource):
         where = f"{self.name}: meta/info.json"
         with (
             wrap_errors(where, "the description of a LeRobot dataset"),
-            file_inside(root, "meta/info.json").open("rb") as file,
+            resolve_file(root, "meta/info.json").open("rb") as file,
         ):
             body = file.read(MAX_JSON_BYTES + 1)
         metadata = parse_json(where, body)
         version, features, fps = (metadata.get(key) for key in ("codebase_version", "features", "fps"))
         if not isinstance(version, str) or not version.startswith("v3."):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
-            raise SchemaError(explain(where, "codebase_version v3", reprlib.repr(version), remedy))
+            raise dataset_error(where, "codebase_version v3", reprlib.repr(version), remedy)
         if not isinstance(features, dict) or "episode_index" not in features:
-            raise damage(where, "features with 'episode_index'", reprlib.repr(features))
-        self._features = {name: _feature(f"{where}: {name}", each) for name, each in features.items()}
-        if not _is_rate(fps):
-            raise damage(where, "fps, a positive number", reprlib.repr(fps))
+            raise dataset_error(where, "features with 'episode_index'", reprlib.repr(features))
+        self._features = {name: _parse_feature(f"{where}: {name}", each) for name, each in features.items()}
+        if not _is_valid_fps(fps):
+            raise dataset_error(where, "fps, a positive number", reprlib.repr(fps))
         self._fps = float(fps)
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        self._tasks: dict[int, str] | None = None
-        self._positions: dict[str, dict[int, tuple[str, float]]] = {}
-        """By camera and episode: the video file, and the start of the episode in it, in seconds."""
+        self._video_starts: dict[str, dict[int, tuple[str, float]]] = {}
+        """For each camera and episode: the video file, and the second at which the episode starts in it."""
         self._videos: dict[str, tuple[str, Video]] = {}
-        """By camera: the video that was read last, and its file name."""
+        """For each camera: the file name of the newest video, and the open video."""
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         features = self._features | ({"task": Feature("string", ())} if "task_index" in self._features else {})
@@ -322,151 +293,162 @@ class _DatasetSource(RowSource):
         files = sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("data/*/*.parquet"))
         if not files:
             remedy = "Download the whole dataset."
-            raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
+            raise dataset_error(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy)
         videos = {name for name in columns if name != "task" and self._features[name].kind == "video"}
         stored_columns = {*columns, "episode_index"} - videos - {"task"}
         stored_columns |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
         for file in files:
-            for rows in self._table_rows(file, sorted(stored_columns), count):
+            for rows in self._read_table(file, sorted(stored_columns), count):
                 if "task" in columns:
-                    rows["task"] = self._task_texts(rows["task_index"])
+                    rows["task"] = self._look_up_tasks(rows["task_index"])
                 for name in videos:
-                    rows[name] = self._video_frames(name, rows["episode_index"], rows["timestamp"])
+                    rows[name] = self._read_video_frames(name, rows["episode_index"], rows["timestamp"])
                 yield rows["episode_index"], {name: rows[name] for name in columns}
 
     def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
-        if not (self._root / _FINAL_OBS).exists():
+        if not (self._root / _FINAL_OBS_FILE).exists():
             return None
-        rows = enumerate(self._table_rows(_FINAL_OBS, sorted(obs), 1))
+        rows = enumerate(self._read_table(_FINAL_OBS_FILE, sorted(obs), 1))
 
         def row(number: int) -> dict[str, Any]:
             for at, columns in rows:
                 if at == number:
                     return columns
-            raise damage(f"{self.name}: {_FINAL_OBS}", f"a row for episode {number}", "fewer rows")
+            raise dataset_error(f"{self.name}: {_FINAL_OBS_FILE}", f"a row for episode {number}", "fewer rows")
 
         return row
 
-    def _table_rows(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
+    def _read_table(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
         """Yield up to `count` rows of a parquet file at a time, as values by feature name."""
         where = f"{self.name}: {file}"
-        for batch in read_batches(where, file_inside(self._root, file), names, count, self.nbytes):
-            yield {name: self._values(f"{where}: {name}", name, batch.column(name)) for name in names}
+        for batch in read_batches(where, resolve_file(self._root, file), names, count, self.nbytes):
+            yield {name: self._convert_values(f"{where}: {name}", name, batch.column(name)) for name in names}
 
-    def _values(self, where: str, name: str, values: Any) -> Any:
+    def _convert_values(self, where: str, name: str, values: Any) -> Any:
         feature = self._features.get(name)
         if feature is None:
-            raise damage(where, "a feature of meta/info.json", "no such feature")
+            raise dataset_error(where, "a feature of meta/info.json", "no such feature")
         if feature.kind == "image":
-            return _images(where, values, feature.shape)
+            return _decode_images(where, values, feature.shape)
         if feature.kind == "string":
             texts = values.to_pylist()
             if not all(isinstance(text, str) for text in texts):
-                raise damage(where, "texts", values.type)
+                raise dataset_error(where, "texts", values.type)
             return texts
-        return _numbers(where, values, feature)
+        return _to_numbers(where, values, feature)
 
-    def _entries(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    def _read_small_table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a small parquet file; raises if they exceed the memory budget of the dataset."""
         where, max_bytes, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
-        for batch in read_batches(where, file_inside(self._root, file), names, _ROWS_AT_ONCE, self.nbytes):
+        for batch in read_batches(where, resolve_file(self._root, file), names, _TABLE_ROWS_PER_READ, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
-            total += batch.nbytes + _ROW_BYTES * batch.num_rows
+            total += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
             if total > max_bytes:
-                raise damage(where, f"rows of at most {max_bytes:,} bytes", "more")
+                raise dataset_error(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
-    def _task_texts(self, indices: np.ndarray) -> list[str]:
-        if self._tasks is None:
-            self._tasks = self._read_tasks()
+    def _look_up_tasks(self, indices: np.ndarray) -> list[str]:
         try:
             return [self._tasks[int(index)] for index in indices]
         except KeyError as error:
-            raise damage(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
+            raise dataset_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
-    def _read_tasks(self) -> dict[int, str]:
-        """Return the text of each task by its index; empty if the dataset has none."""
+    @cached_property
+    def _tasks(self) -> dict[int, str]:
+        """The text of each task by its index; empty if the dataset has none."""
         file = "meta/tasks.parquet"
         if not (self._root / file).exists():
             return {}
         where = f"{self.name}: {file}"
         with wrap_errors(where, "a parquet file that can be read"):
-            names = import_extra("pyarrow.parquet", "lerobot").read_schema(file_inside(self._root, file)).names
+            names = import_extra("pyarrow.parquet", "lerobot").read_schema(resolve_file(self._root, file)).names
         texts = [name for name in names if name != "task_index"]
         if "task_index" not in names or len(texts) != 1:
-            raise damage(where, "the column 'task_index' and one of texts", ", ".join(names))
+            raise dataset_error(where, "the column 'task_index' and one of texts", ", ".join(names))
         tasks: dict[int, str] = {}
-        for index, text in self._entries(file, ["task_index", texts[0]]):
+        for index, text in self._read_small_table(file, ["task_index", texts[0]]):
             if type(index) is not int or not isinstance(text, str):
-                raise damage(where, "a number and a text per task", reprlib.repr((index, text)))
+                raise dataset_error(where, "a number and a text per task", reprlib.repr((index, text)))
             tasks[index] = text
         return tasks
 
-    def _video_frames(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
+    def _read_video_frames(self, name: str, episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
         shape = self._features[name].shape
         frames = np.empty((len(episodes), *shape), np.uint8)
-        if name not in self._positions:
-            self._positions[name] = self._video_positions(name)
+        if name not in self._video_starts:
+            self._video_starts[name] = self._read_video_positions(name)
         for row, (episode, time) in enumerate(zip(episodes.tolist(), times.tolist(), strict=True)):
-            if episode not in self._positions[name]:
-                raise damage(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
-            file, start = self._positions[name][episode]
+            if episode not in self._video_starts[name]:
+                raise dataset_error(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
+            file, start = self._video_starts[name][episode]
             if self._videos.get(name, ("",))[0] != file:
-                path = file_inside(self._root, file)
+                path = resolve_file(self._root, file)
                 self._videos[name] = file, Video(f"{self.name}: {file}", path, shape, self._fps)
-            frames[row] = self._videos[name][1].frame(start + time)
+            frames[row] = self._videos[name][1].read_frame(start + time)
         return frames
 
-    def _video_positions(self, name: str) -> dict[int, tuple[str, float]]:
+    def _read_video_positions(self, name: str) -> dict[int, tuple[str, float]]:
         positions: dict[int, tuple[str, float]] = {}
         keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
         for path in sorted(self._root.glob("meta/episodes/*/*.parquet")):
             table = path.relative_to(self._root).as_posix()
-            for episode, chunk, file, start in self._entries(table, keys):
+            for episode, chunk, file, start in self._read_small_table(table, keys):
                 if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
-                    raise damage(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
+                    raise dataset_error(f"{self.name}: {table}", "whole numbers", (episode, chunk, file))
                 if not isinstance(start, float) or not 0 <= start < 1e12:
-                    raise damage(f"{self.name}: {table}", "a time in seconds", start)
+                    raise dataset_error(f"{self.name}: {table}", "a time in seconds", start)
                 positions[episode] = f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4", start
         return positions
 
 
-def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
+def _to_numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
     # An Arrow extension type wraps its values in `storage`.
     count, flat = len(values), getattr(values, "storage", values)
     while True:
         if flat.null_count:
-            raise damage(where, "a value in every row", "rows without a value")
+            raise dataset_error(where, "a value in every row", "rows without a value")
         if not (types.is_list(flat.type) or types.is_large_list(flat.type) or types.is_fixed_size_list(flat.type)):
             break
         lengths = compute.unique(compute.list_value_length(flat))
         if len(lengths) > 1:
-            raise damage(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
+            raise dataset_error(where, f"shape {feature.shape} in every row", f"lists of {lengths.to_pylist()[:4]}")
         flat = flat.flatten()
     numbers = flat.to_numpy(zero_copy_only=False)
     if numbers.dtype != np.dtype(feature.kind) or numbers.size != count * int(np.prod(feature.shape)):
         expected = f"{feature.kind} of shape {feature.shape} in every row"
-        raise damage(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
+        raise dataset_error(where, expected, f"{values.type} with {numbers.size} numbers in {count} rows")
     return numbers.reshape(count, *feature.shape)
 
 
-def _images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    types = import_extra("pyarrow.types", "lerobot")
+_IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Decode PNG and JPEG images to pixels; raises before decoding if the size of an image is not `shape`."""
+    types, pillow = import_extra("pyarrow.types", "lerobot"), import_extra("PIL.Image", "lerobot", "Pillow")
     values = getattr(values, "storage", values)
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
-        raise damage(where, "images as bytes", values.type)
-    bodies = values.field("bytes").to_pylist()
-    return np.stack([decode_image(where, body, shape) for body in bodies])
+        raise dataset_error(where, "images as bytes", values.type)
+    images = []
+    for body in values.field("bytes").to_pylist():
+        if body is None:  # LeRobot would read the image from a stored path
+            raise dataset_error(where, "the bytes of an image", "a path to a file outside")
+        with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
+            size = (picture.height, picture.width, picture.mode)
+            if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
+                raise dataset_error(where, f"an image of {shape} pixels and channels", size)
+            images.append(np.asarray(picture).reshape(shape))
+    return np.stack(images)
 
 
 _FIELD_NAMES = {"observation": "obs", "action": "action"}
 _NEXT_FIELD_NAMES = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
-_FINAL_OBS = "meta/final_obs.parquet"
+_FINAL_OBS_FILE = "meta/final_obs.parquet"
 """The file of final observations, which only datasets written by `to_lerobot` have."""
 _COUNTER_COLUMNS = ("index", "episode_index", "frame_index", "timestamp")
-"""Columns of counters, which LeRobot writes itself."""
+"""Columns that LeRobot computes itself."""
 _SKIPPED_COLUMNS = (*_COUNTER_COLUMNS, "task")
 """Columns that are left out by default: the order of rows replaces counters, and "task" is the text of task_index."""
 
@@ -529,7 +511,7 @@ def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
         return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
     if dtype.kind not in "biuf" or len(shape) > 5:
         remedy = "Write the buffer with to_hdf5 or to_zarr."
-        raise SchemaError(explain(name, "real numbers with at most 5 axes", f"{dtype} of shape {shape}", remedy))
+        raise dataset_error(name, "real numbers with at most 5 axes", f"{dtype} of shape {shape}", remedy)
     return {"dtype": str(dtype), "shape": list(shape or (1,)), "names": ["0"] if shape == (1,) else None}
 
 
@@ -537,7 +519,7 @@ def _arrow_array(rows: np.ndarray) -> Any:
     """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if is_image(inner, rows.dtype):
-        bodies = pyarrow.array([_png(row) for row in rows], pyarrow.binary())
+        bodies = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
@@ -551,14 +533,14 @@ def _arrow_array(rows: np.ndarray) -> Any:
     return values
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def _encode_png(pixels: np.ndarray) -> bytes:
     body = io.BytesIO()
     import_extra("PIL.Image", "lerobot", "Pillow").fromarray(pixels).save(body, "PNG", compress_level=1)
     return body.getvalue()
 
 
 class _FeatureStats:
-    """Statistics of a column, with which LeRobot's policies normalise; of images: per channel, scaled to [0, 1]."""
+    """Statistics with which LeRobot's policies normalise a column; for images, per channel and scaled to [0, 1]."""
 
     def __init__(self) -> None:
         self._count, self._sum, self._squares = 0, 0.0, 0.0
@@ -584,10 +566,10 @@ class _FeatureStats:
 
 _MAX_FILE_BYTES = 100_000_000
 _MAX_GROUP_VALUES = 1 << 22
-"""Maximum count of numbers per column of a row group; it bounds the lists that a reader has to hold."""
+"""Maximum number of values per column and row group, so that a reader needs little memory."""
 _FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
 
-_PANDAS = {
+_PANDAS_METADATA = {
     "index_columns": ["__index_level_0__"],
     "column_indexes": [],
     "columns": [
@@ -618,17 +600,17 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
     """
     import_extra("pyarrow", "lerobot")
     require_steps("to_lerobot", replay)
-    if not _is_rate(fps):
-        raise SchemaError(explain("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number."))
+    if not _is_valid_fps(fps):
+        raise dataset_error("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number.")
     texts = [tasks] if isinstance(tasks, str) else tasks
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         remedy = "Pass a str per number of the extra field 'task_index'."
-        raise SchemaError(explain("tasks", "a text, or a list of texts", repr(tasks), remedy))
+        raise dataset_error("tasks", "a text, or a list of texts", repr(tasks), remedy)
     with write_atomically("to_lerobot", path) as unfinished:
         _DatasetWriter(unfinished, fps, list(texts)).write(replay)
 
 
-def _is_rate(fps: Any) -> TypeGuard[float]:
+def _is_valid_fps(fps: Any) -> TypeGuard[float]:
     """Whether a value is a number of frames per second."""
     return isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < _MAX_FPS
 
@@ -645,7 +627,7 @@ class _DatasetWriter:
         self._frames = 0
 
     def write(self, replay: ReplayBuffer) -> None:
-        final = _ParquetWriter(self._root / _FINAL_OBS)
+        final = _ParquetWriter(self._root / _FINAL_OBS_FILE)
         for episode in episode_arrays(replay):
             final.write(_feature_columns({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
             self._write_episode(_feature_columns(episode))
@@ -666,7 +648,7 @@ class _DatasetWriter:
         tasks = np.unique(columns["task_index"]).tolist()
         if not all(0 <= task < len(self._tasks) for task in tasks):
             remedy = "Pass a text for each number of the extra field 'task_index'."
-            raise SchemaError(explain("to_lerobot: tasks", f"a text for {tasks}", f"{len(self._tasks)} texts", remedy))
+            raise dataset_error("to_lerobot: tasks", f"a text for {tasks}", f"{len(self._tasks)} texts", remedy)
         self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
             self._stats[name].update(rows)
@@ -691,7 +673,9 @@ class _DatasetWriter:
         pyarrow, meta = import_extra("pyarrow", "lerobot"), self._root / "meta"
         parquet = import_extra("pyarrow.parquet", "lerobot")
         tasks = pyarrow.table({"task_index": np.arange(len(self._tasks)), "__index_level_0__": self._tasks})
-        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(_PANDAS)})  # LeRobot looks tasks up by their text
+        tasks = tasks.replace_schema_metadata(
+            {"pandas": json.dumps(_PANDAS_METADATA)}
+        )  # LeRobot looks tasks up by their text
         parquet.write_table(tasks, meta / "tasks.parquet")
         (meta / "episodes/chunk-000").mkdir(parents=True)
         parquet.write_table(pyarrow.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
@@ -735,6 +719,6 @@ def _feature_columns(fields: dict[str, Any]) -> dict[str, np.ndarray]:
         feature = ".".join([_FEATURE_NAMES.get(name, name), *parts])
         if name in _COUNTER_COLUMNS or "/" in feature or any("." in part for part in parts):
             remedy = "Rename the field: LeRobot counts frames itself, and dots separate names."
-            raise SchemaError(explain("to_lerobot", "names that LeRobot can have", repr(feature), remedy))
+            raise dataset_error("to_lerobot", "names that LeRobot can have", repr(feature), remedy)
         columns["observation.state" if feature == "observation" else feature] = rows
     return columns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import reprlib
 import shutil
 import warnings
@@ -29,8 +28,8 @@ from relive.datasets.filling import (
     slice_leaves,
 )
 from relive.datasets.hdf5 import require_self_contained
-from relive.datasets.untrusted import damage, import_extra, parse_json, require_similar_size, wrap_errors
-from relive.errors import SchemaError, explain
+from relive.datasets.untrusted import dataset_error, import_extra, parse_json, require_similar_size, wrap_errors
+from relive.errors import SchemaError
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.conversion import as_tensor, path_name
@@ -38,7 +37,7 @@ from relive.schema.fields import DTYPES, Field, Tree, caller_shape, iter_leaves,
 from relive.storage import Memory
 
 _MAX_METADATA_BYTES = 1 << 24
-"""The largest metadata.json, which has two limits per pixel of an image."""
+"""Maximum bytes of metadata.json, in which the space of an image has two limits per pixel."""
 _MAX_SPACE_NUMBERS = 1 << 22
 
 
@@ -50,7 +49,7 @@ def open_dataset(dataset: Any) -> Any:
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
-        raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
+        raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
         return minari.load_dataset(str(dataset))  # raises Minari's error for a missing dataset
@@ -72,34 +71,28 @@ def _require_spaces(folder: Path) -> None:
 
     If a space is missing, Minari creates the environment of the dataset, which can run any code.
     """
-    where, metadata = f"{folder.name}/metadata.json", _metadata(folder)
+    where, metadata = f"{folder.name}/metadata.json", _read_metadata(folder)
     for name in ("observation_space", "action_space"):
-        if isinstance(metadata.get(name), str):
-            with wrap_errors(f"{where}: {name}", "a space"):
-                _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
-    missing_spaces = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
-    if missing_spaces:
-        remedy = "Its environment would be made: if you trust it, pass minari.MinariDataset(path) instead of the path."
-        raise SchemaError(explain(where, f"the key {missing_spaces[0]!r}", "no such key", remedy))
+        if not isinstance(metadata.get(name), str):
+            remedy = "Minari would create its environment: if you trust it, pass minari.MinariDataset(path)."
+            raise dataset_error(where, f"the key {name!r}", "no such key", remedy)
+        with wrap_errors(f"{where}: {name}", "a space"):
+            _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
 
 
 def _require_small_space(where: str, space: Any) -> None:
     """Raise if a space has a huge shape: Minari allocates limits for each of its numbers."""
     if isinstance(space, Mapping):
-        for name in ("shape", "n"):
+        for name in ("shape", "n") if space.get("type") != "Discrete" else ():
             axes = space.get(name)
-            if isinstance(axes, list) and math.prod(axes) > _MAX_SPACE_NUMBERS:
-                raise damage(f"{where}: {name}", f"at most {_MAX_SPACE_NUMBERS:,} numbers", reprlib.repr(axes))
-        if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MAX_SPACE_NUMBERS:
-            raise damage(f"{where}: n", f"at most {_MAX_SPACE_NUMBERS:,} numbers", space["n"])
-        space = space.get("subspaces", ())
-        space = list(space.values()) if isinstance(space, Mapping) else space
-        if isinstance(space, list):
-            for part in space:
-                _require_small_space(where, part)
+            if isinstance(axes, list | int) and np.prod(axes, dtype=object) > _MAX_SPACE_NUMBERS:
+                raise dataset_error(f"{where}: {name}", f"at most {_MAX_SPACE_NUMBERS:,} numbers", reprlib.repr(axes))
+        subspaces = space.get("subspaces", ())
+        for part in subspaces.values() if isinstance(subspaces, Mapping) else subspaces:
+            _require_small_space(where, part)
 
 
-def _metadata(folder: Path) -> dict[str, Any]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
     with (folder / "metadata.json").open("rb") as file:
         return parse_json(f"{folder.name}/metadata.json", file.read(_MAX_METADATA_BYTES + 1), _MAX_METADATA_BYTES)
 
@@ -114,7 +107,7 @@ def dataset_folder(path: Path) -> Path | None:
     """Return the folder with the files of a dataset, `path` or `path / "data"`; None if there is no dataset."""
     for folder in (path, path / "data"):
         try:
-            metadata = _metadata(folder)
+            metadata = _read_metadata(folder)
         except (OSError, SchemaError):
             continue
         if "data_format" in metadata:
@@ -123,7 +116,7 @@ def dataset_folder(path: Path) -> Path | None:
 
 
 def _import_minari() -> Any:
-    """Return the module `minari`."""
+    """Import the optional library Minari."""
     return import_extra("minari", "minari", "Minari")
 
 
@@ -144,13 +137,13 @@ def _to_block(data: Any, names: list[str] | None) -> EpisodeBlock:
     for path, leaf in iter_leaves(("observations",), obs):
         if len(leaf) != size + 1:
             expected, remedy = f"{size + 1} observations", "Repair the dataset."
-            raise SchemaError(explain(f"{where}: {path_name(path)}", expected, len(leaf), remedy))
+            raise dataset_error(f"{where}: {path_name(path)}", expected, len(leaf), remedy)
     info = {}
     for name in infos if names is None else names:
         if name not in infos:
             got = f"an episode with {', '.join(map(str, infos)) or 'no infos'}"
-            raise SchemaError(explain(f"{where}: infos", f"{name!r} in every episode", got, "Leave it out of infos=."))
-        info[name] = _per_step(f"{where}: infos: {name}", _tuples_to_dicts(infos[name]), size)
+            raise dataset_error(f"{where}: infos", f"{name!r} in every episode", got, "Leave it out of infos=.")
+        info[name] = _drop_reset_entry(f"{where}: infos: {name}", _tuples_to_dicts(infos[name]), size)
     steps = {
         "obs": slice_leaves(obs, slice(None, -1)),
         "next_obs": slice_leaves(obs, slice(1, None)),
@@ -172,13 +165,13 @@ def _tuples_to_dicts(tree: Any) -> Any:
     return np.asarray(tree)
 
 
-def _per_step(where: str, tree: Any, steps: int) -> Any:
+def _drop_reset_entry(where: str, tree: Any, steps: int) -> Any:
     if isinstance(tree, dict):
-        return {name: _per_step(f"{where}.{name}", part, steps) for name, part in tree.items()}
+        return {name: _drop_reset_entry(f"{where}.{name}", part, steps) for name, part in tree.items()}
     if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (steps, steps + 1):
         got = f"dtype {tree.dtype} of shape {tree.shape}"
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
-        raise SchemaError(explain(where, f"numbers, an entry for each of {steps} steps", got, remedy))
+        raise dataset_error(where, f"numbers, an entry for each of {steps} steps", got, remedy)
     return tree[1:] if len(tree) == steps + 1 else tree  # the first entry belongs to the reset
 
 
@@ -215,11 +208,11 @@ def from_minari(
     if buffer is None:
         buffer = _make_buffer(source, infos, sampler, device, seed)
     extra = list(extra_fields("from_minari", buffer))
-    blocks = (_with_extra(episode, extra) for episode in read_episodes(source, infos))
+    blocks = (_add_extra(episode, extra) for episode in read_episodes(source, infos))
     return fill("from_minari", buffer, blocks, source.total_steps)
 
 
-def _with_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
+def _add_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
     """Add extra fields to an episode: "info" gets all infos, any other field the info of the same name."""
     steps = dict(episode.steps)
     info = steps.pop("info")
@@ -227,7 +220,7 @@ def _with_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
         if name != "info" and name not in info:
             expected = f"an info for each extra field ({', '.join(info) or 'it has no infos'})"
             remedy = "Declare only fields that every episode has."
-            raise SchemaError(explain(episode.where, expected, repr(name), remedy))
+            raise dataset_error(episode.where, expected, repr(name), remedy)
     return replace(episode, steps=steps | {name: info.get(name, info) for name in extra})
 
 
@@ -236,7 +229,7 @@ def _make_buffer(
 ) -> ReplayBuffer:
     first = next(read_episodes(dataset, infos), None)
     if first is None:
-        raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
+        raise dataset_error("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes.")
     rows = dataset.total_steps + dataset.total_episodes  # the final observation of an episode takes a row too
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]
@@ -247,14 +240,14 @@ def _make_buffer(
         dataset.observation_space,
         dataset.action_space,
         reward=Field(reward.shape[1:]),
-        extra={"info": map_leaves(_field, info)} if info else None,
+        extra={"info": map_leaves(_make_field, info)} if info else None,
         sampler=sampler,
         device=device,
         seed=seed,
     )
 
 
-def _field(values: np.ndarray) -> Field:
+def _make_field(values: np.ndarray) -> Field:
     tensor = as_tensor("info", values[:1], _HOST)
     return Field(tensor.shape[1:], narrow_dtype(tensor.dtype))
 
@@ -275,7 +268,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     minari = _import_minari()
     require_ordered("to_minari", replay)
     trees = declared_fields(replay)
-    default_spaces = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
+    default_spaces = {"observation_space": _widest_space(trees["obs"]), "action_space": _widest_space(trees["action"])}
     options = {**({} if "env" in options else default_spaces), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]
     with warnings.catch_warnings():
@@ -286,7 +279,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
         def buffers() -> Iterator[Any]:
             nonlocal is_folder_new
             is_folder_new = True  # Minari has just created the folder
-            yield from (_episode_buffer(one, spaces) for one in episode_arrays(replay))
+            yield from (_to_episode_buffer(episode, spaces) for episode in episode_arrays(replay))
 
         try:
             return minari.create_dataset_from_buffers(dataset_id, buffers(), **options)
@@ -296,39 +289,39 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
             raise
 
 
-def _episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
+def _to_episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
     """Convert an episode [T] to Minari's EpisodeBuffer."""
     obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
     fields = {name: part for name, part in tree.items() if name not in (*STEP_FIELDS, "next_obs")}
     infos = {**fields.pop("info", {}), **fields}
     return _import_minari().data_collector.EpisodeBuffer(
-        observations=_for_space(spaces[0], obs),
-        actions=_for_space(spaces[1], tree["action"]),
+        observations=_restore_tuples(spaces[0], obs),
+        actions=_restore_tuples(spaces[1], tree["action"]),
         rewards=tree["reward"],
         terminations=tree["terminated"],
         truncations=tree["truncated"],
-        infos=map_leaves(_with_reset, infos) if infos else None,
+        infos=map_leaves(_prepend_reset_entry, infos) if infos else None,
     )
 
 
-def _with_reset(info: np.ndarray) -> Any:
+def _prepend_reset_entry(info: np.ndarray) -> Any:
     """Prepend an entry of zeros, for the reset, to an info of all steps."""
     entries = np.concatenate([np.zeros_like(info[:1]), info])
     return list(entries) if entries.ndim == 1 else entries  # Minari cannot read Arrow files of arrays without a shape
 
 
-def _for_space(space: Any, tree: Any) -> Any:
+def _restore_tuples(space: Any, tree: Any) -> Any:
     """Convert the parts "0", "1", … of a Tuple space to a tuple."""
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(_for_space(part, tree[str(i)]) for i, part in enumerate(space.spaces))
+        return tuple(_restore_tuples(part, tree[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, gym.spaces.Dict):
-        return {name: _for_space(part, tree[name]) for name, part in space.spaces.items()}
+        return {name: _restore_tuples(part, tree[name]) for name, part in space.spaces.items()}
     return tree
 
 
-def _space(tree: Tree) -> gym.Space[Any]:
+def _widest_space(tree: Tree) -> gym.Space[Any]:
     if isinstance(tree, dict):
-        return gym.spaces.Dict({name: _space(part) for name, part in tree.items()})
+        return gym.spaces.Dict({name: _widest_space(part) for name, part in tree.items()})
     dtype = DTYPES[tree.dtype] or np.dtype(np.float32)
     if dtype.kind == "f":
         low, high = -np.inf, np.inf

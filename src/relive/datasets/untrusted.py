@@ -12,11 +12,13 @@ from typing import Any
 from relive.errors import SchemaError, explain
 
 MAX_JSON_BYTES = 1 << 21
-"""The largest JSON document to parse: parsed, it takes up to 24 times as much memory."""
+"""Maximum bytes of a JSON document, which takes up to 24 times as much memory when it is parsed."""
 
 _SMALL_BUFFER_BYTES, _MAX_EXPANSION = 1 << 24, 1000
-"""Limits of a new buffer: always allowed bytes, and bytes per byte of the file. Deflate and videos come close to this
-ratio; decompression bombs exceed it."""
+"""A new buffer may always have the first number of bytes; a larger one at most the second number times the bytes of the
+file. Deflate and videos come close to this ratio; decompression bombs exceed it."""
+
+_UNTRUSTED_REMEDY = "Do not read a dataset that you do not trust; write it anew."
 
 
 def import_extra(module: str, extra: str, title: str | None = None) -> Any:
@@ -44,19 +46,19 @@ def require_similar_size(where: str, rows: int, row_bytes: int, file_bytes: int)
     if rows * row_bytes > max_bytes:
         expected = f"steps of at most {max_bytes:,} bytes, {_MAX_EXPANSION:,} times the {file_bytes:,} of the file"
         remedy = "If you trust it, make a buffer of that size and pass it."
-        raise SchemaError(explain(where, expected, f"{rows * row_bytes:,} bytes in {rows:,} rows", remedy))
+        raise dataset_error(where, expected, f"{rows * row_bytes:,} bytes in {rows:,} rows", remedy)
 
 
 def parse_json(where: str, body: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Parse a JSON object; raises if the document is longer than `max_bytes`."""
     if len(body) > max_bytes:
-        raise damage(where, f"at most {max_bytes} bytes", "more")
+        raise dataset_error(where, f"at most {max_bytes} bytes", "more")
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise damage(where, "JSON", error) from None
+        raise dataset_error(where, "JSON", error) from None
     if not isinstance(document, dict):
-        raise damage(where, "a JSON object", reprlib.repr(document))
+        raise dataset_error(where, "a JSON object", reprlib.repr(document))
     return document
 
 
@@ -64,7 +66,7 @@ def parse_sizes(where: str, value: Any, min_size: int = 0) -> tuple[int, ...]:
     """Parse the sizes of at most 16 axes, each at least `min_size`."""
     is_list = isinstance(value, list) and len(value) <= 16
     if not is_list or not all(type(size) is int and min_size <= size < 1 << 62 for size in value):
-        raise damage(where, f"a list of at most 16 sizes from {min_size} on", reprlib.repr(value))
+        raise dataset_error(where, f"a list of at most 16 sizes from {min_size} on", reprlib.repr(value))
     return tuple(value)
 
 
@@ -80,11 +82,11 @@ def wrap_errors(where: str, expected: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         got = f"no file {error.filename or where}"
-        raise SchemaError(explain(where, expected, got, "Check the path, and that the dataset is complete.")) from error
+        raise dataset_error(where, expected, got, "Check the path, and that the dataset is complete.") from error
     except Exception as error:
-        raise SchemaError(explain(where, expected, f"{type(error).__name__}: {error}", "Copy it again.")) from error
+        raise dataset_error(where, expected, f"{type(error).__name__}: {error}", "Copy it again.") from error
 
 
-def damage(where: str, expected: str, got: object) -> SchemaError:
-    """Return the error for a damaged or forged file."""
-    return SchemaError(explain(where, expected, got, "Do not read a dataset that you do not trust; write it anew."))
+def dataset_error(where: str, expected: str, got: object, remedy: str = _UNTRUSTED_REMEDY) -> SchemaError:
+    """Return the error for a dataset that does not fit; the default remedy is for damaged and forged files."""
+    return SchemaError(explain(where, expected, got, remedy))

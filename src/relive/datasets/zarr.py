@@ -26,14 +26,13 @@ from relive.datasets.columns import Columns, ColumnSpec, RowSource, fill_from_ro
 from relive.datasets.filling import STEP_FIELDS, FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
 from relive.datasets.untrusted import (
     MAX_JSON_BYTES,
-    damage,
+    dataset_error,
     decode_budget,
     import_extra,
     parse_json,
     parse_sizes,
     wrap_errors,
 )
-from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.fields import Path as FieldPath
@@ -52,13 +51,13 @@ class Store:
         name: the name of the store, for messages.
         nbytes: the number of bytes of the store on the disk.
         sizes: the size of each file.
-        body: a function of a name and a size that reads a file.
+        read_file: a function that reads a file, given its name and size.
     """
 
-    def __init__(self, name: str, nbytes: int, sizes: dict[str, int], body: Callable[[str, int], bytes]) -> None:
-        self.name, self.nbytes, self.sizes, self._body = name, nbytes, sizes, body
+    def __init__(self, name: str, nbytes: int, sizes: dict[str, int], read_file: Callable[[str, int], bytes]) -> None:
+        self.name, self.nbytes, self.sizes, self._read_file = name, nbytes, sizes, read_file
         self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
-        """By array: number, size in bytes and rows of the last decoded chunk."""
+        """For each array: the number, the bytes and the rows of its last decoded chunk."""
 
     def chunk_rows(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
         """Return the rows of a chunk, cached or from `decode`, which returns `nbytes` bytes."""
@@ -66,7 +65,7 @@ class Store:
         if last == number and rows is not None:
             return rows
         self._decoded.pop(array, None)
-        if nbytes + sum(each for _, each, _ in self._decoded.values()) > decode_budget(self.nbytes):
+        if nbytes + sum(chunk_bytes for _, chunk_bytes, _ in self._decoded.values()) > decode_budget(self.nbytes):
             self._decoded.clear()
         rows = decode()
         self._decoded[array] = number, nbytes, rows
@@ -76,11 +75,11 @@ class Store:
         """Read a whole file; raises if it is longer than `max_bytes`."""
         where = f"{self.name}: {name}"
         if self.sizes[name] > max_bytes:
-            raise damage(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
+            raise dataset_error(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
         with wrap_errors(where, "a file that can be read"):
-            body = self._body(name, self.sizes[name])
+            body = self._read_file(name, self.sizes[name])
         if len(body) != self.sizes[name]:
-            raise damage(where, f"{self.sizes[name]} bytes", len(body))
+            raise dataset_error(where, f"{self.sizes[name]} bytes", len(body))
         return body
 
 
@@ -108,11 +107,11 @@ def open_store(path: Path) -> Iterator[Store]:
 
 def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     if depth > _MAX_DEPTH:
-        raise damage(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
+        raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
     with os.scandir(folder) as entries:
         files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MAX_FILES + 1)]
     if len(files) > _MAX_FILES:
-        raise damage(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
+        raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
     for name, status in files:
         if stat.S_ISDIR(status.st_mode):
             yield from _list_files(folder / name, store, f"{prefix}{name}/", depth + 1)
@@ -120,28 +119,26 @@ def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[t
             yield f"{prefix}{name}", status.st_size
         else:
             kind = "a link" if stat.S_ISLNK(status.st_mode) else "a device or pipe"
-            raise damage(f"{store}: {prefix}{name}", "a regular file", kind)
+            raise dataset_error(f"{store}: {prefix}{name}", "a regular file", kind)
 
 
 def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     entries = archive.infolist()
     if len(entries) > _MAX_FILES or len(set(archive.namelist())) != len(entries):
-        raise damage(name, f"at most {_MAX_FILES} files with distinct names", len(entries))
+        raise dataset_error(name, f"at most {_MAX_FILES} files with distinct names", len(entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise damage(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
+            raise dataset_error(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
         if not entry.is_dir():
             yield entry.filename, entry.file_size
 
 
 _ZLIB_WINDOWS = {"zlib": 15, "gzip": 31}
-_SLICE_BYTES = 1 << 14
-"""Compressed bytes per call of zlib, which become at most 1,032 times as many."""
 
 _BLOSC_HEADER = struct.Struct("<4B3I")
-_BLOSC_COPY, _BLOSC_WHOLE = 0x02, 0x10
+_BLOSC_COPY_FLAG, _BLOSC_UNSPLIT_FLAG = 0x02, 0x10
 _BLOSC_COMPRESSORS = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
-_MAX_SPLITS, _MIN_SPLIT = 16, 128
+_MAX_BLOSC_SPLITS, _MIN_BLOSC_SPLIT = 16, 128
 
 
 def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
@@ -169,24 +166,16 @@ def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
 
 def _require_size(where: str, stored_bytes: int, nbytes: int) -> None:
     if stored_bytes != nbytes:
-        raise damage(where, f"{nbytes:,} bytes", f"{stored_bytes:,}")
+        raise dataset_error(where, f"{nbytes:,} bytes", f"{stored_bytes:,}")
 
 
 def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
-    stream, view, done = zlib.decompressobj(window), memoryview(body), 0
-    out = np.zeros(nbytes, np.uint8)
-    for start in range(0, len(view), _SLICE_BYTES):
-        if stream.eof:
-            raise ValueError("bytes after the end of the stream")
-        part = stream.decompress(view[start : start + _SLICE_BYTES], nbytes - done + 1)
-        if done + len(part) > nbytes:
-            raise damage(where, f"{nbytes:,} bytes", f"{done + len(part):,}, or more")
-        out[done : done + len(part)] = np.frombuffer(part, np.uint8)
-        done += len(part)
-    if not stream.eof or stream.unused_data:
+    stream = zlib.decompressobj(window)
+    decoded = stream.decompress(body, nbytes + 1)
+    if len(decoded) <= nbytes and (not stream.eof or stream.unused_data):
         raise ValueError("bytes after the end of the stream" if stream.eof else "a stream without its end")
-    _require_size(where, done, nbytes)
-    return out
+    _require_size(where, len(decoded), nbytes)
+    return np.frombuffer(decoded, np.uint8)
 
 
 def _lz4_size(body: Any) -> int:
@@ -222,7 +211,7 @@ def _require_blosc(body: Any) -> None:
     # With a remainder, c-blosc would fill the end of each block from uninitialised memory.
     if not typesize or not 0 < blocksize <= nbytes or (blocksize > typesize and blocksize % typesize):
         raise ValueError(f"blocks of {blocksize:,} bytes, of items of {typesize}, in a chunk of {nbytes:,}")
-    if flags & _BLOSC_COPY:
+    if flags & _BLOSC_COPY_FLAG:
         if length != nbytes + _BLOSC_HEADER.size:
             raise ValueError(f"{length:,} bytes for a copy of {nbytes:,}")
         return
@@ -236,7 +225,9 @@ def _require_blosc_blocks(body: Any, blocks: int, rest: int, typesize: int, bloc
     first = _BLOSC_HEADER.size + 4 * blocks
     if first > len(body):
         raise ValueError(f"{blocks:,} blocks in {len(body):,} bytes")
-    is_split = not flags & _BLOSC_WHOLE and typesize <= _MAX_SPLITS and blocksize // typesize >= _MIN_SPLIT
+    is_split = (
+        not flags & _BLOSC_UNSPLIT_FLAG and typesize <= _MAX_BLOSC_SPLITS and blocksize // typesize >= _MIN_BLOSC_SPLIT
+    )
     for block, start in enumerate(struct.unpack_from(f"<{blocks}i", body, _BLOSC_HEADER.size)):
         at = start
         for _ in range(typesize if is_split and not (rest and block == blocks - 1) else 1):
@@ -266,12 +257,12 @@ class ArraySpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     chunks: tuple[int, ...]
-    fill: Any
+    fill_value: Any
     order: str
     codec: str | None
     """The compressor of the chunks; None if they are not compressed."""
-    key: Callable[[tuple[int, ...]], str]
-    """A function from the coordinates of a chunk to its name."""
+    chunk_name: Callable[[tuple[int, ...]], str]
+    """A function that returns the file name of a chunk, given its coordinates in the grid of chunks."""
 
 
 class ZarrArray:
@@ -282,13 +273,13 @@ class ZarrArray:
         parse = _parse_v2 if f"{name}/.zarray" in store.sizes else _parse_v3
         self.spec = parse(self.where, store, name)
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.spec.shape, self.spec.chunks, strict=True))
-        self._nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
+        self._chunk_nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
         if math.prod(self._grid) > _MAX_CHUNKS + 64 * len(store.sizes):
-            raise damage(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
-        needed_bytes = self._nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
+            raise dataset_error(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
+        needed_bytes = self._chunk_nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
         max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
         if needed_bytes > max_bytes:
-            raise damage(
+            raise dataset_error(
                 self.where,
                 f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}",
                 f"{needed_bytes:,}",
@@ -298,7 +289,9 @@ class ZarrArray:
     def is_complete(self) -> bool:
         """Whether all chunks are stored; rows of missing chunks have the fill value."""
         at = itertools.product(*map(range, self._grid))
-        return math.prod(self._grid) <= len(self._store.sizes) and all(self._key(i) in self._store.sizes for i in at)
+        return math.prod(self._grid) <= len(self._store.sizes) and all(
+            self._chunk_file(i) in self._store.sizes for i in at
+        )
 
     @property
     def _is_row_in_one_chunk(self) -> bool:
@@ -325,121 +318,123 @@ class ZarrArray:
     def _chunk_rows(self, number: int) -> np.ndarray:
         """Return the rows of all chunks with the first coordinate `number`."""
         if self._is_row_in_one_chunk:
-            nbytes, make = self._nbytes, lambda: self._chunk((number, *(0 for _ in self._grid[1:])))
+            nbytes, make = self._chunk_nbytes, lambda: self._read_chunk((number, *(0 for _ in self._grid[1:])))
         else:
-            nbytes, make = self._band_bytes, lambda: self._band(number)
+            nbytes, make = self._band_bytes, lambda: self._read_band(number)
         return self._store.chunk_rows(self._name, number, nbytes, make)
 
-    def _band(self, number: int) -> np.ndarray:
+    def _read_band(self, number: int) -> np.ndarray:
         length = min(self.spec.chunks[0], self.spec.shape[0])
         band = np.empty((length, *self.spec.shape[1:]), self.spec.dtype)
         for inner in itertools.product(*map(range, self._grid[1:])):
             lows = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
             place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.spec.chunks[1:], strict=True))
             part = band[(slice(None), *place)]
-            part[...] = self._chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
+            part[...] = self._read_chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
         return band
 
-    def _key(self, at: tuple[int, ...]) -> str:
-        return f"{self._name}/{self.spec.key(at)}"
+    def _chunk_file(self, at: tuple[int, ...]) -> str:
+        return f"{self._name}/{self.spec.chunk_name(at)}"
 
-    def _chunk(self, at: tuple[int, ...]) -> np.ndarray:
+    def _read_chunk(self, at: tuple[int, ...]) -> np.ndarray:
         """Read the part of a chunk that is inside the array."""
-        key, inside = self._key(at), tuple(map(slice, self.spec.shape))
+        key, inside = self._chunk_file(at), tuple(map(slice, self.spec.shape))
         if key not in self._store.sizes:
             extent = tuple(map(min, self.spec.chunks, self.spec.shape))
-            return np.broadcast_to(self.spec.fill, extent)
-        # A compressor makes incompressible bytes a little longer.
-        body = self._store.read(key, self._nbytes + self._nbytes // 8 + 4096)
-        decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._nbytes)
+            return np.broadcast_to(self.spec.fill_value, extent)
+        # Compressors make incompressible data a little longer.
+        body = self._store.read(key, self._chunk_nbytes + self._chunk_nbytes // 8 + 4096)
+        decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._chunk_nbytes)
         return decoded.view(self.spec.dtype).reshape(self.spec.chunks, order=self.spec.order)[inside]  # type: ignore[arg-type]
 
 
 def _parse_v2(where: str, store: Store, name: str) -> ArraySpec:
     """Parse the metadata of an array of format 2."""
     metadata = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
-    dtype = _dtype(where, metadata.get("dtype"), _V2_DTYPE)
+    dtype = _parse_dtype(where, metadata.get("dtype"), _V2_DTYPE)
     order, filters, codec = (metadata.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
-        raise damage(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
+        raise dataset_error(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
     if codec is not None:
-        codec = _codec(where, codec.get("id") if isinstance(codec, dict) else codec)
+        codec = _parse_codec(where, codec.get("id") if isinstance(codec, dict) else codec)
     shape, chunks = _parse_extents(where, metadata.get("shape"), metadata.get("chunks"))
-    key = _chunk_names(where, metadata.get("dimension_separator", "."), "")
-    return ArraySpec(shape, dtype, chunks, _fill(where, metadata.get("fill_value"), dtype), order, codec, key)
+    key = _make_chunk_namer(where, metadata.get("dimension_separator", "."), "")
+    return ArraySpec(
+        shape, dtype, chunks, _parse_fill_value(where, metadata.get("fill_value"), dtype), order, codec, key
+    )
 
 
 def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
     """Parse the metadata of an array of format 3."""
     metadata = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
-    dtype = _dtype(where, metadata.get("data_type"), _V3_DTYPE)
+    dtype = _parse_dtype(where, metadata.get("data_type"), _V3_DTYPE)
     (grid, sizes), (encoding, keys) = (
-        _extension(where, key, metadata.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
+        _parse_extension(where, key, metadata.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
     )
     if grid != "regular" or encoding not in ("default", "v2") or metadata.get("storage_transformers"):
-        raise damage(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
+        raise dataset_error(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
     codecs = metadata.get("codecs")
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
-        raise damage(where, "a list of codecs", reprlib.repr(codecs))
-    (first, settings), *rest = (_extension(where, "codec", codec) for codec in codecs)
+        raise dataset_error(where, "a list of codecs", reprlib.repr(codecs))
+    (first, settings), *rest = (_parse_extension(where, "codec", codec) for codec in codecs)
     if first != "bytes" or len(rest) > 1:
         got = ", ".join(repr(codec) for codec in (first, *(codec for codec, _ in rest)))
         remedy = "Write it without sharding or transposing."
-        raise SchemaError(explain(where, "the codec 'bytes' and one compressor", got, remedy))
+        raise dataset_error(where, "the codec 'bytes' and one compressor", got, remedy)
     dtype = dtype.newbyteorder(">" if settings.get("endian") == "big" else "<")
     shape, chunks = _parse_extents(where, metadata.get("shape"), sizes.get("chunk_shape"))
-    codec = _codec(where, rest[0][0]) if rest else None
+    codec = _parse_codec(where, rest[0][0]) if rest else None
     separator = keys.get("separator", "/" if encoding == "default" else ".")
-    key = _chunk_names(where, separator, f"c{separator}" if encoding == "default" else "")
-    return ArraySpec(shape, dtype, chunks, _fill(where, metadata.get("fill_value"), dtype), "C", codec, key)
+    key = _make_chunk_namer(where, separator, f"c{separator}" if encoding == "default" else "")
+    return ArraySpec(shape, dtype, chunks, _parse_fill_value(where, metadata.get("fill_value"), dtype), "C", codec, key)
 
 
-def _dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
+def _parse_dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
     if not isinstance(name, str) or not pattern.fullmatch(name):
-        raise damage(where, "a dtype of numbers", reprlib.repr(name))
+        raise dataset_error(where, "a dtype of numbers", reprlib.repr(name))
     return np.dtype(name)
 
 
-def _extension(where: str, key: str, extension: Any) -> tuple[str, dict[str, Any]]:
+def _parse_extension(where: str, key: str, extension: Any) -> tuple[str, dict[str, Any]]:
     """Parse the name and the settings of an extension of format 3, such as a codec."""
     if isinstance(extension, dict) and isinstance(extension.get("name"), str):
         settings = extension.get("configuration", {})
         if isinstance(settings, dict):
             return extension["name"], settings
-    raise damage(where, f"{key} with a name", reprlib.repr(extension))
+    raise dataset_error(where, f"{key} with a name", reprlib.repr(extension))
 
 
-def _codec(where: str, name: Any) -> str:
+def _parse_codec(where: str, name: Any) -> str:
     """Return the name of a supported compressor; the settings are not needed, as compressed bytes contain them."""
     if name not in CODECS:
-        raise damage(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
+        raise dataset_error(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
     return name
 
 
 def _parse_extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     extents = parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
     if len(extents[0]) != len(extents[1]) or not extents[0]:
-        raise damage(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
+        raise dataset_error(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
     return extents
 
 
-def _chunk_names(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
+def _make_chunk_namer(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
     if separator not in (".", "/"):
-        raise damage(where, "a separator . or /", reprlib.repr(separator))
+        raise dataset_error(where, "a separator . or /", reprlib.repr(separator))
     return lambda at: prefix + separator.join(map(str, at))
 
 
-def _fill(where: str, value: Any, dtype: np.dtype) -> Any:
+def _parse_fill_value(where: str, value: Any, dtype: np.dtype) -> Any:
     value = 0 if value is None else _SPECIAL_NUMBERS.get(value, value) if isinstance(value, str) else value
     try:
         with np.errstate(all="ignore"):
             return np.array(complex(*value) if isinstance(value, list) else value).astype(dtype, casting="unsafe")
     except (TypeError, ValueError, OverflowError):
-        raise damage(where, "a number as fill value", reprlib.repr(value)) from None
+        raise dataset_error(where, "a number as fill value", reprlib.repr(value)) from None
 
 
 FIELDS_ATTRIBUTE = "relive_fields"
-"""The attribute of the root in which `to_zarr` stores the field of each column."""
+"""The attribute of a store in which `to_zarr` saves the field path of each array."""
 
 
 def from_zarr(
@@ -486,18 +481,20 @@ class _StoreSource(RowSource):
 
     def __init__(self, store: Store) -> None:
         self._store, self.name, self.nbytes = store, store.name, store.nbytes
-        self._arrays = {name: ZarrArray(store, f"data/{name}") for name in _arrays_below(store, "data/")}
+        self._arrays = {name: ZarrArray(store, f"data/{name}") for name in _find_arrays(store, "data/")}
         if not self._arrays or not _has_array(store, "meta/episode_ends"):
             expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
             got = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
-            raise SchemaError(explain(store.name, expected, got, remedy))
-        self._ends = _episode_ends(ZarrArray(store, "meta/episode_ends"), store.nbytes)
+            raise dataset_error(store.name, expected, got, remedy)
+        self._ends = _read_episode_ends(ZarrArray(store, "meta/episode_ends"), store.nbytes)
         for array in self._arrays.values():
             if array.spec.shape[0] != self._ends[-1]:
-                raise damage(array.where, f"{self._ends[-1]} rows, the last of meta/episode_ends", array.spec.shape)
+                raise dataset_error(
+                    array.where, f"{self._ends[-1]} rows, the last of meta/episode_ends", array.spec.shape
+                )
         if not any(array.is_complete for array in self._arrays.values()):
-            raise damage(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
-        self._fields = _saved_fields(store)
+            raise dataset_error(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
+        self._fields = _read_saved_fields(store)
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         return {name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()}
@@ -521,11 +518,13 @@ class _StoreSource(RowSource):
         for name, array in arrays.items():
             spec, expected = array.spec, (len(self._ends), *self._arrays[name].spec.shape[1:])
             if spec.shape != expected or spec.dtype != self._arrays[name].spec.dtype:
-                raise damage(array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}")
+                raise dataset_error(
+                    array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}"
+                )
         return lambda number: {name: array.read(number, number + 1) for name, array in arrays.items()}
 
 
-def _arrays_below(store: Store, prefix: str) -> list[str]:
+def _find_arrays(store: Store, prefix: str) -> list[str]:
     names = set()
     for name in store.sizes:
         if name.startswith(prefix) and name.endswith("/.zarray"):
@@ -541,26 +540,26 @@ def _has_array(store: Store, name: str) -> bool:
     return f"{name}/.zarray" in store.sizes or f"{name}/zarr.json" in store.sizes
 
 
-def _episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
+def _read_episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
     spec, max_bytes = array.spec, decode_budget(nbytes)
     if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > max_bytes:
-        raise damage(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
+        raise dataset_error(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
     ends = array.read(0, spec.shape[0]).astype(np.int64)
     if ends[0] < 1 or (np.diff(ends) < 1).any():
-        raise damage(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
+        raise dataset_error(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
     return ends
 
 
-def _saved_fields(store: Store) -> Mapping[str, FieldPath]:
+def _read_saved_fields(store: Store) -> Mapping[str, FieldPath]:
     if ".zattrs" not in store.sizes:
         return {}
     where = f"{store.name}: .zattrs"
     fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS_ATTRIBUTE, {})
     if not isinstance(fields, dict):
-        raise damage(where, f"an object in {FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
+        raise dataset_error(where, f"an object in {FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
     for path in fields.values():
         if not isinstance(path, list) or not path or not all(isinstance(part, str) for part in path):
-            raise damage(where, "lists of names", reprlib.repr(path))
+            raise dataset_error(where, "lists of names", reprlib.repr(path))
     return {column: tuple(path) for column, path in fields.items()}
 
 
@@ -608,7 +607,7 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
     for episode in episode_arrays(replay):
         final = slice_leaves(episode.pop("next_obs"), slice(-1, None))
         leaves = dict(iter_leaves((), episode))
-        names = names or _names(leaves)
+        names = names or _name_arrays(leaves)
         for path, rows in leaves.items():
             append(f"data/{names[path]}", rows)
         for path, rows in iter_leaves(("obs",), final):
@@ -622,7 +621,7 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
     write(".zattrs", to_json({FIELDS_ATTRIBUTE: {name: list(path) for path, name in names.items()}}))
 
 
-def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
+def _name_arrays(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
     """Return the array name of each leaf: short if it is unique, otherwise the whole path."""
     short_names = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
     name_counts = Counter(short_names.values())
@@ -632,11 +631,11 @@ def _names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
 class _ArrayWriter:
     """Writes an array chunk by chunk, along its first axis."""
 
-    def __init__(self, write: Write, name: str, like: np.ndarray) -> None:
+    def __init__(self, write: Write, name: str, rows: np.ndarray) -> None:
         self._write, self._name = write, name
-        self._inner, self._dtype = like.shape[1:], like.dtype
-        row = max(1, int(np.prod(self._inner)) * self._dtype.itemsize)
-        self._chunk = np.zeros((max(1, _CHUNK_BYTES // row), *self._inner), self._dtype)
+        self._row_shape, self._dtype = rows.shape[1:], rows.dtype
+        row = max(1, int(np.prod(self._row_shape)) * self._dtype.itemsize)
+        self._chunk = np.zeros((max(1, _CHUNK_BYTES // row), *self._row_shape), self._dtype)
         self._rows = 0
         self._codec = import_extra("numcodecs", "zarr").Blosc("lz4", clevel=5, shuffle=1)
 
@@ -652,7 +651,7 @@ class _ArrayWriter:
                 self._flush()
 
     def _flush(self) -> None:
-        coordinates = ((self._rows - 1) // len(self._chunk), *(0 for _ in self._inner))
+        coordinates = ((self._rows - 1) // len(self._chunk), *(0 for _ in self._row_shape))
         self._write(f"{self._name}/{'.'.join(map(str, coordinates))}", bytes(self._codec.encode(self._chunk)))
         self._chunk[...] = 0
 
@@ -661,7 +660,7 @@ class _ArrayWriter:
             self._flush()
         metadata = {
             "zarr_format": 2,
-            "shape": [self._rows, *self._inner],
+            "shape": [self._rows, *self._row_shape],
             "chunks": list(self._chunk.shape),
             "dtype": self._dtype.str,
             "compressor": self._codec.get_config(),

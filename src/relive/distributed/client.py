@@ -1,4 +1,4 @@
-"""The client side of a service: calls to shards, streams of rows to shards, and reading of shards."""
+"""The client of a service: calls its shards, sends rows to them and reads rows from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import secrets
 import select
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -22,7 +21,16 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 import relive
 from relive.concurrent.processes import connect
-from relive.distributed.protocol import Ack, MemoryLocation, Push, ServicePlan, StepBlock, difference, pack, to_plain
+from relive.distributed.protocol import (
+    Ack,
+    MemoryLocation,
+    Push,
+    ServicePlan,
+    StepBlock,
+    describe_difference,
+    pack,
+    to_plain,
+)
 from relive.distributed.shard import Shard, ShardReader
 from relive.errors import IncompatibleService, SchemaError, ShardUnavailable, explain, warn_user
 
@@ -59,25 +67,22 @@ def find_actor(service: str, shard: int) -> Any:
     try:
         return ray.get_actor(f"{service}/{shard}", namespace=NAMESPACE)
     except ValueError:
-        where, remedy = (
-            f"shard {shard} of {service!r}",
-            "Start the service, or check its name; its driver may have ended.",
-        )
-        message = explain(where, "a process in this cluster", "no such process", remedy)
+        remedy = "Start the service, or check its name; its driver may have ended."
+        message = explain(f"shard {shard} of {service!r}", "a process in this cluster", "no such process", remedy)
         raise ShardUnavailable(message, retry=True) from None
 
 
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise unless a service has this version of relive and the arguments that its client expects."""
     own_settings = {"relive": relive.__version__, **to_plain(expected)}
-    difference_text = difference(own_settings, {key: description.get(key) for key in own_settings})
+    difference_text = describe_difference(own_settings, {key: description.get(key) for key in own_settings})
     if difference_text:
         settings = "the settings of the client (client against service)"
         remedy = "Connect with the settings of the service, and with its version of relive."
         raise IncompatibleService(explain(f"service {service!r}", settings, difference_text, remedy))
 
 
-_PAUSE = 0.1
+_RETRY_PAUSE = 0.1
 """Seconds between two attempts to call a shard that is restarting."""
 
 
@@ -92,15 +97,15 @@ class Calls:
         self._service, self._actors, self._timeout = service, actors, timeout
 
     def deadline(self) -> float:
-        """Return the time by which a call that starts now must end."""
+        """Return the latest time at which a call that starts now may end."""
         return time.monotonic() + self._timeout
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
-        """Start a call, without waiting; returns the reference to its answer."""
+        """Start a call without waiting for it; returns a reference to the answer."""
         return getattr(self._actors[shard], verb).remote(*arguments)
 
     def is_answered(self, ref: Any) -> bool:
-        """Whether the answer has arrived, and `fetch` would not wait."""
+        """Whether the answer has arrived, so that `fetch` would not wait."""
         return bool(ray.wait([ref], timeout=0)[0])
 
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
@@ -108,20 +113,20 @@ class Calls:
         try:
             return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError:
-            raise self.late(shard) from None
+            raise self.timeout_error(shard) from None
         except RayTaskError as error:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
         except ActorDiedError:
             got = "a process that has ended"
             remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
-            raise self._unavailable(shard, "a running process", got, remedy, retry=False) from None
+            raise self._unavailable_error(shard, "a running process", got, remedy, retry=False) from None
         except RayError as error:
             # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
-            raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
+            raise (Interrupted() if time.monotonic() < deadline else self.timeout_error(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Call several shards at once; if a shard restarts, repeat its call, which must therefore be idempotent."""
+        """Call the idempotent method `verb` of several shards at once; a shard that restarts is called again."""
         refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
         return {
             shard: self._fetch_with_retries(shard, ref, deadline, verb, *arguments[shard])
@@ -129,7 +134,7 @@ class Calls:
         }
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Call every shard without arguments."""
+        """Call the method `verb` of every shard without arguments."""
         return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
 
     def _fetch_with_retries(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
@@ -137,15 +142,15 @@ class Calls:
             try:
                 return self.fetch(shard, ref, deadline)
             except Interrupted:
-                time.sleep(_PAUSE)
+                time.sleep(_RETRY_PAUSE)
                 ref = self.start(shard, verb, *arguments)
 
-    def late(self, shard: int) -> ShardUnavailable:
+    def timeout_error(self, shard: int) -> ShardUnavailable:
         """Return the error for a shard that has not answered in time."""
         remedy = "Try again; the shard may be starting or busy."
-        return self._unavailable(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
+        return self._unavailable_error(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
 
-    def _unavailable(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
+    def _unavailable_error(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
         where = f"shard {shard} of {self._service!r}"
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
@@ -158,23 +163,23 @@ class Calls:
             with suppress(ShardUnavailable):  # raised once the process has ended
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
-                    time.sleep(_PAUSE)
+                    time.sleep(_RETRY_PAUSE)
 
 
-_RETRY_SECONDS = 5.0
+_REOPEN_SECONDS = 5.0
 """Seconds after which a client tries again to open the memory of a shard."""
 
 
 class ClientReader:
     """Reads shards in place if they are on this machine, and by calls otherwise.
 
-    Only the memory of a living shard is read. If its process has ended, the client calls the shard, which waits for the
-    restart, and opens the new memory. A shard whose memory could not be opened, because its process had just ended or
-    is on another machine, is read by calls for a while; then the client tries again, as it may have restarted here.
+    Only the memory of a running shard is read. If the shard's process has ended, a call waits for the restart, and the
+    client opens the new memory. If the memory cannot be opened, because the process has just ended or runs on another
+    machine, the client reads by calls and tries again later: the shard may have restarted on this machine.
     """
 
     may_read_in_place = True
-    """Whether shards may be read in place; benchmarks set False to measure calls."""
+    """Whether to read shards in place; benchmarks set False to measure calls."""
 
     def __init__(self, calls: Calls, plan: ServicePlan, seed: int | None) -> None:
         self._calls, self._plan, self._seed = calls, plan, seed
@@ -183,7 +188,7 @@ class ClientReader:
         """The time of the last attempt to open each shard's memory."""
 
     def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Return the answers of the shards to `verb` with their arguments."""
+        """Call the method `verb` of each shard in `arguments`; returns the answers."""
         local = {shard: self._local_reader(shard, deadline) for shard in arguments}
         remote = {shard: each for shard, each in arguments.items() if local[shard] is None}
         answers = self._calls.ask(verb, remote, deadline)
@@ -196,12 +201,12 @@ class ClientReader:
         self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # the shard holds the lock for long, for example to save many rows
-                raise self._calls.late(shard)
+            if not is_locked:  # for example while the shard saves many rows
+                raise self._calls.timeout_error(shard)
             return getattr(reader, verb)(*arguments)
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Return the answers of all shards to `verb`."""
+        """Call the method `verb` of every shard without arguments."""
         return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ()), deadline).values())
 
     @property
@@ -212,7 +217,7 @@ class ClientReader:
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """Return a reader of the shard's memory, if it can be read here."""
         local = self._local.get(shard)
-        is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _RETRY_SECONDS
+        is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _REOPEN_SECONDS
         if is_due if local is None else not local.is_alive:
             location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
             local = self._local[shard] = self._open(location, shard)
@@ -235,13 +240,13 @@ class _LocalShard:
 
     def __init__(self, process: int, reader: ShardReader) -> None:
         self.reader = reader
-        self._ended = os.pidfd_open(process)
-        weakref.finalize(self, os.close, self._ended)
+        self._process_fd = os.pidfd_open(process)
+        weakref.finalize(self, os.close, self._process_fd)
 
     @property
     def is_alive(self) -> bool:
         poll = select.poll()  # threads cannot share a poll object
-        poll.register(self._ended, select.POLLIN)
+        poll.register(self._process_fd, select.POLLIN)
         return not poll.poll(0)
 
 
@@ -252,14 +257,14 @@ MAX_RESEND_BYTES = 64 << 20
 class Stream:
     """Pushes blocks without waiting while fewer than `max_pending` are unconfirmed, then waits for the shard.
 
-    One call is under way at a time, and blocks that come meanwhile go together in the next call: the busier a shard is,
-    the fewer calls it gets for the same rows. A block is kept until a checkpoint contains it, or until newer blocks
-    need the memory. After a restart of the shard, kept blocks that it lacks are sent again; the rest are lost.
+    There is one call at a time. Blocks that are pushed during a call are sent together in the next one, so that a busy
+    shard gets fewer and larger calls. A block is kept until a checkpoint contains it, or until newer blocks need the
+    memory. After a restart, the shard gets the kept blocks that it lacks; other missing blocks are lost.
     """
 
-    patience = 2e-3
-    """Seconds after a call before the stream asks for the answer: asking takes time, and meanwhile blocks accumulate
-    for the next call."""
+    poll_seconds = 2e-3
+    """Minimum seconds between two checks whether the answer has arrived. A check takes time, and blocks that arrive
+    meanwhile are sent together."""
 
     def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
@@ -268,16 +273,16 @@ class Stream:
         self._unsaved_pushes: deque[Push] = deque()
         """Blocks that the shard has confirmed, but that no checkpoint contains."""
         self._sent_pushes: list[Push] = []
-        """Blocks that were sent with the current, unanswered call."""
+        """Blocks of the current call, which has no answer yet."""
         self._waiting_pushes: list[Push] = []
         """Blocks to send with the next call."""
         self._answer: Any = None
-        """Ray's reference to the answer of the call under way."""
+        """Ray's reference to the answer of the current call."""
         self._asked_at = 0.0
-        """The time of the last request for the answer."""
+        """The time of the last check whether the answer has arrived."""
         self._envs: set[int] = set()
         self.lost = 0
-        """The number of rows lost in restarts."""
+        """The number of rows that restarts of the shard have lost for good."""
 
     @property
     def pending(self) -> int:
@@ -292,13 +297,13 @@ class Stream:
             self._await_answer(deadline)
 
     def send_waiting(self, deadline: float) -> None:
-        """Send the waiting blocks if the last call was answered; otherwise they would wait for the next push."""
+        """Send the waiting blocks, which would otherwise wait for the next push, if the last call was answered."""
         if self._waiting_pushes and self._is_answered():
             self._await_answer(deadline)
 
     def _is_answered(self) -> bool:
         now = time.monotonic()
-        if not self._sent_pushes or now - self._asked_at <= self.patience:
+        if not self._sent_pushes or now - self._asked_at <= self.poll_seconds:
             return False
         self._asked_at = now
         return self._calls.is_answered(self._answer)
@@ -329,7 +334,7 @@ class Stream:
             self._sent_pushes, self._waiting_pushes = self._waiting_pushes, []
 
     def _await_answer(self, deadline: float) -> None:
-        """Wait for the answer to the call under way, and process it."""
+        """Wait for the answer of the current call, and process it."""
         try:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
@@ -338,13 +343,13 @@ class Stream:
             return self._resume(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)
         self._sent_pushes = []
-        self._forget(ack)
+        self._discard_saved_pushes(ack)
         self._send()
         for message in ack.warnings:
             warn_user(message)
         if ack.trouble is not None:
-            trouble = f"cannot write checkpoints, so that a restart loses newer rows. {ack.trouble}"
-            warnings.warn(f"shard {self._shard}: {trouble}", stacklevel=2)
+            consequence = "cannot write checkpoints, so that a restart loses newer rows."
+            warn_user(f"shard {self._shard}: {consequence} {ack.trouble}", UserWarning)
         if ack.refused is not None:
             raise ack.refused
 
@@ -355,13 +360,13 @@ class Stream:
         ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
         self._unsaved_pushes = deque(push for push in pushes if push.end <= ack.applied)
         self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end > ack.applied]
-        self._forget(ack)
+        self._discard_saved_pushes(ack)
         self._send()
         if ack.lost:
             self.lost += ack.lost
-            warnings.warn(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", stacklevel=2)
+            warn_user(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", UserWarning)
 
-    def _forget(self, ack: Ack) -> None:
+    def _discard_saved_pushes(self, ack: Ack) -> None:
         while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.durable:
             self._unsaved_pushes.popleft()
         nbytes = sum(push.block.nbytes for push in self._unsaved_pushes)
@@ -377,7 +382,7 @@ class Sender:
         self._calls, self._plan = calls, plan
         self.streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
         self._cut: set[int] = set()
-        """Environments whose next row starts an episode."""
+        """Environments whose next row starts a new episode."""
         self._lock = threading.RLock()
 
     @property
@@ -387,13 +392,13 @@ class Sender:
 
     @property
     def lost(self) -> int:
-        """The number of rows lost in restarts of shards that cannot be sent again."""
+        """The number of rows that restarts of shards have lost for good."""
         return sum(stream.lost for stream in self.streams)
 
-    def push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:
+    def push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
         """Send converted leaves and next observations [T, k, …] of k environments to their shards."""
         ids = envs.numpy()
-        owner = self._plan.shard_of(ids)
+        owner = self._plan.find_shards(ids)
         with self._lock:
             shards = sorted(set(owner.tolist()))
             deadline = self._calls.deadline()
@@ -401,7 +406,7 @@ class Sender:
                 self.streams[shard].make_room(deadline)
             for shard in shards:
                 columns = torch.from_numpy(np.nonzero(owner == shard)[0])
-                parts = [leaves, nexts]
+                parts = [leaves, next_leaves]
                 if len(columns) < len(ids):
                     parts = [[leaf[:, columns] for leaf in part] for part in parts]
                 shard_envs = ids[columns.numpy()]

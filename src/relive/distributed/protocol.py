@@ -1,4 +1,4 @@
-"""The definitions that clients and shards share: the plan of a service, ids of rows, blocks of steps, and messages."""
+"""Definitions that clients and shards share: the plan of a service, ids of rows, blocks of steps, and messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Checkpoint:
             check_positive_int("Checkpoint.rows", self.rows)
         check_positive_int("Checkpoint.keep", self.keep)
 
-    def of_shard(self, shard: int) -> Path:
+    def shard_folder(self, shard: int) -> Path:
         """Return the folder of a shard."""
         return Path(fspath(self.path)).absolute() / f"shard-{shard}"
 
@@ -83,9 +83,8 @@ class ServicePlan:
         if not isinstance(self.sampler, Uniform | Prioritized):
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
-        self._make(
-            self.capacity, self.num_envs, self.sampler, "meta"
-        )  # a buffer on the meta device checks the remaining arguments
+        # A buffer on the meta device, which has no memory, checks the other arguments.
+        self._make(self.capacity, self.num_envs, self.sampler, "meta")
 
     def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
         return ReplayBuffer(
@@ -119,38 +118,38 @@ class ServicePlan:
         return convert(prefix + name, field, leaf, leading_shape, _HOST)
 
     def envs(self, shard: int) -> range:
-        """Return the environments of a shard; they are consecutive, so that an actor mostly writes to one shard."""
+        """Return the environments of a shard. They are consecutive, so that most actors write to a single shard."""
         first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
         return range(first, stop)
 
-    def shard_of(self, env: np.ndarray) -> np.ndarray:
-        """Return the shards of environments `env` [k]."""
+    def find_shards(self, env: np.ndarray) -> np.ndarray:
+        """Return the shard of each environment in `env` [k]."""
         return ((env + 1) * self.num_shards - 1) // self.num_envs
 
     @property
     def shard_sampler(self) -> Sampler:
-        """The sampler of the service with beta=0: the client computes the weights, over all shards."""
+        """The sampler of a shard, with beta=0: the client computes the weights from the rows of all shards."""
         return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
 
     def buffer(self, shard: int) -> ReplayBuffer:
         """Return an empty buffer for the environments of a shard."""
         envs = len(self.envs(shard))
         rows = self.capacity // self.num_envs
-        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.seed_of(shard))
+        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.derive_seed(shard))
 
     @property
     def memory(self) -> Memory:
         """The memory of a shard: shared memory where the machine supports it."""
         return Memory.shared() if supports_persistent_memory() else Memory.of("cpu")
 
-    def seed_of(self, part: int) -> int | None:
-        """Return the seed of shard number `part`, or of the client if `part` is `num_shards`."""
+    def derive_seed(self, part: int) -> int | None:
+        """Return the seed of the shard `part`; `num_shards` gives the seed of the client."""
         if self.seed is None:
             return None
         return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
 
     def describe(self) -> dict[str, Any]:
-        """Return the plan as plain data, which clients and restarted shards compare before they read anything else."""
+        """Return the plan as plain data, for clients and restarted shards to compare with their own."""
         return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED_SETTINGS})}
 
 
@@ -159,14 +158,14 @@ _COMPARED_SETTINGS = ("capacity", "num_envs", "num_shards", "obs", "action", "re
 
 def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments of a service to plain data; raises if one is unknown."""
-    unknown = set(arguments) - set(_COMPARED_SETTINGS)
-    if unknown:
+    unknown_names = set(arguments) - set(_COMPARED_SETTINGS)
+    if unknown_names:
         remedy = f"Pass only {', '.join(_COMPARED_SETTINGS)}."
-        raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
-    return {name: _plain(name, value) for name, value in arguments.items()}
+        raise SchemaError(explain("connect", "arguments of a service", sorted(unknown_names), remedy))
+    return {name: _to_plain_value(name, value) for name, value in arguments.items()}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _to_plain_value(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
         return declaration_config(declare(name, value))
     if name == "extra":
@@ -179,8 +178,8 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
-    """Return the differences of two descriptions, as part of a sentence; empty if they are equal."""
+def describe_difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
+    """Return the differences between two descriptions as text; empty if they are equal."""
     return "; ".join(
         f"{name} {expected.get(name, 'nothing')!r} against {actual.get(name, 'nothing')!r}"
         for name in {**expected, **actual}
@@ -189,7 +188,7 @@ def difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
 
 
 ROWS_PER_LIFE = 1 << 32
-"""Maximum number of rows per environment in one life of a shard; it separates the ids of successive lives."""
+"""Maximum number of rows per environment between two restarts of a shard; it keeps the ids of its lives apart."""
 
 
 class ShardIds:
@@ -209,7 +208,7 @@ class ShardIds:
             raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
 
     def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
-        """Return the ids after a restart: a life starts at `head` [envs]; lives before `oldest` are dropped."""
+        """Return the ids after a restart, with a new life from row `head` [envs], and without lives before `oldest`."""
         starts = np.concatenate([self.starts, head[None]])
         num_expired = int((starts[1:] <= oldest).all(1).sum())
         return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)
@@ -236,7 +235,7 @@ class ShardIds:
 
 
 _BFLOAT16 = np.dtype("V2")
-"""Two raw bytes: the dtype for bfloat16, which numpy lacks."""
+"""The dtype of arrays of bfloat16, which numpy lacks: two raw bytes."""
 
 
 class StepBlock(NamedTuple):
@@ -256,32 +255,32 @@ class StepBlock(NamedTuple):
         return sum(array.nbytes for array in (*self.leaves, self.breaks, *self.next_obs))
 
 
-def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.Tensor]) -> StepBlock:
+def pack(schema: Schema, leaves: Sequence[torch.Tensor], next_leaves: Sequence[torch.Tensor]) -> StepBlock:
     """Copy converted leaves and next observations [T, k, …] into a block."""
     arrays = [to_array(leaf) for leaf in leaves]
-    following = [to_array(leaf) for leaf in nexts]
-    observed = schema.leaf_indices["obs"]
+    following = [to_array(leaf) for leaf in next_leaves]
+    obs_leaves = schema.leaf_indices["obs"]
     is_break = np.zeros(arrays[0].shape[:2], np.bool_)
-    for i, after in zip(observed, following, strict=True):
-        is_break[:-1] |= _differs(arrays[i][1:], after[:-1])
+    for i, after in zip(obs_leaves, following, strict=True):
+        is_break[:-1] |= _find_differing_rows(arrays[i][1:], after[:-1])
     breaks = np.flatnonzero(is_break)
     finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
-    for i, after in zip(observed, following, strict=True):
+    for i, after in zip(obs_leaves, following, strict=True):
         arrays[i] = np.concatenate([arrays[i], after[-1:]])
-    return StepBlock([array if i in observed else array.copy() for i, array in enumerate(arrays)], breaks, finals)
+    return StepBlock([array if i in obs_leaves else array.copy() for i, array in enumerate(arrays)], breaks, finals)
 
 
 def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the leaves and the next observations of a block in the form that a buffer takes."""
-    arrays, nexts = list(block.leaves), []
+    """Return the leaves and the next observations of a block as arguments of `ReplayBuffer._write`."""
+    arrays, next_leaves = list(block.leaves), []
     for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
         after = arrays[i][1:]
         if len(block.breaks):
             after = after.copy()
             after.reshape(-1, *after.shape[2:])[block.breaks] = finals
         arrays[i] = arrays[i][:-1]
-        nexts.append(after)
-    return tuple(map(_with_known_dtype, arrays)), tuple(map(_with_known_dtype, nexts))
+        next_leaves.append(after)
+    return tuple(map(_restore_bfloat16, arrays)), tuple(map(_restore_bfloat16, next_leaves))
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -308,11 +307,11 @@ def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tenso
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _with_known_dtype(array: np.ndarray) -> torch.Tensor | np.ndarray:
+def _restore_bfloat16(array: np.ndarray) -> torch.Tensor | np.ndarray:
     return to_tensor([array]) if array.dtype == _BFLOAT16 else array
 
 
-def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _find_differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return a mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
     size = a.itemsize * math.prod(a.shape[2:])
     width = next(width for width in (8, 4, 2, 1) if size % width == 0)  # compare words as wide as the row size allows
@@ -332,7 +331,7 @@ class ShardTotals(NamedTuple):
     rows: int
     """The number of stored transitions."""
     mass: tuple[float, int]
-    """(m, e): the shard's rows are drawn in proportion to m · 2^e, the sum of its priorities."""
+    """The sum of the shard's priorities as (m, e), meaning m · 2^e; the shard is drawn in proportion to it."""
     smallest: float
     """The smallest priority in the shard."""
     drawn: int
@@ -345,13 +344,13 @@ class Draw(NamedTuple):
     totals: ShardTotals
     """The shard's figures before the draw."""
     leaves: dict[FieldPath, Any]
-    """Tensors [B, …]; arrays if they come from another process."""
+    """Tensors [B, …], or arrays if the shard is in another process."""
     masses: np.ndarray | None
     """The priority of each row, float64 [B]; None for uniform draws."""
 
 
 class Push(NamedTuple):
-    """A block of a client, and its place in the client's stream."""
+    """A block of a client, and its position in the client's stream."""
 
     position: int
     """The number of rows in earlier blocks of the client."""
@@ -368,7 +367,7 @@ class Push(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the block."""
+        """The number of rows in the blocks of the client up to and including this one."""
         return self.position + self.rows
 
 
@@ -378,19 +377,19 @@ class Ack(NamedTuple):
     applied: int
     """The number of rows that the shard has."""
     durable: int
-    """The number of rows in a checkpoint; without checkpoints, of all rows."""
+    """The number of rows that are saved in a checkpoint; in a service without checkpoints, the same as `applied`."""
     lost: int = 0
-    """The number of rows that were lost in a restart and that the client cannot send again."""
+    """The number of rows that a restart has lost and that the client has not kept."""
     refused: Exception | None = None
     """The error of a block that the buffer refused."""
     warnings: tuple[str, ...] = ()
-    """Sentences about stored data that looks like a mistake."""
+    """Warnings about stored data that looks like a mistake."""
     trouble: str | None = None
     """The reason why the shard cannot write checkpoints; sent once to each client."""
 
 
 class MemoryLocation(NamedTuple):
-    """The process of a shard and the handle by which other processes of its machine open its memory."""
+    """The process of a shard, and the handle with which other processes of the machine open its memory."""
 
     process: int
     handle: Handle

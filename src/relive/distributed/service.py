@@ -16,8 +16,8 @@ import torch
 from relive import lazy
 from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
 from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
-from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.priority import importance_weights
+from relive.errors import NotReadyError, SchemaError, explain, find_call_site, worker_call_site
+from relive.kernels.priority import weights
 from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
@@ -28,7 +28,7 @@ from relive.schema.conversion import as_tensor, convert_env_ids
 from relive.schema.fields import Declaration, Schema, caller_shape
 
 
-def random_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
+def draw_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
     """Draw the number of rows that each shard contributes to each of `count` batches [S, count]."""
     check_nonempty("sample", sum(shard.rows for shard in totals), "transition")
     mantissas, exponents = np.array([shard.mass for shard in totals]).T
@@ -39,10 +39,10 @@ def random_shares(random: np.random.Generator, count: int, batch_size: int, tota
     return random.multinomial(batch_size, mass / mass.sum(), count).T
 
 
-def batch_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
-    """Importance weights [B] after `before` rows were drawn, (smallest mass / mass_i)^beta over the rows of all shards.
+def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
+    """Return importance weights [B], (smallest mass / mass_i)^beta, when `before` rows were drawn before this batch.
 
-    Shards count drawn rows, not calls: for a schedule over calls, the count is divided by this batch's size.
+    Shards count drawn rows, not calls; `before` divided by the batch size is the number of calls for a schedule.
     """
     masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
     smallest = float(masses.min())
@@ -74,21 +74,21 @@ class Writer:
         self._leaves = [
             torch.empty(s, dtype=f.dtype, device="cpu") for s, f in zip(shapes, self._schema.fields, strict=True)
         ]
-        self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
+        self._next_leaves = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
 
     def add(
         self, obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any, **extra: Any
     ) -> None:
         """Take one step of every environment of this writer."""
-        self._take((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
+        self._store_step((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
 
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
         """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
         leading_shape = (len(self._envs),)
-        nexts, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
-        self._take((obs, action, *rest), nexts, extra)
+        next_leaves, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
+        self._store_step((obs, action, *rest), next_leaves, extra)
 
-    def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
+    def _store_step(self, values: tuple[Any, ...], next_leaves: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
         schema = self._schema
         names = schema.names[len(values) :]
         check_keys("add", extra, names, "further fields")
@@ -97,11 +97,12 @@ class Writer:
         convert, leading_shape = self._service.plan.convert, (len(self._envs),)
         converted = [convert(i, leaf, leading_shape) for i, leaf in enumerate(leaves)]
         following = [
-            convert(i, leaf, leading_shape, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)
+            convert(i, leaf, leading_shape, "next_")
+            for i, leaf in zip(schema.leaf_indices["obs"], next_leaves, strict=True)
         ]
         if self._count == len(self._leaves[0]):
             self._push()
-        for block, leaf in zip((*self._leaves, *self._nexts), (*converted, *following), strict=True):
+        for block, leaf in zip((*self._leaves, *self._next_leaves), (*converted, *following), strict=True):
             block[self._count] = leaf
         self._count += 1
 
@@ -117,8 +118,8 @@ class Writer:
 
     def _push(self) -> None:
         if self._count:
-            leaves, nexts = ([leaf[: self._count] for leaf in part] for part in (self._leaves, self._nexts))
-            self._sender.push(leaves, nexts, self._envs)
+            leaves, next_leaves = ([leaf[: self._count] for leaf in part] for part in (self._leaves, self._next_leaves))
+            self._sender.push(leaves, next_leaves, self._envs)
             self._count = 0
 
     def __enter__(self) -> Writer:
@@ -189,7 +190,7 @@ class ReplayService:
             capacity, obs, action, reward, extra or {}, num_envs, num_shards, sampler, autoreset, checkpoint, seed
         )
         actors = start_actors(name, plan, ray_options or {})
-        self._connect(name, plan, actors, timeout, max_pending, plan.seed_of(num_shards))
+        self._connect(name, plan, actors, timeout, max_pending, plan.derive_seed(num_shards))
         try:
             self._calls.ask_all("hello", self._calls.deadline())
         except BaseException:
@@ -294,7 +295,7 @@ class ReplayService:
         two times `ahead` batches old.
         """
         check_positive_int("ahead", ahead)
-        with ThreadPoolExecutor(1) as executor:
+        with ThreadPoolExecutor(1, initializer=worker_call_site.set, initargs=(find_call_site(),)) as executor:
             next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
             while True:
                 ready = next_batches.result()
@@ -314,7 +315,7 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            self._sender.flush(deadline)  # pending rows of this client may suffice
+            self._sender.flush(deadline)  # pending rows of this client may be enough
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
@@ -324,8 +325,8 @@ class ReplayService:
         if self.plan.num_shards > 1:
             totals = self._reader.ask_all("totals", deadline)
             with self._random_lock:
-                shares = random_shares(self._random, count, batch_size, totals)
-        arguments = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
+                shares = draw_shares(self._random, count, batch_size, totals)
+        arguments = {shard: (counts.tolist(), view) for shard, counts in enumerate(shares) if counts.any()}
         answers: dict[int, list[Draw | None]] = self._reader.ask("draw", arguments, deadline)
         batches: list[lazy.TensorDict] = []
         for parts in zip(*answers.values(), strict=True):
@@ -334,7 +335,7 @@ class ReplayService:
             leaves = {path: concatenate_parts([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
             if isinstance(self.plan.sampler, Prioritized):
                 before = sum(shard.drawn for shard in totals) + batch_size * len(batches)
-                leaves["weight",] = batch_weights(self.plan.sampler, draws, totals, before)
+                leaves["weight",] = compute_weights(self.plan.sampler, draws, totals, before)
             batches.append(assemble(leaves, torch.Size((batch_size,))))
         return batches
 
@@ -348,19 +349,19 @@ class ReplayService:
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids, leading_shape, is_id = _flat_index(index)
-        values = as_tensor("priority", _on_host(priority), _HOST)
+        ids, leading_shape, is_id = _flatten_index(index)
+        values = as_tensor("priority", _to_host(priority), _HOST)
         if len(leading_shape) == 2 and tuple(values.shape) == leading_shape:
             values = values.reshape(-1)[is_id]
         numbers = sampler.accept(values, len(ids))[0].numpy()
-        owner = self.plan.shard_of(ids % self.plan.num_envs)
-        # Every shard is asked, because new rows get the largest priority that any shard has accepted.
+        owner = self.plan.find_shards(ids % self.plan.num_envs)
+        # Call every shard: new rows get the largest priority that any shard has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
         deadline = self._calls.deadline()
         answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts, deadline)
         max_priority = max(largest for _, largest in answers.values())
-        lower = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
-        self._reader.ask("raise_largest_priority", lower, deadline)
+        outdated_shards = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
+        self._reader.ask("raise_largest_priority", outdated_shards, deadline)
         return sum(stale for stale, _ in answers.values())
 
     def write(self, index: Any, **fields: Any) -> int:
@@ -370,12 +371,12 @@ class ReplayService:
         restarts from its checkpoint has the values that were saved there.
         """
         leaves = mutable_leaves(self.plan.schema, fields)
-        ids, leading_shape, is_id = _flat_index(index)
+        ids, leading_shape, is_id = _flatten_index(index)
         values = {}
         for i, leaf in leaves.items():
-            value = self.plan.convert(i, _on_host(leaf), leading_shape)
+            value = self.plan.convert(i, _to_host(leaf), leading_shape)
             values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[is_id]
-        owner = self.plan.shard_of(ids % self.plan.num_envs)
+        owner = self.plan.find_shards(ids % self.plan.num_envs)
         parts = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
         return sum(self._reader.ask("write", parts, self._calls.deadline()).values())
 
@@ -425,12 +426,12 @@ class ReplayService:
         return f"ReplayService({self.name!r}, {plan.capacity} rows in {plan.num_shards} shards, fields=({fields}))"
 
 
-def _on_host(value: Any) -> Any:
+def _to_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _flat_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
-    """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of its ids."""
-    flat, leading_shape = flat_ids(_on_host(index), _HOST)
+def _flatten_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+    """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of the ids."""
+    flat, leading_shape = flat_ids(_to_host(index), _HOST)
     is_id = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[is_id], leading_shape, is_id

@@ -1,4 +1,4 @@
-"""A shard: a replay buffer in a process of its own, the position of each client's stream, and its checkpoints."""
+"""A shard of a service: a process with a replay buffer, its checkpoints, and the positions of the clients' streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relive.distributed.protocol import (
     ServicePlan,
     ShardIds,
     ShardTotals,
-    difference,
+    describe_difference,
     to_array,
     to_tensor,
     unpack,
@@ -48,7 +48,7 @@ class ShardReader:
 
     @property
     def lock(self) -> Any:
-        """The lock of the buffer, which all processes that share its memory take."""
+        """The lock of the buffer, shared by all processes that share its memory."""
         return self._buffer._lock
 
     @property
@@ -69,7 +69,7 @@ class ShardReader:
         return ShardTotals(rows, priorities.total(), priorities.smallest(), priorities.num_drawn)
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """Draw the shard's rows of several batches, without weights, which depend on all shards."""
+        """Draw the shard's part of several batches. Weights are not included: they depend on all shards."""
         return [self._draw(count, view) if count else None for count in counts]
 
     def _draw(self, count: int, view: View | None) -> Draw:
@@ -105,7 +105,7 @@ class ShardReader:
             return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
-        """Raise the priority of new rows to the largest that another shard has accepted."""
+        """Raise the priority of new rows to `priority`, which another shard has accepted."""
         with self.lock:
             self._priorities.largest(priority)
 
@@ -128,11 +128,11 @@ class Shard(ShardReader):
         self._durable: dict[str, int] = {}
         self._counts = dict.fromkeys(("pushed", "duplicate", "sampled", "lost"), 0)
         self._failure: Exception | None = None
-        """The error of the start, which every call raises; Ray would hide an error of the constructor."""
+        """The exception of `_start`, which every call raises; Ray would hide an exception of the constructor."""
         self._trouble: str | None = None
         """The reason why the last automatic save failed."""
         self._informed_clients: set[str] = set()
-        """Clients that were sent the current `_trouble`."""
+        """Clients that have received the current `_trouble`."""
         self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
             self._start()
@@ -147,16 +147,16 @@ class Shard(ShardReader):
         if plan.checkpoint is None:
             return
         with suppress(NoCheckpoint):
-            path = plan.checkpoint.of_shard(self._number)
+            path = plan.checkpoint.shard_folder(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
-            load_folder(path, ReplayBuffer, None, options, accept=self._restore)
-        # A restart must find the number of this life, because ids were issued in it.
+            load_below(path, ReplayBuffer, None, options, accept=self._restore)
+        # Save at once: a restart must count this life, in which ids may be issued.
         self.save()
 
     def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
-        """Continue from a checkpoint; raises unless its note was written by this shard."""
+        """Continue from a checkpoint; raises unless this shard wrote its note."""
         assert self._plan.checkpoint is not None
-        path = self._plan.checkpoint.of_shard(self._number)
+        path = self._plan.checkpoint.shard_folder(self._number)
         if "note" not in snapshot.values.value:
             remedy = "Load it with relive.load, or pass another folder."
             raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
@@ -164,7 +164,7 @@ class Shard(ShardReader):
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
-        differs = difference(self._describe(), plan.value)
+        differs = describe_difference(self._describe(), plan.value)
         if differs:
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
@@ -194,8 +194,8 @@ class Shard(ShardReader):
 
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
-        # Rows are below `ROWS_PER_LIFE`, and ids must remain for two more lives.
+        starts = snapshot.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
+        # Ids must stay below 2^63 in two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
@@ -210,8 +210,6 @@ class Shard(ShardReader):
         if self._failure is not None:
             raise self._failure
         return self._replay
-
-    # Description
 
     def hello(self) -> dict[str, Any]:
         """Return the plan as plain data, which a client of any version can read."""
@@ -294,7 +292,7 @@ class Shard(ShardReader):
         return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if supports_persistent_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """`ShardReader.draw` with leaves as arrays, which Ray passes on without a copy."""
+        """Draw as `ShardReader.draw`, with leaves as arrays, which Ray sends without a copy."""
         self._counts["sampled"] += sum(counts)
         return [
             draw and draw._replace(leaves={path: to_array(leaf) for path, leaf in draw.leaves.items()})
@@ -312,7 +310,7 @@ class Shard(ShardReader):
         note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
-        path = checkpoint.of_shard(self._number)
+        path = checkpoint.shard_folder(self._number)
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))
         self._durable = dict(self._applied)
         self._saved_at, self._unsaved, self._trouble = time.monotonic(), 0, None
@@ -323,8 +321,8 @@ class Shard(ShardReader):
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
             return
-        enough = checkpoint.rows is not None and self._unsaved >= checkpoint.rows
-        if enough or time.monotonic() - self._saved_at >= checkpoint.seconds:
+        has_enough_rows = checkpoint.rows is not None and self._unsaved >= checkpoint.rows
+        if has_enough_rows or time.monotonic() - self._saved_at >= checkpoint.seconds:
             try:
                 self.save()
             except CheckpointError as error:  # no row is lost; the next save tries again
@@ -332,7 +330,7 @@ class Shard(ShardReader):
                 self._saved_at, self._unsaved = time.monotonic(), 0
 
     def stats(self) -> dict[str, Any]:
-        """Figures of this shard."""
+        """Return figures of this shard."""
         return {
             "rows": len(self._buffer),
             "nbytes": self._buffer.nbytes,

@@ -15,18 +15,18 @@ from relive.schema.fields import Path
 from relive.statistics.episodes import EpisodeStats
 
 READ_VALUES = 1 << 25
-"""The approximate limit of numbers to read; from larger sources, evenly spaced stretches of rows are read."""
+"""Approximate maximum of numbers to read. From larger sources, evenly spaced stretches of rows are read."""
 _NUM_STRETCHES = 32
 _MAX_SAMPLE_VALUES = 1 << 20
-"""The maximum number of sampled values per field, for histograms."""
+"""Maximum number of values per field that are sampled for histograms."""
 _MAX_DIMENSIONS = 64
-"""Maximum number of dimensions of a field that are also measured one by one."""
+"""Fields with at most this number of dimensions are also measured per dimension."""
 _HISTOGRAM_BINS, _MAX_INTEGER_RANGE, _MAX_DISTINCT_VALUES, _CURVE_BINS = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 
 
 class StepColumns(NamedTuple):
-    """The reward, summed over agents, and the flags of every row [length]; read in full from large sources too."""
+    """The reward, summed over agents, and the flags of every row [length]. They are never sampled."""
 
     reward: np.ndarray
     terminated: np.ndarray
@@ -34,50 +34,50 @@ class StepColumns(NamedTuple):
 
 
 class Measurements(NamedTuple):
-    """The report, and further arrays for the page."""
+    """The report, and arrays that only the page needs."""
 
     report: dict[str, Any]
     returns: np.ndarray
     """The return of every episode [E]."""
     ends: np.ndarray
-    """The index in `ENDS` of how each episode stopped [E]."""
+    """How each episode stopped, as an index into `ENDS` [E]."""
 
 
 def measure(source: ReportSource) -> Measurements:
-    """Read the rows once, and measure them."""
-    fields = {path: _FieldFigures(math.prod(shape)) for path, (shape, _) in source.columns.items()}
+    """Measure all rows, in one pass."""
+    fields = {path: _RunningFigures(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
     step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
     step_columns: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
-    for start, stop, reads_all in _plan(source):
+    for start, stop, reads_all in _plan_stretches(source):
         leaves = source.read(start, stop, source.columns if reads_all else step_paths)
         for path in step_paths:
-            step_columns[path].append(_matrix(leaves[path]))
+            step_columns[path].append(_to_matrix(leaves[path]))
         for path, leaf in leaves.items() if reads_all else ():
-            fields[path].update(_matrix(leaf), source.length)
+            fields[path].update(_to_matrix(leaf), source.length)
     steps = None
     if rewards and source.length:
         whole_columns = {path: np.concatenate(blocks) for path, blocks in step_columns.items()}
         # Rewards of several agents are summed, as in EpisodeStats.
         reward = sum((whole_columns[path].sum(1) for path in rewards), np.zeros(1))
         steps = StepColumns(reward, *(whole_columns[path][:, 0] != 0 for path in _FLAGS))
-    returns, ends = _outcomes(source.episodes, steps)
+    returns, ends = _episode_outcomes(source.episodes, steps)
     report = {
         "source": source.about,
         "read": {"rows": max((numbers.rows for numbers in fields.values()), default=0), "of": source.length},
-        "episodes": _episodes(source, steps, returns, ends),
+        "episodes": _episode_figures(source, steps, returns, ends),
         "chains": asdict(source.chains),
-        "reward": None if steps is None else _reward(steps.reward),
-        "fields": [_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
+        "reward": None if steps is None else _reward_figures(steps.reward),
+        "fields": [_describe_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
         "fit": _explained_variance(fields),
-        "priorities": None if source.mass is None else _priorities(source.mass.double().numpy()),
-        "reuse": _reuse(source),
+        "priorities": None if source.mass is None else _priority_figures(source.mass.double().numpy()),
+        "reuse": _reuse_figures(source),
     }
     return Measurements(report, returns, ends)
 
 
-def _plan(source: ReportSource) -> list[tuple[int, int, bool]]:
-    """Split the rows into stretches (start, stop, whether to read all fields) that keep to `READ_VALUES`."""
+def _plan_stretches(source: ReportSource) -> list[tuple[int, int, bool]]:
+    """Split the rows into stretches (start, stop, whether to read all fields), within `READ_VALUES`."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
@@ -87,14 +87,14 @@ def _plan(source: ReportSource) -> list[tuple[int, int, bool]]:
     return [(start, stop, i % stretch_stride == 0) for i, (start, stop) in enumerate(stretches)]
 
 
-def _matrix(leaf: torch.Tensor) -> np.ndarray:
+def _to_matrix(leaf: torch.Tensor) -> np.ndarray:
     """Convert a leaf [B, …] to float64 [B, D]."""
     if leaf.is_complex():
         leaf = leaf.abs()
     return leaf.reshape(len(leaf), -1).to(torch.float64).numpy()
 
 
-class _FieldFigures:
+class _RunningFigures:
     """Running figures of a field per dimension [D], and a sample of rows for histograms."""
 
     def __init__(self, size: int) -> None:
@@ -109,20 +109,22 @@ class _FieldFigures:
 
     def update(self, block: np.ndarray, rows: int) -> None:
         """Add a block [B, D]; the field has `rows` rows in all."""
-        good = np.isfinite(block)
-        clean = good.all()
-        if not clean:
+        is_finite = np.isfinite(block)
+        all_finite = is_finite.all()
+        if not all_finite:
             self.nan += np.isnan(block).sum(0)
             self.infinite += np.isinf(block).sum(0)
         if len(block):
-            self.low = np.minimum(self.low, block.min(0) if clean else np.where(good, block, np.inf).min(0))
-            self.high = np.maximum(self.high, block.max(0) if clean else np.where(good, block, -np.inf).max(0))
+            self.low = np.minimum(self.low, block.min(0) if all_finite else np.where(is_finite, block, np.inf).min(0))
+            self.high = np.maximum(
+                self.high, block.max(0) if all_finite else np.where(is_finite, block, -np.inf).max(0)
+            )
         if self.shift is None:
             self.shift = np.where(np.isfinite(self.low), self.low, 0.0)
-        shifted = block - self.shift if clean else np.where(good, block - self.shift, 0.0)
+        shifted = block - self.shift if all_finite else np.where(is_finite, block - self.shift, 0.0)
         self.sum += shifted.sum(0)
         self.squares += (shifted * shifted).sum(0)
-        self.finite += good.sum(0)
+        self.finite += is_finite.sum(0)
         stride = max(math.ceil(rows * block.shape[1] / _MAX_SAMPLE_VALUES), 1)
         self.sample.append(block[-self.rows % stride :: stride])
         self.rows += len(block)
@@ -133,7 +135,7 @@ class _FieldFigures:
         return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
 
     def summary(self, at: slice) -> dict[str, Any]:
-        """Return the figures of the dimensions `at` taken together."""
+        """Return the figures of all numbers in the dimensions `at`."""
         finite = int(self.finite[at].sum())
         nonfinite = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
         if not finite or self.shift is None:
@@ -147,12 +149,12 @@ class _FieldFigures:
         return {"min": low, "mean": mean, "max": high, "std": std, **nonfinite}
 
     @property
-    def constant(self) -> np.ndarray:
+    def is_constant(self) -> np.ndarray:
         """Whether all rows have the same finite value, per dimension [D]; False with fewer than two rows."""
         return (self.low == self.high) & (self.finite == self.rows) & (self.rows > 1)
 
 
-def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _FieldFigures) -> dict[str, Any]:
+def _describe_field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _RunningFigures) -> dict[str, Any]:
     name, values, size = path_name(path), numbers.values, len(numbers.low)
     return {
         "name": name,
@@ -160,14 +162,14 @@ def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Fie
         "dtype": str(dtype).removeprefix("torch."),
         "rows": numbers.rows,
         **numbers.summary(slice(None)),
-        "constant": int(numbers.constant.sum()),
+        "constant": int(numbers.is_constant.sum()),
         "discrete": not (dtype.is_floating_point or dtype.is_complex),
         "histogram": histogram(values),
         "dimensions": [
             {
                 "name": element_name(name, shape, i),
                 **numbers.summary(slice(i, i + 1)),
-                "constant": bool(numbers.constant[i]),
+                "constant": bool(numbers.is_constant[i]),
                 "histogram": histogram(values[:, i]),
             }
             for i in (range(size) if shape and size <= _MAX_DIMENSIONS else ())
@@ -199,11 +201,8 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
-# Episodes
-
-
-def _outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
+def _episode_outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the return of every episode [E], and how it stopped, as an index into `ENDS` [E]."""
     if episodes is None or steps is None or not len(episodes):
         return np.zeros(0), np.zeros(0, np.int64)
     last = episodes.stop - 1
@@ -212,14 +211,14 @@ def _outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.
     return np.add.reduceat(steps.reward, episodes.start), ends
 
 
-def _episodes(
+def _episode_figures(
     source: ReportSource, steps: StepColumns | None, returns: np.ndarray, ends: np.ndarray
 ) -> dict[str, Any] | None:
     episodes = source.episodes
-    stats = None if source.stats is None else _statistics(source.stats)
+    stats = None if source.stats is None else _stats_figures(source.stats)
     if episodes is None or steps is None:
         return None if stats is None else {"stats": stats}
-    is_complete = episodes.began & (ends <= 1)
+    is_complete = episodes.has_start & (ends <= 1)
     lengths = episodes.stop - episodes.start
     order = np.argsort(episodes.time[is_complete], kind="stable")
     return {
@@ -228,14 +227,14 @@ def _episodes(
         "ends": {name: int((ends == i).sum()) for i, name in enumerate(ENDS)},
         "stopped": int((ends != ENDS.index("running")).sum()),
         "both_flags": int((steps.terminated & steps.truncated).sum()),
-        "returns": _moments(returns[is_complete]),
-        "lengths": _moments(lengths[is_complete]),
-        "curve": _curve(returns[is_complete][order]),
+        "returns": _summarise(returns[is_complete]),
+        "lengths": _summarise(lengths[is_complete]),
+        "curve": _summarise_curve(returns[is_complete][order]),
         "stats": stats,
     }
 
 
-def _moments(values: np.ndarray) -> dict[str, Any] | None:
+def _summarise(values: np.ndarray) -> dict[str, Any] | None:
     if not len(values):
         return None
     moments = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
@@ -248,7 +247,7 @@ def finite_or_none(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
+def _summarise_curve(values: np.ndarray) -> dict[str, list[Any]] | None:
     """Summarise a series in at most `_CURVE_BINS` bins: the last position, mean, minimum and maximum of each bin."""
     if not len(values):
         return None
@@ -257,27 +256,24 @@ def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
     return {"at": np.cumsum([len(part) for part in bins]).tolist(), **figures}
 
 
-def _statistics(stats: EpisodeStats) -> dict[str, Any]:
+def _stats_figures(stats: EpisodeStats) -> dict[str, Any]:
     """Return the figures of an EpisodeStats, which include episodes that are no longer stored."""
     window = {name: column.cpu().numpy() for name, column in stats.episodes().items()}
     return {
         "episodes": stats.num_episodes,
         "window": len(window["return"]),
         "steps": stats.num_steps,
-        "returns": _moments(window["return"]),
-        "lengths": _moments(window["length"]),
-        "curve": _curve(window["return"]),
+        "returns": _summarise(window["return"]),
+        "lengths": _summarise(window["length"]),
+        "curve": _summarise_curve(window["return"]),
         "terminated": int(window["terminated"].sum()),
         "truncated": int(window["truncated"].sum()),
         "reasons": {name: int(window[name].sum()) for name in stats.reasons},
-        "metrics": {name: _moments(window[name]) for name in stats.metrics},
+        "metrics": {name: _summarise(window[name]) for name in stats.metrics},
     }
 
 
-# Rewards, values, priorities, reuse
-
-
-def _reward(reward: np.ndarray) -> dict[str, Any]:
+def _reward_figures(reward: np.ndarray) -> dict[str, Any]:
     return {
         "rows": len(reward),
         "zero": int((reward == 0).sum()),
@@ -287,7 +283,7 @@ def _reward(reward: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _explained_variance(fields: dict[Path, _FieldFigures]) -> float | None:
+def _explained_variance(fields: dict[Path, _RunningFigures]) -> float | None:
     """Return the share of the returns' variance that the values explain; None unless a rollout has both."""
     if ("value",) not in fields or ("return",) not in fields:
         return None
@@ -296,7 +292,7 @@ def _explained_variance(fields: dict[Path, _FieldFigures]) -> float | None:
     return 1 - float((target - value).var()) / spread if spread > 0 else None
 
 
-def _priorities(mass: np.ndarray) -> dict[str, Any]:
+def _priority_figures(mass: np.ndarray) -> dict[str, Any]:
     total = float(mass.sum())
     sorted_shares = np.sort(mass)[::-1] / total if total > 0 else np.zeros(0)
     cumulative = np.cumsum(sorted_shares)
@@ -314,7 +310,7 @@ def _priorities(mass: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _reuse(source: ReportSource) -> dict[str, Any] | None:
+def _reuse_figures(source: ReportSource) -> dict[str, Any] | None:
     if "sampler" not in source.about:
         return None
     if source.draw_counts is None or not len(source.draw_counts):

@@ -25,7 +25,7 @@ from relive.schema.conversion import path_name
 from relive.schema.fields import Path as FieldPath
 
 _MAX_FRAME_SIDE = 72
-"""The maximum pixels of a frame's longer side; larger frames are scaled down."""
+"""Maximum pixels of the longer side of a frame; larger frames are scaled down."""
 _MAX_CHANNELS = 16
 _MIN_PICTURE_SIDE = 8
 
@@ -36,7 +36,7 @@ def is_picture(shape: tuple[int, ...], dtype: str) -> bool:
     return dtype == "uint8" and 2 <= len(shape) <= 4 and sides[0] >= _MIN_PICTURE_SIDE
 
 
-def frame(row: np.ndarray) -> np.ndarray:
+def to_frame(row: np.ndarray) -> np.ndarray:
     """Return the image of a row, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
     picture = row[..., -1] if row.ndim == 4 else row
     if picture.ndim == 3:
@@ -51,7 +51,7 @@ def frame(row: np.ndarray) -> np.ndarray:
     return blocks.mean((1, 3)).round().astype(np.uint8)
 
 
-def png(picture: np.ndarray) -> bytes:
+def encode_png(picture: np.ndarray) -> bytes:
     """Encode a picture [H, W] or [H, W, 3] of bytes as a PNG file."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -76,7 +76,7 @@ _UNORDERED_ROWS = 64
 
 def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[str, Any]:
     """Read the episodes that the page shows step by step, as many as fit in a small file."""
-    spans = _spans(source, measurements)
+    spans = _choose_spans(source, measurements)
     forms = {path: (shape, str(dtype).removeprefix("torch.")) for path, (shape, dtype) in source.columns.items()}
     pictures = [path for path, form in forms.items() if is_picture(*form)]
     rank = {name: i for i, name in enumerate(_SERIES_ORDER)}
@@ -94,7 +94,7 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
         room -= span["stop"] - first
         if room < 0 and chosen_episodes:
             break
-        chosen_episodes.append(_episode(source, span, first, shown_series, pictures, frames))
+        chosen_episodes.append(_read_episode(source, span, first, shown_series, pictures, frames))
     return {
         "episodes": chosen_episodes,
         "of": 0 if source.episodes is None else len(source.episodes),
@@ -104,7 +104,7 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
     }
 
 
-def _spans(source: ReportSource, measurements: Measurements) -> list[dict[str, Any]]:
+def _choose_spans(source: ReportSource, measurements: Measurements) -> list[dict[str, Any]]:
     """Choose episodes to show: newest, best, worst, longest, then evenly spaced; or stretches of unordered rows."""
     episodes = source.episodes
     if episodes is None:
@@ -123,7 +123,7 @@ def _spans(source: ReportSource, measurements: Measurements) -> list[dict[str, A
             "start": int(episodes.start[i]),
             "stop": int(episodes.stop[i]),
             "env": int(episodes.env[i]),
-            "began": bool(episodes.began[i]),
+            "began": bool(episodes.has_start[i]),
             "end": ENDS[measurements.ends[i]],
             "return": finite_or_none(measurements.returns[i]),
         }
@@ -131,7 +131,7 @@ def _spans(source: ReportSource, measurements: Measurements) -> list[dict[str, A
     ]
 
 
-def _episode(
+def _read_episode(
     source: ReportSource,
     span: dict[str, Any],
     first: int,
@@ -157,7 +157,7 @@ def _episode(
 def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
     """Draw the frames of some rows side by side."""
     pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
-    strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
+    strip = base64.b64encode(encode_png(np.concatenate(pictures, 1))).decode()
     return {
         "name": path_name(path),
         "at": [row - first for row in rows],
@@ -169,7 +169,7 @@ def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: 
 
 def _row_frame(source: ReportSource, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
     axis = source.stacks.get(path)
-    return frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
+    return to_frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
 
 
 def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | None) -> None:
@@ -181,22 +181,22 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
     source = contents["source"]
     inspection_time = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     title = " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspection_time)))
-    data = {**contents, "inspected": inspection_time, "texts": _texts(contents), "browser": episodes}
+    data = {**contents, "inspected": inspection_time, "texts": _page_texts(contents), "browser": episodes}
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     parts = {
         "title": html.escape(title),
         "style": style,
         "script": script,
-        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        # Escaped: an HTML parser must not find a tag or comment in the data.
+        "policy": f"default-src 'none'; script-src {_policy_hash(script)}; style-src {_policy_hash(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
+        # Escaped, so that an HTML parser finds no tag or comment in the data.
         "data": re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template), "utf-8")
 
 
-def _texts(contents: dict[str, Any]) -> dict[str, Any]:
+def _page_texts(contents: dict[str, Any]) -> dict[str, Any]:
     """Return the texts that the page shares with the terminal and the warnings."""
     episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
     stats = episodes.get("stats")
@@ -217,5 +217,5 @@ def _texts(contents: dict[str, Any]) -> dict[str, Any]:
     return texts
 
 
-def _hash(text: str) -> str:
+def _policy_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

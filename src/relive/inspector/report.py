@@ -34,7 +34,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about data that looks like a mistake."""
+        """Warnings about data that looks like a mistake."""
         return list(self._contents["warnings"])
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Report:
         return html_card(self._card())
 
     def _card(self) -> Card:
-        """Facts, warnings and a table of the fields, without histograms."""
+        """Return facts, warnings and a table of the fields, without histograms."""
         contents, episodes = self._contents, self._contents["episodes"] or {}
         facts = [*fact_texts(contents["source"])]
         if episodes.get("count"):
@@ -105,9 +105,9 @@ def inspect(
     from relive import __version__  # noqa: PLC0415 (the package imports this module)
     from relive.inspector.page import choose_episodes, write_page  # noqa: PLC0415
 
-    thing, facts = _open(buffer_or_path)
-    with getattr(thing, "_lock", contextlib.nullcontext()):
-        source = dataset_source(thing) if type(thing).__name__ == "MinariDataset" else buffer_source(thing)
+    target, facts = _open_path(buffer_or_path)
+    with getattr(target, "_lock", contextlib.nullcontext()):
+        source = dataset_source(target) if type(target).__name__ == "MinariDataset" else buffer_source(target)
         source.stats = stats or source.stats
         source.about |= facts
         measurements = measure(source)
@@ -119,11 +119,11 @@ def inspect(
     return Report(contents)
 
 
-def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the buffer or dataset at a path, and facts about the path; other objects unchanged."""
-    if not isinstance(thing, str | PathLike):
-        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # buffers of relive.compat wrap a core
-    path = Path(thing)
+def _open_path(target: Any) -> tuple[Any, dict[str, Any]]:
+    """Load the buffer or dataset at a path; returns it, and facts about the path. Other objects are returned."""
+    if not isinstance(target, str | PathLike):
+        return getattr(target, "core", getattr(target, "_core", target)), {}  # a buffer of relive.compat wraps a core
+    path = Path(target)
     folder = dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
@@ -133,12 +133,12 @@ def _open(thing: Any) -> tuple[Any, dict[str, Any]]:
 
 
 # Text inherits the notebook's colour and labels are fainter, which suits light and dark notebooks.
-_BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
-_TABLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
-_CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
-_FAINT = f"{_CELL};opacity:.65;font-weight:400"
+_BOX_STYLE = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
+_TABLE_STYLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
+_CELL_STYLE = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
+_FAINT_STYLE = f"{_CELL_STYLE};opacity:.65;font-weight:400"
 _MAX_ROWS = 40
-"""The maximum rows of a table in a card; the last line has the number of hidden rows."""
+"""Maximum number of rows of a table; a last line gives the number of hidden rows."""
 
 
 class Card(NamedTuple):
@@ -146,7 +146,7 @@ class Card(NamedTuple):
 
     title: str
     facts: Sequence[tuple[str, str]]
-    head: Sequence[str]
+    titles: Sequence[str]
     """The titles of the table's columns."""
     rows: Sequence[Sequence[str]]
     warnings: Sequence[str]
@@ -163,10 +163,10 @@ def html_card(card: Card) -> str:
     parts = [
         f"<strong>{escape(card.title)}</strong>",
         *(f'<div style="margin:4px 0">⚠ {escape(warning)}</div>' for warning in card.warnings),
-        _table(_row(*fact) for fact in card.facts),
-        _table([_row(*card.head, style=_FAINT), *(_row(*row) for row in rows)]) if rows else "",
+        _html_table(_html_row(*fact) for fact in card.facts),
+        _html_table([_html_row(*card.titles, style=_FAINT_STYLE), *(_html_row(*row) for row in rows)]) if rows else "",
     ]
-    return f'<div style="{_BOX}">{"".join(parts)}</div>'
+    return f'<div style="{_BOX_STYLE}">{"".join(parts)}</div>'
 
 
 def text_card(card: Card) -> str:
@@ -179,22 +179,22 @@ def text_card(card: Card) -> str:
     field  min
     obs    0.5
     """
-    table = [card.head, *card.rows] if card.rows else []
+    table = [card.titles, *card.rows] if card.rows else []
     warnings = (f"! {warning}" for warning in card.warnings)
-    return escape_controls("\n".join([card.title, *warnings, *_columns(card.facts), *_columns(table)]))
+    return escaped("\n".join([card.title, *warnings, *_align_columns(card.facts), *_align_columns(table)]))
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Align the cells of a table; return its lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _table(rows: Iterable[str]) -> str:
-    return f'<table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table>'
+def _html_table(rows: Iterable[str]) -> str:
+    return f'<table style="{_TABLE_STYLE}"><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _row(first: str, *others: str, style: str = _CELL) -> str:
-    cells = ((_FAINT, first), *((style, other) for other in others))
+def _html_row(first: str, *others: str, style: str = _CELL_STYLE) -> str:
+    cells = ((_FAINT_STYLE, first), *((style, other) for other in others))
     body = "".join(f'<td style="{style}">{escape(text)}</td>' for style, text in cells)
     return f'<tr style="background:none">{body}</tr>'

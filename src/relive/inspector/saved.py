@@ -26,7 +26,7 @@ from relive.storage.disk import newest_commit
 def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> Any:
     """Load the buffer saved in the folder `path`, from a checkpoint or disk memory, without changing any file.
 
-    A custom sampler, which cannot be rebuilt from the file, is replaced by a standard one whose state fits.
+    A custom sampler cannot be rebuilt from the file; a standard sampler with the same kind of state replaces it.
     """
     root = Path(path).absolute()
     if is_disk_memory(root):
@@ -43,7 +43,7 @@ def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> A
 def peek(path: str | PathLike[str]) -> ReplayBuffer:
     """Open the disk memory in a folder, which no process may have open, without changing any file.
 
-    A custom sampler, which cannot be rebuilt from the files, is replaced by a standard one whose files fit.
+    A custom sampler cannot be rebuilt from the files; a standard sampler with the same files replaces it.
     """
     root = Path(path).absolute()
     try:
@@ -52,11 +52,6 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
         sampler = Prioritized() if (root / "tree.leaves").exists() else Uniform()
         has_counts = (root / "sampler.drawn").exists()
         return ReplayBuffer.from_disk(root, sampler=Counted(sampler) if has_counts else sampler, only_reads=True)
-
-
-def check(path: str | PathLike[str]) -> list[str]:
-    """Return a sentence per checkpoint below `path` that cannot be loaded; empty if all can."""
-    return [f"{number}: {error}" for number, error in verify(path) if error is not None]
 
 
 def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
@@ -71,10 +66,10 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
             number = newest_commit(root).number
             with peek(root) as replay:
                 replay.check()
-        except InvariantError as broken:
-            error = CorruptCheckpoint(str(broken))
-        except CheckpointError as broken:
-            error = broken
+        except InvariantError as exception:
+            error = CorruptCheckpoint(str(exception))
+        except CheckpointError as exception:
+            error = exception
         yield number, error
         return
     archive = Archive(root)
@@ -85,6 +80,6 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
             error = None
             try:
                 load_read_only(path, number=number)
-            except CheckpointError as broken:
-                error = broken
+            except CheckpointError as exception:
+                error = exception
             yield number, error

@@ -25,7 +25,7 @@ from relive.schema.fields import Path, Stacked, caller_shape, iter_leaves
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
-"""The ways in which a stored episode stops; "cut" is an abandoned episode, "running" the newest one."""
+"""The ways in which a stored episode stops. "cut": it was abandoned; "running": it has not ended yet."""
 
 _ROUND = ("round",)
 _HOST = torch.device("cpu")
@@ -42,10 +42,11 @@ class Episodes:
     """The rows of E episodes: arrays [E], in the order of rows."""
 
     start: np.ndarray
-    """The number of the first row."""
+    """The first row."""
     stop: np.ndarray
+    """The row after the last."""
     env: np.ndarray
-    began: np.ndarray
+    has_start: np.ndarray
     """Whether the first step of the episode is stored."""
     is_open: np.ndarray
     """Whether the last stored step is the newest of its environment: without an end, the episode is running."""
@@ -61,7 +62,7 @@ class ReportSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
-    """Facts about the buffer or dataset that are known without reading rows."""
+    """Facts about the buffer or dataset that need no rows."""
     length: int
     columns: Columns
     read: Read
@@ -72,34 +73,34 @@ class ReportSource:
     draw_counts: torch.Tensor | None = None
     """The number of draws of each row."""
     reuse: dict[str, Any] = field(default_factory=dict)
-    """The sampler's own figures about its draws."""
+    """Figures of the sampler about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """For each leaf of stacked frames, the stacking axis of a row; the newest frame is last."""
     chains: ContinuityStats = field(default_factory=ContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
-    """The stretches in which rows must be read; None if any rows can be read together."""
+    """The stretches (start, stop) that must be read one by one; None if any rows can be read together."""
 
 
-def buffer_source(thing: Any) -> ReportSource:
+def buffer_source(buffer: Any) -> ReportSource:
     """Return the source of a buffer; the caller holds the buffer's lock."""
     for kind, make in _SOURCES.items():
-        if isinstance(thing, kind):
-            return make(thing)
+        if isinstance(buffer, kind):
+            return make(buffer)
     remedy = "Pass one of them, or the path of a checkpoint or a Minari dataset."
     kinds = ", ".join(kind.__name__ for kind in _SOURCES)
-    raise SchemaError(explain("inspect", f"one of {kinds}", type(thing).__name__, remedy))
+    raise SchemaError(explain("inspect", f"one of {kinds}", type(buffer).__name__, remedy))
 
 
-def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
-    """Collect facts about a buffer; an autoreset mode is given by its name."""
+def _collect_facts(buffer: Any, **more: Any) -> dict[str, Any]:
+    """Collect facts about a buffer; an autoreset mode becomes its name."""
     if "autoreset" in more:
         more["autoreset"] = getattr(more["autoreset"], "name", None)
     about = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
     return about | more
 
 
-def _columns_of(buffer: Any) -> Columns:
+def _declared_columns(buffer: Any) -> Columns:
     fields = iter_leaves((), declared_fields(buffer))
     return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
@@ -110,7 +111,7 @@ def _episode_bounds(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return begin, torch.cat([begin, begin.new_tensor([len(starts)])])[1:] if len(begin) else begin
 
 
-def _episodes(*columns: torch.Tensor) -> Episodes:
+def _to_episodes(*columns: torch.Tensor) -> Episodes:
     return Episodes(*(column.cpu().numpy() for column in columns))
 
 
@@ -118,27 +119,27 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
     ring = storage.ring
     ids, slots, starts = sort_rows(storage)
-    columns = _columns_of(replay)
-    places = {path: i for i, path in enumerate(columns)}
+    columns = _declared_columns(replay)
+    leaf_numbers = {path: i for i, path in enumerate(columns)}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
         paths = list(paths)
-        leaves = storage.take(slots[start:stop], [places[path] for path in paths])
+        leaves = storage.take(slots[start:stop], [leaf_numbers[path] for path in paths])
         return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
 
     def episodes() -> Episodes:
         begin, stop = _episode_bounds(starts)
         last, env = stop - 1, ids[begin] % envs
-        # Environments are stepped together. Reset rows take a step of time, final observations do not.
+        # All environments step together. A reset row takes a step of time; a final observation does not.
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop
         is_open = ring.kind_at(ring.after(slots[last])) != FINAL
-        return _episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
+        return _to_episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
 
     ages = ring.newest_rows()[ids % envs] - ids // envs
     num_written = int((ring.head - ring.floor).sum())
-    about = _facts(
+    about = _collect_facts(
         replay,
         capacity=replay.capacity,
         num_envs=replay.num_envs,
@@ -187,12 +188,12 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
         return {path: leaves[path].flatten(0, 1)[flat[start:stop]].cpu() for path in paths}
 
     def episodes() -> Episodes:
-        env, began = flat % envs, rollout._flags.starts(steps).flatten()[flat]
-        begin, stop = _episode_bounds(began | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
+        env, has_start = flat % envs, rollout._flags.starts(steps).flatten()[flat]
+        begin, stop = _episode_bounds(has_start | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
         is_open = torch.ones_like(begin, dtype=torch.bool)
-        return _episodes(begin, stop, env[begin], began[begin], is_open, flat[stop - 1] // envs)
+        return _to_episodes(begin, stop, env[begin], has_start[begin], is_open, flat[stop - 1] // envs)
 
-    about = _facts(
+    about = _collect_facts(
         rollout,
         num_steps=rollout.num_steps,
         num_stored=steps,
@@ -207,7 +208,7 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
 def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
     ring = buffer._ring
     rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
-    columns = _columns_of(buffer) if buffer._columns else {}
+    columns = _declared_columns(buffer) if buffer._columns else {}
     leaves = dict(zip(columns, buffer._columns, strict=True))
     columns[_ROUND] = ((), torch.int64)
 
@@ -218,7 +219,7 @@ def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
 
     oldest = len(rows) - 1 if len(rows) else None
     num_written = ring.head - ring.floor
-    about = _facts(buffer, capacity=buffer.capacity, written=num_written, oldest=oldest, round=buffer.round)
+    about = _collect_facts(buffer, capacity=buffer.capacity, written=num_written, oldest=oldest, round=buffer.round)
     return ReportSource(about, len(rows), columns, read)
 
 

@@ -23,11 +23,11 @@ from relive.inspector.text import (
     spread_text,
 )
 
-_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _MAX_DIMENSION_LINES = 16
-"""The maximum number of lines for the dimensions of a field."""
+"""Maximum number of lines for the dimensions of a field."""
 _NARROW_WIDTH = 12
-"""Characters of a histogram in the table of fields, which must fit in 80 columns."""
+"""Width of a histogram in the table of fields, so that the table fits in 80 columns."""
 
 
 def render(report: dict[str, Any]) -> RenderableType:
@@ -53,19 +53,19 @@ def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         yield "Warnings", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
     episodes = report["episodes"] or {}
     if episodes.get("count"):
-        yield "Episodes", _pairs(_episodes(episodes))
+        yield "Episodes", _pairs(_episode_rows(episodes))
     if episodes.get("stats"):
-        yield "Statistics of finished episodes", _pairs(_statistics(episodes["stats"]))
+        yield "Statistics of finished episodes", _pairs(_stats_rows(episodes["stats"]))
     if report["reward"] is not None:
-        yield "Reward", _pairs(_reward(report))
+        yield "Reward", _pairs(_reward_rows(report))
     if report["fields"]:
         read = report["read"]
         sampled = "" if read["rows"] == read["of"] else f", from {read['rows']:,} of {read['of']:,} rows"
-        yield f"Fields{sampled}", _fields(report["fields"])
+        yield f"Fields{sampled}", _field_table(report["fields"])
     if report["priorities"] is not None and report["priorities"]["effective"] is not None:
-        yield "Priorities", _pairs(_priorities(report["priorities"]))
+        yield "Priorities", _pairs(_priority_rows(report["priorities"]))
     if report["reuse"] is not None:
-        yield "Reuse", _pairs(_reuse(report["reuse"]))
+        yield "Reuse", _pairs(_reuse_rows(report["reuse"]))
 
 
 def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -75,29 +75,29 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     return table
 
 
-def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
-    """Draw a histogram as a line of at most `width` blocks; more bins are merged."""
+def draw_bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
+    """Draw a histogram as a line of at most `width` bars; neighbouring bins are merged to fit."""
     if histogram is None:
         return ""
     counts = histogram["counts"]
-    each = -(-len(counts) // width)
-    counts = [sum(counts[start : start + each]) for start in range(0, len(counts), each)]
-    most = max(counts) or 1
+    bins_per_bar = -(-len(counts) // width)
+    counts = [sum(counts[start : start + bins_per_bar]) for start in range(0, len(counts), bins_per_bar)]
+    max_count = max(counts) or 1
     # Rounded up: every count above 0 is visible.
-    return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
+    return "".join(_BAR_CHARACTERS[min(-(-8 * count // max_count), 8)] for count in counts)
 
 
 def _spread_row(moments: dict[str, Any]) -> Text:
-    return Text.assemble(f"{spread_text(moments)}  ", (bars(moments["histogram"]), "cyan"))
+    return Text.assemble(f"{spread_text(moments)}  ", (draw_bars(moments["histogram"]), "cyan"))
 
 
-def _episodes(episodes: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
-    plots = {name: bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
+def _episode_rows(episodes: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    plots = {name: draw_bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
     for name, text in episode_texts(episodes):
         yield name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan"))
 
 
-def _statistics(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+def _stats_rows(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     yield "finished", Text(f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {stats['window']:,} below")
     for name in ("returns", "lengths"):
         if stats[name] is not None:
@@ -110,15 +110,15 @@ def _statistics(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
             yield f"metric: {name}", _spread_row(moments)
 
 
-def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+def _reward_rows(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     reward = report["reward"]
     yield "zero", Text(f"{reward['zero']:,} of {reward['rows']:,} rows ({percent(reward['zero'] / reward['rows'])})")
-    yield "values", Text(bars(reward["histogram"]), "cyan")
+    yield "values", Text(draw_bars(reward["histogram"]), "cyan")
     if report["fit"] is not None:
         yield "explained variance", Text(f"{number(report['fit'])} of the returns, by the values")
 
 
-def _fields(fields: list[dict[str, Any]]) -> Table:
+def _field_table(fields: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("field", "form"):
         table.add_column(name)
@@ -143,25 +143,24 @@ def _field_row(table: Table, part: dict[str, Any], name: str, type_text: str) ->
     table.add_row(
         Text(name),
         Text(type_text, "dim"),
-        *(number(part[which]) for which in ("min", "mean", "max", "std")),
-        Text(bars(part["histogram"], _NARROW_WIDTH), "cyan"),
+        *(number(part[figure]) for figure in ("min", "mean", "max", "std")),
+        Text(draw_bars(part["histogram"], _NARROW_WIDTH), "cyan"),
         Text(", ".join(notes), "yellow"),
     )
 
 
-def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+def _priority_rows(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     rows, effective = priorities["rows"], priorities["effective"]
     yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
-    yield (
-        "mass",
-        Text(", ".join(f"{share} in {num_rows:,} rows" for share, num_rows in priorities["rows_with"].items())),
-    )
+    rows_with = ", ".join(f"{share} in {count:,} rows" for share, count in priorities["rows_with"].items())
+    yield "mass", Text(rows_with)
     yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
-    yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  relative to the mean, in powers of ten")
+    spectrum = draw_bars(priorities["relative"])
+    yield "spectrum", Text.assemble((spectrum, "cyan"), "  relative to the mean, in powers of ten")
 
 
-def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+def _reuse_rows(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     for name, sentence in reuse_texts(reuse):
         yield name, Text(sentence)
     if "counted" in reuse:
-        yield "draws per row", Text(bars(reuse["counted"]["histogram"]), "cyan")
+        yield "draws per row", Text(draw_bars(reuse["counted"]["histogram"]), "cyan")

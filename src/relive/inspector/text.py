@@ -1,4 +1,4 @@
-"""The texts of a report: figures as text, and warnings."""
+"""The texts of a report: formatted figures, and warnings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FACTS = {
 
 def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for each fact about the source."""
-    several = (source.get("num_envs") or 1) > 1
+    has_several_envs = (source.get("num_envs") or 1) > 1
     for name, title in FACTS.items():
         value = source.get(name)
         if value is None:
@@ -61,10 +61,10 @@ def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "bytes":
             text = size_text(value)
         elif name == "oldest":
-            text = f"{value:,} rows ago" + (", counted in its own environment" if several else "")
+            text = f"{value:,} rows ago" + (", counted in its own environment" if has_several_envs else "")
         elif name == "written":
             text = f"{value:,} rows so far" + (
-                f", in all {source['num_envs']:,} environments together" if several else ""
+                f", in all {source['num_envs']:,} environments together" if has_several_envs else ""
             )
         else:
             text = f"{value:,}" if isinstance(value, int) else str(value)
@@ -101,7 +101,7 @@ def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
 
 
 def ends_text(ends: dict[str, int], num_stopped: int) -> str:
-    """Return the text of `end_texts` in one line."""
+    """Join the texts of `end_texts` in one line."""
     return ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items())
 
 
@@ -130,17 +130,14 @@ def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if draw_counts is None:
         yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"
     else:
-        never = percent(draw_counts["never"] / draw_counts["rows"])
-        yield (
-            "each row",
-            f"{number(round(draw_counts['mean'], 2))} times on average, {draw_counts['max']:,} at most, {never} never",
-        )
+        average, share = number(round(draw_counts["mean"], 2)), percent(draw_counts["never"] / draw_counts["rows"])
+        yield "each row", f"{average} times on average, {draw_counts['max']:,} at most, {share} never"
 
 
-# Warnings
-
+_MAX_NAMES = 4
+"""Maximum number of names in a warning."""
 _MIN_EPISODES = 5
-"""The minimum number of episodes for warnings about shares of episodes."""
+"""Minimum number of episodes for warnings about shares of episodes."""
 
 
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
@@ -155,7 +152,7 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
     yield from _continuity_warnings(ContinuityStats(**report["chains"]))
-    yield from _constants(fields, report["read"])
+    yield from _constant_warnings(fields, report["read"])
     if "count" in (report["episodes"] or {}):
         yield from _end_warnings(report["episodes"])
     if reward is not None and reward["rows"] > 1:
@@ -163,7 +160,7 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
             yield f"The reward is {number(reward['constant'])} in every row."
         elif reward["zero"] >= 0.95 * reward["rows"]:
             yield f"The reward is 0 in {percent(reward['zero'] / reward['rows'])} of rows."
-    yield from _actions([field for field in fields if _is_part(field, "action")])
+    yield from _action_warnings([field for field in fields if _is_part(field, "action")])
     if fit is not None and fit <= 0:
         yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
     if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
@@ -181,14 +178,14 @@ def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
     return field["dimensions"] or [field]
 
 
-def _join_names(names: list[str], most: int = 4) -> str:
-    rest = len(names) - most
+def _join_names(names: list[str]) -> str:
+    rest = len(names) - _MAX_NAMES
     if rest > 1:
-        return f"{', '.join(names[:most])} and {rest:,} more"
+        return f"{', '.join(names[:_MAX_NAMES])} and {rest:,} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
+def _constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
         if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
@@ -235,25 +232,25 @@ def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
         rows = "1 row is" if episodes["both_flags"] == 1 else f"{episodes['both_flags']:,} rows are"
         yield f"{rows} both terminated and truncated; they count as terminated."
     lengths = (episodes["lengths"] or {}).get("histogram") or {}
-    single = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
-    if episodes["whole"] >= _MIN_EPISODES and single >= 0.1 * episodes["whole"]:
-        yield f"{percent(single / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
+    num_short = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
+    if episodes["whole"] >= _MIN_EPISODES and num_short >= 0.1 * episodes["whole"]:
+        yield f"{percent(num_short / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
 
 
-def _actions(actions: list[dict[str, Any]]) -> Iterator[str]:
+def _action_warnings(actions: list[dict[str, Any]]) -> Iterator[str]:
     for field in actions:
         for part in _parts(field):
-            bars = part["histogram"]
-            if bars is None or part["constant"]:
+            histogram = part["histogram"]
+            if histogram is None or part["constant"]:
                 continue
-            total, most = sum(bars["counts"]), max(bars["counts"])
-            if "values" in bars and most >= 0.95 * total and total >= 20:
-                value = bars["values"][bars["counts"].index(most)]
-                yield f"{part['name']} is {number(value)} in {percent(most / total)} of rows."
-            outer = (bars["counts"][0] + bars["counts"][-1]) / total
-            if "edges" in bars and not field["discrete"] and outer >= 0.5:
+            total, max_count = sum(histogram["counts"]), max(histogram["counts"])
+            if "values" in histogram and max_count >= 0.95 * total and total >= 20:
+                value = histogram["values"][histogram["counts"].index(max_count)]
+                yield f"{part['name']} is {number(value)} in {percent(max_count / total)} of rows."
+            outer_share = (histogram["counts"][0] + histogram["counts"][-1]) / total
+            if "edges" in histogram and not field["discrete"] and outer_share >= 0.5:
                 low, high = number(part["min"]), number(part["max"])
-                yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer)} of rows."
+                yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer_share)} of rows."
 
 
 def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
