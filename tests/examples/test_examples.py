@@ -33,11 +33,6 @@ def load(name: str, **constants: float) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_an_example_is_one_short_file(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 200
-
-
 COMMANDS = [
     ("action_chunks --updates 10", "single actions: "),
     ("dqn --total-steps 1100 --plot curve.png", "mean return of the last"),
