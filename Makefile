@@ -70,7 +70,7 @@ $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/installed
 # About twelve minutes: for a look, not for claims; the results stay out of git.
 # On a device: make bench DEVICE=cuda times the calls there beside the buffers of others, and writes a page.
 bench: .venv/bench
-	$(BIN)/python -m benchmarks $(if $(DEVICE),--device $(DEVICE),--quick)
+	$(BIN)/python -m $(if $(DEVICE),benchmarks.devices --device $(DEVICE),benchmarks --quick)
 
 # Checks and measures everything on your GPU in under ten minutes; writes relive-gpu-report.md and .json to send back.
 gpu-report: .venv/package

@@ -18,7 +18,6 @@ from .report import Result
 from .suite import Session
 from .timing import Contestant
 
-SUBJECT = "Time steps that are counted beside plain ones."
 STEPS, OBS, ENDS = 500, 17, 20
 
 
@@ -125,7 +124,7 @@ def enter_case(case: Case, _: Sequence[Adapter]) -> tuple[Result, list[Contestan
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     operations = dict.fromkeys(case.operation for case in CASES)
-    return Session.start("counters", SUBJECT, operations, arguments).time_all(CASES, enter_case)
+    return Session.start("counters", __doc__ or "", operations, arguments).time_all(CASES, enter_case)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from relive import kernels
 
 from . import launch_peers, launches
 from .launch_peers import ACTION, BATCH, CALLS, NUM_ENVS, OBS, STEPS, Calls
-from .suite import _NOBODY as NOBODY
-from .suite import RESULTS, describe, file_name, parser_of
+from .suite import NO_PEERS, RESULTS, describe, file_name, make_parser
 
 ROUNDS, QUICK_ROUNDS = 50, 5
 Times = dict[str, dict[str, tuple[float, float]]]
@@ -121,7 +120,7 @@ def page(times: Times, device: str, about: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time every call, print the table, write the page and the results."""
-    parser = parser_of("devices", __doc__ or "")
+    parser = make_parser("devices", __doc__ or "")
     parser.add_argument("--device", default="cuda", help="a torch device (default: cuda)")
     parser.add_argument("--fasttd3", metavar="PATH", type=Path, help="the file fast_td3_utils.py of a clone of FastTD3")
     parser.add_argument("--page", metavar="FILE", type=Path, help=f"where to write the page (default: {RESULTS}/…md)")
@@ -130,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(f"devices: {reason}")
         return 2
-    about = describe("devices", NOBODY, options.quick) | {"device": options.device}
+    about = describe("devices", NO_PEERS, options.quick) | {"device": options.device}
     entrants = list(libraries(options.device, options.fasttd3))
     times = timed(entrants, options.device, QUICK_ROUNDS if options.quick else ROUNDS)
     path = options.json or RESULTS / file_name("devices", about)

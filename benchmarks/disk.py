@@ -28,10 +28,9 @@ import relive as rl
 from . import machine
 from .limit import limited
 from .report import Result
-from .suite import Session, parser_of
+from .suite import Session, make_parser
 from .timing import Role, measured
 
-SUBJECT = "Fill and sample replay memory on disk, beside RAM and beside TorchRL's memory-mapped storage."
 FRAME = 84 * 84
 BLOCK = 512
 BATCHES = (32, 256)
@@ -174,13 +173,13 @@ def run(name: str, count: int, folder: str, limit: float) -> Figures:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all contestants, print a table, write the file."""
-    parser = parser_of("disk", SUBJECT)
+    parser = make_parser("disk", __doc__ or "")
     parser.add_argument("--gib", type=float, help="of frames that relive stores (default: 4, quick 0.25)")
     parser.add_argument("--limit-gib", type=float, help="of memory for those that store in a folder (default: 1)")
     parser.add_argument("--folder", type=Path, help="on which disk (default: the system's temporary folder)")
     options = parser.parse_args(arguments)
-    session = Session.of("disk", options)
-    session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "torchrl")}
+    session = Session.create("disk", options)
+    session.about["peers"] = {name: machine.installed_version(name) for name in ("relive", "torchrl")}
     limit = options.limit_gib or (0.0 if options.quick else 1.0)  # this little data fits in any memory
     count = int((options.gib or (0.25 if options.quick else 4.0)) * 2**30) // FRAME // BLOCK * BLOCK
     done: list[Figures] = []
@@ -193,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except (ImportError, OSError) as error:
                     session.console.print(f"[yellow]missing[/yellow] {name}: {error}")
             shutil.rmtree(folder, ignore_errors=True)
-    return session.finish([session.judged(result) for result in results(done)], figures=[asdict(one) for one in done])
+    return session.finish([session.compare(result) for result in results(done)], figures=[asdict(one) for one in done])
 
 
 def results(done: list[Figures]) -> list[Result]:

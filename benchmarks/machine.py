@@ -23,7 +23,7 @@ def describe() -> dict[str, Any]:
         "busy": is_busy(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
-        "versions": {name: version_of(name) for name in ("torch", "numpy", "tensordict", "gymnasium", "numba")},
+        "versions": {name: installed_version(name) for name in ("torch", "numpy", "tensordict", "gymnasium", "numba")},
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
         "thread_variables": {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
@@ -53,7 +53,7 @@ def _idle_and_all() -> tuple[int, int] | None:
     return ticks[3] + ticks[4], sum(ticks[:8])  # idle and waiting for a disk; guests are counted in user time
 
 
-def version_of(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
     """The version of an installed package, or None."""
     try:
         return version(distribution)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .memcpy import NAME as MEMCPY
+from .timing import MEMCPY
 
 OURS, PEER, LIMIT = "#c1272d", "#8fa3b5", "#222222"
 COLOURS = {

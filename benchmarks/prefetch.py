@@ -21,7 +21,6 @@ from .report import Result
 from .suite import Session
 from .timing import Contestant
 
-SUBJECT = "Count the updates a second of a learner with and without prefetching."
 ACTIONS, GAMMA = 4, 0.99
 UPDATES = 20
 """Updates per sample, enough for the thread to start."""
@@ -117,17 +116,17 @@ def contestants(task: Task, replay: rl.ReplayBuffer, batches: Iterator[Any]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Both tasks with all threads and with one: prefetching needs a core that the learner does not use."""
-    session = Session.start("prefetch", SUBJECT, TASKS, arguments)
-    judged, threads = [], torch.get_num_threads()
-    for name in session.operations:
+    session = Session.start("prefetch", __doc__ or "", TASKS, arguments)
+    outcomes, threads = [], torch.get_num_threads()
+    for name in session.options.only:
         replay = filled(TASKS[name])
         for count in sorted({1, threads}):
             torch.set_num_threads(count)
             case = f"prefetch: an update of a DQN, {name}, {count} torch thread{'s' * (count > 1)}"
             with session.console.status(case), closing(rl.prefetch(replay, TASKS[name].batch_size)) as batches:
-                judged.append(session.time((Result(case, []), contestants(TASKS[name], replay, batches))))
+                outcomes.append(session.time((Result(case, []), contestants(TASKS[name], replay, batches))))
     torch.set_num_threads(threads)
-    return session.finish(judged)
+    return session.finish(outcomes)
 
 
 if __name__ == "__main__":

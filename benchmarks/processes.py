@@ -21,7 +21,7 @@ from relive.replay.samplers import Sampler
 
 from . import machine
 from .report import Result
-from .suite import Session, parser_of
+from .suite import Session, make_parser
 from .timing import measured
 
 KINDS = {
@@ -33,7 +33,6 @@ CROWDS = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2), (4, 4)
 MOST = 4
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["relive"])
-SUBJECT = "Count what writers and samplers of one replay buffer get through at once."
 
 
 class Entrant(Protocol):
@@ -251,23 +250,21 @@ def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all groups of workers, every contestant in turn, and print their throughput."""
-    parser = parser_of("processes", SUBJECT)
-    parser.add_argument("--only", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
-    options = parser.parse_args(arguments)
-    session = Session.of("processes", options)
+    options = make_parser("processes", __doc__ or "", KINDS).parse_args(arguments)
+    session = Session.create("processes", options)
     rounds, seconds = (2, 0.3) if options.quick else (3, 1.0)
     missing: dict[str, str] = {}
-    judged = []
-    for kind in options.only.split(","):
+    outcomes = []
+    for kind in options.only:
         made = _made(kind, missing)
         for crowd in CROWDS[:: 2 if options.quick else 1]:
             taken = [contest(made, kind, crowd, seconds, session) for _ in range(rounds)]
-            judged += [session.judged(result) for result in results(kind, crowd, taken)]
+            outcomes += [session.compare(result) for result in results(kind, crowd, taken)]
     for name, reason in missing.items():
         session.console.print(f"[yellow]missing[/yellow] {name}: {reason}")
-    session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "cpprb", "torchrl")}
+    session.about["peers"] = {name: machine.installed_version(name) for name in ("relive", "cpprb", "torchrl")}
     session.about["missing"] = missing
-    return session.finish(judged)
+    return session.finish(outcomes)
 
 
 def _made(kind: str, missing: dict[str, str]) -> dict[str, Any]:

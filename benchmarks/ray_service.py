@@ -24,11 +24,10 @@ from relive.schema.fields import Field
 
 from . import machine
 from .report import Result
-from .suite import Session, parser_of
+from .suite import Session, make_parser, names_type
 from .timing import Role, measured
 
 MOST_CLIENTS = 4
-SUBJECT = "Rows a second into and out of a replay memory in a Ray cluster, beside other ways to have one."
 SIZES: dict[str, dict[str, Any]] = {
     "obs": {"shape": (17,), "dtype": np.float32, "capacity": 100_000, "block": 256, "batch": 256},
     "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
@@ -289,25 +288,24 @@ def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start a local cluster and run all contestants in it."""
-    parser = parser_of("ray_service", SUBJECT)
-    parser.add_argument("--only", default="extend,sample", help="some of extend,sample")
-    parser.add_argument("--rows", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
+    parser = make_parser("ray_service", __doc__ or "", ("extend", "sample"))
+    parser.add_argument("--rows", type=names_type(SIZES), default=list(SIZES), help=f"some of {','.join(SIZES)}")
     options = parser.parse_args(arguments)
-    session = Session.of("ray_service", options)
+    session = Session.create("ray_service", options)
     rounds, seconds = (2, 0.25) if options.quick else (5, 1.0)
-    judged = []
+    outcomes = []
     session.about["missing"] = {}
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
     try:
-        for rows in options.rows.split(","):
-            found = contest(SIZES[rows], options.only.split(","), rounds, seconds, session.console)
+        for rows in options.rows:
+            found = contest(SIZES[rows], options.only, rounds, seconds, session.console)
             session.about["missing"] |= found["missing"]
-            judged += [session.judged(result) for result in results(rows, found)]
+            outcomes += [session.compare(result) for result in results(rows, found)]
     finally:
         ray.shutdown()
     names = ("relive", "ray", "stable-baselines3", "torchrl")
-    session.about["peers"] = {name: machine.version_of(name) for name in names}
-    return session.finish(judged)
+    session.about["peers"] = {name: machine.installed_version(name) for name in names}
+    return session.finish(outcomes)
 
 
 if __name__ == "__main__":

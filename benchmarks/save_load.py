@@ -27,7 +27,6 @@ from .suite import Session, contestant, enter, refuse
 from .timing import Contestant
 from .verify_replay import check_transitions, fill
 
-SUBJECT = "Time saving and loading a replay buffer beside the peers."
 SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=2_000)}
 NEW_SHARE = 100
 """One row in so many is new when a buffer is saved again."""
@@ -100,7 +99,7 @@ def enter_torch(case: Case, data: Experience, *, syncs: bool) -> Contestant:
     return Contestant(name, "peer", **_run(case.operation, path, save, torch.load, lambda: None))
 
 
-def limit_of(case: Case, data: Experience) -> Contestant:
+def make_limit(case: Case, data: Experience) -> Contestant:
     """The bytes of every observation once, written and synced, or read: the limit of a disk."""
     frame = int(np.prod(case.shape.obs)) * np.dtype(case.shape.dtype).itemsize
     nbytes = len(data) * (frame + 4 * (case.shape.action_dim + 1) + 2)
@@ -135,15 +134,15 @@ def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Conte
     data = make_experience(case.shape, case.shape.capacity, seed=0)
     result, contestants = enter(case.name, peers, lambda peer: enter_peer(peer, case, data))
     own = [enter_torch(case, data, syncs=syncs) for syncs in ((False, True) if case.operation != "load" else (False,))]
-    return result, [*contestants, *own, limit_of(case, data)]
+    return result, [*contestants, *own, make_limit(case, data)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    session = Session.start("save_load", SUBJECT, OPERATIONS, arguments)
+    session = Session.start("save_load", __doc__ or "", OPERATIONS, arguments)
     effort = replace(session.effort, rounds=min(session.effort.rounds, 30))
     with TemporaryDirectory() as root:
-        chosen = cases(session.operations, Path(root), 4 if session.options.quick else 1)
+        chosen = cases(session.options.only, Path(root), 4 if session.options.quick else 1)
         return session.time_all(chosen, enter_case, effort)
 
 

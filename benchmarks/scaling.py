@@ -26,7 +26,6 @@ from .suite import Session, contestant, enter, refuse
 from .timing import QUICK, Contestant, Effort, Timing, race
 from .verify_replay import check_transitions, fill
 
-SUBJECT = "Measure how cost grows with T, N, batch and capacity."
 TIMES = (16, 64, 256, 1024, 4096)
 ENVS = (1, 16, 128, 1024, 8192)
 MINIBATCHES = (64, 256, 1024, 4096)
@@ -83,11 +82,11 @@ def measure_rollouts(session: Session, effort: Effort) -> Iterator[Point]:
     for axis, size, case in rollout_cases(session.options.quick):
         with session.console.status(case.name):
             data = make_rollout(case.shape, seed=0)
-            chosen = [peer for peer in session.found.adapters if peer.name in LIBRARIES[case.operation]]
+            chosen = [peer for peer in session.discovery.adapters if peer.name in LIBRARIES[case.operation]]
             _, contestants = enter(
                 case.name, chosen, lambda peer, case=case, data=data: on_policy.ENTER[case.operation](peer, case, data)
             )
-            contestants.append(on_policy.limit_of(case, data))
+            contestants.append(on_policy.make_limit(case, data))
             for timing in race(contestants, effort, session.rng):
                 yield point(timing, case.operation, axis, size)
 
@@ -130,7 +129,7 @@ class Full:
         units = ADDED_STEPS if self._operation == "add" else 1
         entered = [contestant(peer, self._runs[peer.name](batch_size), units=units) for peer in self._peers]
         case = replay.Case(self._operation, "", self._data.shape, batch_size)
-        limit = replay.limit_of(case, make_experience(case.shape, ADDED_STEPS, seed=1))
+        limit = replay.make_limit(case, make_experience(case.shape, ADDED_STEPS, seed=1))
         for timing in race([*entered, limit], effort, rng):
             yield point(timing, self._operation, axis, size)
 
@@ -143,7 +142,7 @@ def measure_replay(session: Session, effort: Effort) -> Iterator[Point]:
         with session.console.status(f"capacity {capacity:,}"):
             data = make_experience(ROBOT._replace(capacity=capacity), capacity, seed=0)
             for operation in ("uniform", "prioritized", "add"):
-                full = Full(operation, data, session.found.adapters, session.console)
+                full = Full(operation, data, session.discovery.adapters, session.console)
                 yield from full.time("capacity", capacity, USUAL_BATCH, effort, session.rng)
                 for size in BATCHES if capacity == usual and operation != "add" else ():
                     yield from full.time("batch", size, size, effort, session.rng)
@@ -156,9 +155,9 @@ PARTS = {"rollout": measure_rollouts, "replay": measure_replay}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the figures."""
-    session = Session.start("scaling", SUBJECT, PARTS, arguments)
+    session = Session.start("scaling", __doc__ or "", PARTS, arguments)
     effort = QUICKLY if session.options.quick else EFFORT
-    points = [asdict(found) for part in session.operations for found in PARTS[part](session, effort)]
+    points = [asdict(found) for part in session.options.only for found in PARTS[part](session, effort)]
     return session.finish([], points=points)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 Role = Literal["ours", "peer", "limit"]
+MEMCPY = "memcpy of the same bytes"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,13 @@ def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 200
 def measured(name: str, role: Role, seconds: Sequence[float]) -> Timing:
     """Return a timing measured elsewhere, for example in another process: seconds per unit, by round."""
     return Timing(Contestant(name, role, lambda: None), dict(enumerate(seconds)))
+
+
+def make_memcpy(nbytes: int, units: int = 1) -> Contestant:
+    """Return the physical limit: one copy of the bytes that an operation must move, between warm memory."""
+    source = np.ones(max(nbytes, 1), np.uint8)
+    target = np.zeros_like(source)
+    return Contestant(MEMCPY, "limit", lambda: np.copyto(target, source), units=units)
 
 
 def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | None:

@@ -19,10 +19,9 @@ from rich.console import Console
 
 from . import machine
 from .report import Result
-from .suite import Session, parser_of
+from .suite import Session, make_parser
 from .timing import measured
 
-SUBJECT = "Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours."
 SEEDS = (0, 1, 2)
 LAST_EPISODES = 20
 """Number of last episodes whose mean is "return reached"."""
@@ -220,15 +219,15 @@ def _curve(run: Run, grid: np.ndarray) -> np.ndarray:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, write the figures, draw the curves."""
-    parser = parser_of("training", SUBJECT)
+    parser = make_parser("training", __doc__ or "")
     parser.add_argument("--out", type=Path, help="draw learning curves there, as docs/images/stable_baselines3.png")
     options = parser.parse_args(arguments)
-    session = Session.of("training", options)
+    session = Session.create("training", options)
     runs = measure(options.quick, session.console)
-    session.about["peers"] = {"Stable-Baselines3": machine.version_of("stable-baselines3")}
+    session.about["peers"] = {"Stable-Baselines3": machine.installed_version("stable-baselines3")}
     if options.out:
         draw(runs, options.out)
-    return session.finish([session.judged(result) for result in results(runs)], runs=[asdict(run) for run in runs])
+    return session.finish([session.compare(result) for result in results(runs)], runs=[asdict(run) for run in runs])
 
 
 if __name__ == "__main__":

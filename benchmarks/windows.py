@@ -6,7 +6,6 @@ with this environment: `--python` names an interpreter that has it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,13 +20,12 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import relive as rl
 
-from .adapters import merge, missing_in, run_elsewhere
-from .machine import version_of
+from .interpreters import add_python_option, finish_with_interpreters
+from .machine import installed_version
 from .report import Line, Result
-from .suite import RESULTS, Refused, Session, file_name, parser_of
+from .suite import Refused, Session, make_parser
 from .timing import Contestant
 
-SUBJECT = "Time batches of windows for relive and LeRobot's own dataset."
 PEER = "LeRobotDataset"
 FPS, HISTORY, CHUNK, BATCH_SIZE = 50, (-1, 0), 16, 32
 WINDOW = rl.Window.from_seconds(FPS, obs=[i / FPS for i in HISTORY], action=[i / FPS for i in range(CHUNK)])
@@ -151,47 +149,28 @@ def enter(case: Case, folder: Path) -> tuple[Result, list[Contestant]]:
     return result, [*contestants, Contestant(PEER, "peer", lambda: next(batches))]
 
 
-def run_here(session: Session, operations: Sequence[str]) -> list[tuple[Result, list[Line]]]:
+def run_here(session: Session) -> list[tuple[Result, list[Line]]]:
     """Time all cases; without LeRobot, report that it is missing."""
     if find_spec("lerobot") is None:
         session.about["missing"][PEER] = "not installed"
         return []
-    session.about["peers"][PEER] = version_of("lerobot")
-    judged = []
+    session.about["peers"][PEER] = installed_version("lerobot")
+    outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{folder}/cache", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         for case in CASES:
-            if case.operation in operations:
+            if case.operation in session.options.only:
                 with session.console.status(case.name):
-                    judged.append(session.time(enter(case, Path(folder) / case.operation)))
-    return judged
-
-
-def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    names = ",".join(case.operation for case in CASES)
-    parser = parser_of("windows", SUBJECT)
-    parser.add_argument("--only", default=names, help=f"some of {names}")
-    parser.add_argument("--python", metavar="PATH", help="an interpreter with lerobot and the dependencies of relive")
-    options = parser.parse_args(arguments)
-    options.only = options.only.split(",")
-    if unknown := set(options.only) - set(names.split(",")):
-        parser.error(f"--only: expected some of {names}, got {','.join(sorted(unknown))}")
-    return options
+                    outcomes.append(session.time(enter(case, Path(folder) / case.operation)))
+    return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    options = options_of(arguments)
-    session = Session.of("windows", options)
-    options.json = options.json or RESULTS / file_name("windows", session.about)
-    session.finish(run_here(session, options.only))
-    if options.python and missing_in(options.json):
-        session.console.rule(f"with {options.python}")
-        merge(options.json, run_elsewhere(options.python, options.only, options.quick, "windows"))
-    for name, reason in missing_in(options.json).items():
-        session.console.print(f"[yellow]not timed[/yellow] {name}: {reason}", highlight=False)
-    return 0
+    parser = make_parser("windows", __doc__ or "", (case.operation for case in CASES))
+    add_python_option(parser)
+    session = Session.create("windows", parser.parse_args(arguments))
+    return finish_with_interpreters(session, run_here(session), lambda _: PEER)
 
 
 if __name__ == "__main__":

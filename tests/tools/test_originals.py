@@ -40,7 +40,7 @@ def test_both_sides_start_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) ->
         calls.append((storage.__module__.partition(".")[0], seed))
         return float(original_trainers.np.random.random())
 
-    monkeypatch.setattr(original_trainers, "trainers_of", lambda _: {"X": Trainer("X", "a task", record)})
+    monkeypatch.setattr(original_trainers, "load_trainers", lambda _: {"X": Trainer("X", "a task", record)})
     sides = (("original", 3), ("relive", 3), ("relive", 4))
     original, ours, other_seed = (original_trainers.train("rsl_rl", "X", side, seed) for side, seed in sides)
     assert calls == [("rsl_rl", 3), ("relive", 3), ("relive", 4)]

@@ -219,7 +219,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a zero tensor whose pages are allocated when they are written.
 
     They are small pages: the first write into a page of 2 MiB takes milliseconds where the machine is
-    a virtual one, and two to three times as long per byte (see benchmarks/first_fill.py).
+    a virtual one, and two to three times as long per byte.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
