@@ -70,7 +70,7 @@ class Experience:
             steps.append(step)
         return steps
 
-    def row_of(self, obs: Array) -> Array:
+    def find_rows(self, obs: Array) -> Array:
         """Return the rows [B] of observations [B, …]; −1 for an unknown observation."""
         rows = np.full(len(self.frames) + 1, -1)
         rows[self.place] = np.arange(len(self))

@@ -119,7 +119,7 @@ def _counted_grids(names: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _interpreted() -> Iterator[None]:
-    """Triton's interpreter without its emulation of overflows, which takes most of its time."""
+    """Use Triton's interpreter without its slow emulation of overflows."""
     from triton.runtime import interpreter
 
     options = interpreter.InterpreterOptions(sanitize_overflow=False)
@@ -128,7 +128,7 @@ def _interpreted() -> Iterator[None]:
 
 
 def ours(device: str) -> Calls:
-    """Yield every call of relive, each prepared before it is counted."""
+    """Return every call of relive by name; each is prepared before it is counted."""
     return {
         "replay add": lambda: _adding(_replay(device)),
         "replay add, prioritized": lambda: _adding(_replay(device, rl.Prioritized())),
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     kept["relive, torch ops"] = of_ours("torch", "meta")
-    of_ours("torch", "cpu")  # for the error of a missing device
+    of_ours("torch", "cpu")  # raises if a call waits on CPU tensors
     if find_spec("triton") is not None and not torch.cuda.is_available():
         kept["relive, Triton"] = of_ours("triton", "cpu")
     for title, calls in launch_peers.installed_peers(options.fasttd3):

@@ -43,7 +43,7 @@ class Bytes:
     resident: float | None
     """Growth of the process while the buffer was filled, in bytes; None if the system does not report it."""
     wrong: str | None
-    """Difference between output and input."""
+    """Difference between a sampled and the stored transition; None if there is none."""
 
     @property
     def figure(self) -> float | None:
@@ -101,7 +101,7 @@ def _resident() -> int | None:
 
 
 def print_memory(results: Iterable[MemoryResult], console: Console) -> None:
-    """One table of all shapes."""
+    """Print one table of all shapes."""
     table = Table("case", "library", title="bytes per transition")
     for heading in ("held", "process grew by", "bar", "met"):
         table.add_column(heading, justify="right")
@@ -128,7 +128,7 @@ def _number(value: float | None) -> str:
 
 
 def entrants(peers: Sequence[Adapter]) -> list[tuple[str, Role, Make]]:
-    """Yield every library, with and without the settings that save memory."""
+    """Return every library, with and without the settings that save memory."""
     found: list[tuple[str, Role, Make]] = []
     for peer in peers:
         forms = {peer.name: peer.replay} if peer.replay else {}
@@ -138,7 +138,7 @@ def entrants(peers: Sequence[Adapter]) -> list[tuple[str, Role, Make]]:
 
 
 def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
-    """The results as data for a file."""
+    """Return the results as data for a file."""
     return {
         result.case: {
             "bar": BYTES_PER_TRANSITION[result.case],

@@ -124,18 +124,20 @@ def _two(data: RolloutData) -> tuple[RolloutData, RolloutData]:
 
 
 def make_limit(case: Case, data: RolloutData) -> Contestant:
-    """A copy of the bytes that must move: steps that are stored, rows that are handed out, and for advantages half of
-    (what is read + what is written), since a copy reads and writes."""
+    """Return a memcpy of the bytes that an operation must move.
+
+    For advantages half of the bytes read and written: a copy does both.
+    """
     trajectory = data.trajectory
     read = sum(getattr(trajectory, name).nbytes for name in trajectory.__dataclass_fields__)
     rows = case.shape.num_steps * case.shape.num_envs
-    moved = {
+    nbytes = {
         "add": sum(getattr(step, field.name).nbytes for step in data.steps for field in fields(step)),
         "gae": (read + 2 * trajectory.reward.nbytes) // 2,
         "epoch": 4 * rows * (case.shape.obs_dim + case.shape.action_dim + 4),
     }
-    moved["cycle"] = moved["add"] + moved["gae"] + EPOCHS_PER_CYCLE * moved["epoch"]
-    return make_memcpy(moved[case.operation], len(data.steps) if case.operation == "add" else 1)
+    nbytes["cycle"] = nbytes["add"] + nbytes["gae"] + EPOCHS_PER_CYCLE * nbytes["epoch"]
+    return make_memcpy(nbytes[case.operation], len(data.steps) if case.operation == "add" else 1)
 
 
 ENTER = {"add": enter_add, "gae": enter_gae, "epoch": enter_epoch, "cycle": enter_cycle}

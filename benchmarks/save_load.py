@@ -2,7 +2,7 @@
 
 Run it as `python -m benchmarks.save_load [--quick] [--only save,again,load] [--json PATH]`. When our `save` returns,
 the checkpoint is on disk (fsync), completely or not at all; peers and torch.save leave the writing to the system. One
-row is torch.save with an fsync after it, which is no more than the first half of that.
+row is torch.save followed by fsync: on disk, but not atomic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .verify_replay import check_transitions, fill
 
 SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=2_000)}
 NEW_SHARE = 100
-"""One row in so many is new when a buffer is saved again."""
+"""1 row in 100 is new when a buffer is saved again."""
 OPERATIONS = {"save": "save: all", "again": "save: again after 1 % new rows", "load": "load: all"}
 
 
@@ -48,7 +48,7 @@ class Case:
 
 
 def enter_peer(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """A full buffer of a library, whose saved copy was checked once."""
+    """Time a full buffer of a library, after a check of one saved and loaded copy."""
     if peer.replay is None:
         raise NotOffered
     replay: Any = peer.replay(case.shape)
@@ -65,7 +65,7 @@ def enter_peer(peer: Adapter, case: Case, data: Experience) -> Contestant:
 def _run(
     operation: str, path: Path, save: Callable[[str], object], load: Callable[[str], object], add: Callable[[], None]
 ) -> dict[str, Any]:
-    """The timed operation on a buffer that is saved at `path`, and the preparation before each time."""
+    """Return the timed operation `run` on a buffer saved at `path`, and `reset`, which prepares it."""
     if operation == "save":
         return {"run": lambda: save(str(path)), "reset": lambda: _remove(path)}
     if operation == "again":
@@ -83,7 +83,7 @@ def _remove(path: Path) -> None:
 
 
 def enter_torch(case: Case, data: Experience, *, syncs: bool) -> Contestant:
-    """`torch.save` of a dict of tensors, for projects whose buffer cannot save itself; `syncs`: it is on disk then."""
+    """Time `torch.save` of a dict of tensors, for buffers that cannot save themselves; `syncs` adds an fsync."""
     name = "torch.save and fsync" if syncs else "torch.save of the tensors"
     path = case.folder / f"{name} {case.operation}"
     content = {name: torch.from_numpy(value.copy()) for name, value in vars(data.rows(np.arange(len(data)))).items()}
@@ -100,7 +100,7 @@ def enter_torch(case: Case, data: Experience, *, syncs: bool) -> Contestant:
 
 
 def make_limit(case: Case, data: Experience) -> Contestant:
-    """The bytes of every observation once, written and synced, or read: the limit of a disk."""
+    """Return the limit of the disk: write and sync, or read, the bytes of every observation once."""
     frame = int(np.prod(case.shape.obs)) * np.dtype(case.shape.dtype).itemsize
     nbytes = len(data) * (frame + 4 * (case.shape.action_dim + 1) + 2)
     if case.operation == "again":
@@ -120,7 +120,7 @@ def make_limit(case: Case, data: Experience) -> Contestant:
 
 
 def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]:
-    """Every operation on every buffer, each in a temporary folder of its own."""
+    """Yield every operation on every buffer, each with a new temporary folder."""
     for kind, shape in SHAPES.items():
         for operation in operations:
             folder = root / f"{kind} {operation}"

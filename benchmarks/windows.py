@@ -47,8 +47,8 @@ class Case:
         return f"windows: {BATCH_SIZE} rows, history of {len(HISTORY)}, {CHUNK} actions{picture}"
 
     def frames(self) -> list[dict[str, np.ndarray]]:
-        """Yield the frames of each episode; a picture has its number in its first bytes, and noise elsewhere."""
-        rng, found = np.random.default_rng(0), []
+        """Return the frames of each episode; a picture is noise with the frame number in its first bytes."""
+        rng, episodes = np.random.default_rng(0), []
         for episode in range(self.episodes):
             number = episode * self.steps + np.arange(self.steps)
             state = rng.standard_normal((self.steps, 14)).astype(np.float32)
@@ -57,21 +57,21 @@ class Case:
             if self.image:
                 frames["image"] = rng.integers(0, 256, (self.steps, self.image, self.image, 3), np.uint8)
                 frames["image"][:, 0, 0, :2] = np.stack([number // 256, number % 256], 1)
-            found.append(frames)
-        return found
+            episodes.append(frames)
+        return episodes
 
 
 CASES = [Case("state", episodes=20, steps=200), Case("image", episodes=8, steps=100, image=96)]
 
 
-def filled(case: Case) -> rl.ReplayBuffer:
+def make_buffer(case: Case) -> rl.ReplayBuffer:
     """Return a buffer of all frames; the last frame of an episode is its own next observation."""
     obs: dict[str, Any] = {"state": 14}
     if case.image:
         obs["image"] = rl.Field((case.image, case.image, 3), torch.uint8)
     replay = rl.ReplayBuffer(case.episodes * (case.steps + 1), obs=obs, action=14, seed=0)
     for frames in case.frames():
-        led_to = np.minimum(np.arange(case.steps) + 1, case.steps - 1)
+        next_index = np.minimum(np.arange(case.steps) + 1, case.steps - 1)
         flags = np.zeros((2, case.steps), bool)
         flags[1, -1] = True
         replay.extend(
@@ -81,13 +81,13 @@ def filled(case: Case) -> rl.ReplayBuffer:
                 "reward": np.zeros(case.steps, np.float32),
                 "terminated": flags[0],
                 "truncated": flags[1],
-                "next_obs": {name: frames[name][led_to] for name in obs},
+                "next_obs": {name: frames[name][next_index] for name in obs},
             }
         )
     return replay
 
 
-def written(case: Case, folder: Path) -> Any:
+def write_dataset(case: Case, folder: Path) -> Any:
     """Return a LeRobot dataset of the same frames."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # pyright: ignore[reportMissingImports]
 
@@ -96,13 +96,13 @@ def written(case: Case, folder: Path) -> Any:
     if case.image:
         axes = ["height", "width", "channels"]
         features["observation.image"] = {"dtype": "image", "shape": (case.image, case.image, 3), "names": axes}
-    made = LeRobotDataset.create("relive/windows", FPS, features, root=folder, use_videos=False)
+    dataset = LeRobotDataset.create("relive/windows", FPS, features, root=folder, use_videos=False)
     for frames in case.frames():
         for t in range(case.steps):
             frame = {f"observation.{name}": frames[name][t] for name in frames if name != "action"}
-            made.add_frame({**frame, "action": frames["action"][t], "task": "drive"})
-        made.save_episode()
-    made.finalize()
+            dataset.add_frame({**frame, "action": frames["action"][t], "task": "drive"})
+        dataset.save_episode()
+    dataset.finalize()
     times: dict[str, list[float]] = {name: [i / FPS for i in HISTORY] for name in features if name != "action"}
     times["action"] = [i / FPS for i in range(CHUNK)]
     return LeRobotDataset("relive/windows", root=folder, delta_timestamps=times)
@@ -134,7 +134,7 @@ def check(case: Case, replay: rl.ReplayBuffer, dataset: Any) -> None:
 
 def enter(case: Case, folder: Path) -> tuple[Result, list[Contestant]]:
     """Return both contestants of a case after comparing their results."""
-    replay, dataset, result = filled(case), written(case, folder), Result(case.name, [])
+    replay, dataset, result = make_buffer(case), write_dataset(case, folder), Result(case.name, [])
     try:
         check(case, replay, dataset)
     except Refused as refusal:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import relive as rl
-from benchmarks.limit import limited
+from benchmarks.limit import limit_memory
 from tests.faults.traffic import observation, tag_of
 from tests.totals import tell
 
@@ -21,7 +21,7 @@ def fill_and_sample(root: Path, told: Path) -> None:
     """Fill the ring twice in blocks, then verify every sampled row."""
     try:
         with (
-            limited(LIMIT) as group,
+            limit_memory(LIMIT) as group,
             rl.ReplayBuffer(
                 ROWS, rl.Field(WIDTH, torch.uint8), rl.Field((), torch.int64), device=rl.Memory.disk(root), seed=0
             ) as replay,
