@@ -1,4 +1,4 @@
-"""The distillation buffer: against a deque, its rounds, who acts, and what each call refuses."""
+"""The distillation buffer: compared with a deque, its rounds, mixed actions, and refused arguments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from tensordict import TensorDict
 import relive as rl
 import relive.distillation
 from tests.conftest import BACKENDS
+from tests.faults.digest import digest
 from tests.scripted import act, step_and_reset, vector
 
 
 def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuffer:
-    """Rows to recognise: obs = (t, -t), action = 10·t, with t the row."""
+    """Return a buffer of recognisable rows t: obs = (t, -t), action = 10·t."""
     buffer = rl.DistillationBuffer(capacity, **{"obs": 2, "action": (), "seed": 0, **options})
     for t in range(count):
         buffer.add([t, -t], 10.0 * t)
@@ -36,21 +37,13 @@ def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuf
 
 
 def rows(first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same rows as a batch."""
+    """Return the rows of `filled` from `first` to `stop` as a batch."""
     t = torch.arange(first, stop, dtype=torch.float32)
     return torch.stack([t, -t], 1), 10 * t
 
 
-def state(buffer: rl.DistillationBuffer) -> str:
-    """Everything that a call could change."""
-    ring = buffer._ring
-    stored = buffer[torch.arange(ring.oldest, ring.head)].to_dict() if len(buffer) else {}
-    numbers = ring.head, ring.floor, buffer._starts, buffer.nbytes
-    return repr((stored, numbers, buffer._schema.trees, buffer._random.snapshot()))
-
-
 def stored(buffer: rl.DistillationBuffer) -> list[tuple[int, int, float, float]]:
-    """(index, round, first of obs, action) of every row, oldest first."""
+    """Return (index, round, first number of obs, action) of every row, oldest first."""
     batches = buffer.epochs(5, shuffle=False)
     return [
         (int(row["index"]), int(row["round"]), float(row["obs"][0]), float(row["action"]))
@@ -216,7 +209,7 @@ class TestInferring:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], 3, mean=[0.0])
         obs = rows(0, 3)[0]
-        before = state(buffer)
+        before = digest(buffer)
         for action, extra, message in [
             (np.zeros(3), {"mean": np.zeros((3, 1))}, "action: expected int64, got float64"),
             (np.zeros((3, 1), int), {"mean": np.zeros((3, 1))}, r"action: expected shape \(3,\) for 3 rows"),
@@ -225,14 +218,14 @@ class TestInferring:
         ]:  # fmt: skip
             with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(obs, action, **extra)
-            assert state(buffer) == before
+            assert digest(buffer) == before
         buffer.clear()
         with pytest.raises(rl.SchemaError, match="action: expected int64"):
             buffer.add(obs, np.zeros(3), mean=np.zeros((3, 1)))
 
     def test_a_first_add_that_fails_tells_nothing(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2, extra={"logits": 4})
-        before, obs = state(buffer), rows(0, 3)[0]
+        before, obs = digest(buffer), rows(0, 3)[0]
         for action, extra, message in [
             (np.zeros((2, 5)), {"logits": np.zeros((3, 4))}, r"action: expected shape \(3, 5\) for 3 rows"),
             (1.0, {"logits": np.zeros((3, 4))}, r"action: expected shape \(3,\) for 3 rows, got \(\)"),
@@ -244,7 +237,7 @@ class TestInferring:
         ]:  # fmt: skip
             with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(obs, action, **extra)
-            assert state(buffer) == before
+            assert digest(buffer) == before
         buffer.add(obs, np.zeros((3, 2)), logits=np.zeros((3, 4)))
         assert len(buffer) == 3
 
@@ -282,10 +275,10 @@ class TestRefusing:
     )
     def test_what_does_not_fit_is_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
         buffer = filled(5)
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.add(obs, action)
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_no_rows_are_no_rows(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=rl.Field((), torch.int32))
@@ -357,17 +350,17 @@ class TestSampling:
     def test_an_out_in_the_memory_of_the_buffer_is_refused_before_anything_is_drawn(self, backend: str) -> None:
         buffer = filled(10)
         out = buffer.sample(4)
-        out["obs"] = buffer._columns[0][2:6]
-        before = state(buffer)
+        out["obs"] = buffer.state_dict()["rows"]["column0"].squeeze(1)[2:6]
+        before = digest(buffer)
         for read in (buffer.sample, partial(buffer.epochs, drop_last=True)):
             with pytest.raises(rl.SchemaError, match=r"out\.obs: expected memory outside the buffer"):
                 list(read(4, out=out))
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_an_out_that_does_not_fit_is_refused_before_anything_is_drawn(self) -> None:
         buffer = filled(10)
         out = buffer.sample(4)
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=r"out.obs: expected contiguous torch.float32 of shape \(5, 2\)"):
             buffer.sample(5, out=out)
         with pytest.raises(rl.SchemaError, match="out: expected the fields"):
@@ -378,7 +371,7 @@ class TestSampling:
             buffer.epochs(4, out=out)
         with pytest.raises(rl.SchemaError, match="out: expected no device= together with out="):
             buffer.sample(4, out=out, device="cpu")
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_a_batch_goes_to_another_device(self) -> None:
         buffer = filled(10)
@@ -515,10 +508,10 @@ class TestRounds:
     )
     def test_rounds_are_counted_and_shares_are_shares(self, recent: Any, message: str) -> None:
         buffer = three_rounds()
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.sample(3, recent=recent)
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_a_round_without_rows_cannot_be_drawn_from(self) -> None:
         buffer = three_rounds()
@@ -604,10 +597,10 @@ class TestMixing:
         self, teacher: Any, student: Any, beta: Any, message: str
     ) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.mix(teacher, student, beta)
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
 
 def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.ReplayBuffer, list[list[float]]]:
@@ -696,12 +689,12 @@ class TestFilling:
         buffer = rl.DistillationBuffer(30, obs=3, seed=0)
         if count:
             buffer.add(np.arange(3.0 * count).reshape(count, 3), np.arange(count))
-        before = state(buffer)
+        before = digest(buffer)
         for failure, message in [(lambda obs: 1 / 0, "division"), (lambda obs: obs, "action: expected")]:
             answers = iter([lambda obs: obs[:, 0].long(), lambda obs: obs[:, 0].long(), failure])
             with pytest.raises((ZeroDivisionError, rl.SchemaError), match=message):
                 buffer.fill(replay, lambda obs, answers=answers: next(answers)(obs), batch_size=7)
-            assert state(buffer) == before
+            assert digest(buffer) == before
         buffer.fill(replay, lambda obs: obs[:, 0].long())
         assert len(buffer) == 30
 
@@ -753,7 +746,7 @@ class TestAround:
         for thread in threads:
             thread.join()
         assert not errors
-        assert buffer._ring.head == 1 + 150 * 71
+        assert buffer.state_dict()["values"]["ring"]["head"] == 1 + 150 * 71
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

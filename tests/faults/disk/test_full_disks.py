@@ -36,7 +36,7 @@ def obs_at(t: int) -> dict[str, np.ndarray]:
 
 def step(replay: rl.ReplayBuffer, t: int) -> None:
     """Stage and add a step; sample, to begin an epoch."""
-    if not replay._input.staged:
+    if not replay.state_dict()["values"]["staged"]["names"]:
         replay.stage(obs=obs_at(t))
     ends = np.array([t % 7 == 6, False, False])
     replay.add(
