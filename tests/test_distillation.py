@@ -67,7 +67,7 @@ class TestAdding:
         sizes=st.lists(st.one_of(st.none(), st.integers(0, 20), st.sampled_from(["round", "clear"])), max_size=12),
         kernels=st.sampled_from(sorted(BACKENDS)),
     )
-    def test_it_is_a_deque_of_rows_however_they_come(self, capacity: int, sizes: list[Any], kernels: str) -> None:
+    def test_the_buffer_equals_a_deque_of_rows(self, capacity: int, sizes: list[Any], kernels: str) -> None:
         with BACKENDS[kernels]():
             buffer = rl.DistillationBuffer(capacity, obs=2, action=())
             expected: deque[tuple[int, int, float, float]] = deque(maxlen=capacity)
@@ -129,13 +129,13 @@ class TestAdding:
         assert torch.equal(buffer[[0, 2]]["obs"], ones[:2])
         buffer.mix(ones[:, 0], ones[:, 1], 0.5)
 
-    def test_stacks_are_stored_as_they_are(self) -> None:
+    def test_stacked_observations_are_stored_whole(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=rl.Stacked(2, 3), action=())
         stack = torch.arange(6.0).view(2, 3)
         buffer.add(stack, 1.0)
         assert torch.equal(buffer[0]["obs"], stack)
 
-    def test_what_was_passed_may_be_changed_afterwards_and_so_may_batches(self, backend: str) -> None:
+    def test_inputs_and_batches_are_copies(self, backend: str) -> None:
         obs, action = (x.numpy() for x in rows(0, 4))
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add(obs, action)
@@ -149,13 +149,13 @@ class TestAdding:
         assert ids.tolist() == [0, 1, 2, 3]
         assert stored(buffer) == [(t, 0, float(t), 10.0 * t) for t in range(4)]
 
-    def test_gradients_do_not_get_in(self) -> None:
+    def test_gradients_are_not_stored(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         obs, action = rows(0, 3)
         buffer.add(obs, action.requires_grad_())
         assert not buffer.sample(2)["action"].requires_grad
 
-    def test_a_declared_buffer_has_its_memory_at_once_and_says_how_much(self) -> None:
+    def test_a_declared_buffer_allocates_at_construction_and_reports_its_bytes(self) -> None:
         assert rl.DistillationBuffer(10, obs=3, action=(), extra={"logits": 2}).nbytes == 10 * (3 + 1 + 2) * 4
         with pytest.raises(MemoryError, match="capacity: expected at most"):
             rl.DistillationBuffer(10**10, obs=1000, action=())
@@ -173,7 +173,9 @@ class TestInferring:
             ([True, False, True], (), torch.bool),
         ],
     )
-    def test_the_first_add_tells_shape_and_dtype(self, action: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def test_the_first_add_declares_shape_and_dtype(
+        self, action: Any, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         assert buffer.nbytes == 0
         buffer.add(rows(0, 3)[0], action)
@@ -181,7 +183,7 @@ class TestInferring:
         assert buffer.sample(5)["action"].dtype == dtype
         assert buffer.nbytes == 8 * (8 + int(np.prod(shape)) * dtype.itemsize)
 
-    def test_one_row_tells_as_much_as_a_batch(self) -> None:
+    def test_the_first_row_declares_the_same_fields_as_a_batch(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], [1.0, 2.0, 3.0], logits=[0.5], done=True)
         buffer.add(rows(1, 3)[0], torch.ones(2, 3), logits=torch.ones(2, 1), done=[True, False])
@@ -205,7 +207,7 @@ class TestInferring:
         buffer.add([0, 0], (0.5, 1.5))
         assert buffer[0]["action"].tolist() == [0.5, 1.5]
 
-    def test_afterwards_they_are_fixed(self) -> None:
+    def test_shape_and_dtype_are_fixed_after_the_first_add(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], 3, mean=[0.0])
         obs = rows(0, 3)[0]
@@ -223,7 +225,7 @@ class TestInferring:
         with pytest.raises(rl.SchemaError, match="action: expected int64"):
             buffer.add(obs, np.zeros(3), mean=np.zeros((3, 1)))
 
-    def test_a_first_add_that_fails_tells_nothing(self) -> None:
+    def test_a_failed_first_add_declares_no_fields(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2, extra={"logits": 4})
         before, obs = digest(buffer), rows(0, 3)[0]
         for action, extra, message in [
@@ -241,7 +243,7 @@ class TestInferring:
         buffer.add(obs, np.zeros((3, 2)), logits=np.zeros((3, 4)))
         assert len(buffer) == 3
 
-    def test_a_declared_action_means_that_everything_is_declared(self) -> None:
+    def test_with_a_declared_action_every_field_must_be_declared(self) -> None:
         with pytest.raises(rl.SchemaError, match="mean: expected a declared field"):
             filled(0).add([0, 0], 1.0, mean=0.0)
 
@@ -273,14 +275,14 @@ class TestRefusing:
             (np.zeros((3, 2)), np.zeros(3, complex), "action: expected float32, got complex128"),
         ],
     )
-    def test_what_does_not_fit_is_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
+    def test_wrong_shapes_and_dtypes_are_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
         buffer = filled(5)
         before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.add(obs, action)
         assert digest(buffer) == before
 
-    def test_no_rows_are_no_rows(self) -> None:
+    def test_adding_no_rows_changes_nothing(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=rl.Field((), torch.int32))
         buffer.add(np.zeros((0, 2)), np.zeros(0, np.int64))
         assert len(buffer) == 0
@@ -306,14 +308,14 @@ class TestSampling:
         chi_squared = sum((n - expected) ** 2 / expected for n in counts.values())
         assert chi_squared < 40  # 15 degrees of freedom: p < 0.0005
 
-    def test_nothing_can_be_drawn_of_nothing(self) -> None:
+    def test_an_empty_buffer_cannot_be_sampled(self) -> None:
         for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
             buffer.clear()
             for read in (lambda b: b.sample(3), lambda b: b.epochs(3), lambda b: b.sample(1, out=TensorDict())):
                 with pytest.raises(rl.NotReadyError, match="expected at least 1 stored row, got 0. Add rows first."):
                     read(buffer)
 
-    def test_the_same_seed_draws_the_same_and_nobody_elses_generator_is_touched(self, backend: str) -> None:
+    def test_the_seed_decides_the_draws_and_global_generators_are_unchanged(self, backend: str) -> None:
         torch.manual_seed(0)
         random.seed(0)
         others = torch.get_rng_state().tolist(), random.getstate()
@@ -373,7 +375,7 @@ class TestSampling:
             buffer.sample(4, out=out, device="cpu")
         assert digest(buffer) == before
 
-    def test_a_batch_goes_to_another_device(self) -> None:
+    def test_a_batch_is_copied_to_another_device(self) -> None:
         buffer = filled(10)
         assert buffer.sample(4, device="meta")["obs"].device.type == "meta"
         assert next(buffer.epochs(4, device="meta"))["obs"].device.type == "meta"
@@ -389,7 +391,7 @@ class TestEpochs:
         assert len({tuple(order) for order in orders}) == 3
         assert all(torch.equal(batch["action"], 10.0 * batch["index"]) for batch in batches)
 
-    def test_rows_that_fill_no_batch_are_left_out_when_asked(self) -> None:
+    def test_drop_last_omits_an_incomplete_batch(self) -> None:
         buffer = filled(13)
         assert [len(batch) for batch in buffer.epochs(5, epochs=2, drop_last=True)] == [5, 5] * 2
         seen = {int(i) for batch in buffer.epochs(5, epochs=40, drop_last=True) for i in batch["index"]}
@@ -397,7 +399,7 @@ class TestEpochs:
         with pytest.raises(rl.NotReadyError, match="epochs: expected 14 rows, got 13"):
             buffer.epochs(14, drop_last=True)
 
-    def test_rows_that_are_overwritten_meanwhile_are_an_error(self) -> None:
+    def test_reading_rows_overwritten_during_an_epoch_is_an_error(self) -> None:
         buffer = filled(14)
         batches = buffer.epochs(4)
         next(batches)
@@ -416,7 +418,7 @@ class TestEpochs:
 
 
 class TestRowsById:
-    def test_an_id_is_a_row_for_its_whole_life(self) -> None:
+    def test_an_id_names_the_same_row_until_it_is_overwritten(self) -> None:
         buffer = filled(20)
         assert buffer[[4, 19, 4]]["action"].tolist() == [40.0, 190.0, 40.0]
         assert buffer[np.int64(7)]["obs"].tolist() == [7.0, -7.0]
@@ -447,7 +449,7 @@ def three_rounds(**options: Any) -> rl.DistillationBuffer:
 
 
 class TestRounds:
-    def test_each_row_says_which_round_it_came_from(self, backend: str) -> None:
+    def test_each_row_has_the_number_of_its_round(self, backend: str) -> None:
         buffer = three_rounds()
         batch = buffer[torch.arange(12)]
         assert batch["round"].tolist() == [0] * 4 + [1] * 2 + [2] * 6
@@ -468,7 +470,7 @@ class TestRounds:
         assert set(buffer.sample(50, recent=2)["index"].tolist()) == {3}
 
     @pytest.mark.parametrize(("recent", "oldest"), [(1, 6), (2, 4), (3, 0), (9, 0), (None, 0)])
-    def test_the_newest_rounds_alone(self, recent: int | None, oldest: int, backend: str) -> None:
+    def test_recent_draws_from_the_newest_rounds_only(self, recent: int | None, oldest: int, backend: str) -> None:
         buffer, expected = three_rounds(), range(oldest, 12)
         counts = Counter(buffer.sample(6000, recent=recent)["index"].tolist())
         assert set(counts) == set(expected)
@@ -477,7 +479,7 @@ class TestRounds:
         epoch = torch.cat([batch["index"] for batch in buffer.epochs(5, recent=recent)])
         assert sorted(epoch.tolist()) == list(expected)
 
-    def test_a_share_of_the_newest_rounds_and_the_rest_from_all(self, backend: str) -> None:
+    def test_recent_draws_a_share_from_the_newest_rounds_and_the_rest_from_all(self, backend: str) -> None:
         index = three_rounds().sample(40_000, recent={1: 0.5, 2: 0.2})["index"]
         share = torch.bincount(index, minlength=12) / len(index)
         expected = torch.full((12,), 0.3 / 12)
@@ -489,7 +491,7 @@ class TestRounds:
         index = three_rounds().sample(5000, recent={1: 0.9, 2: 0.1})["index"]
         assert set(index.tolist()) == set(range(4, 12))
 
-    def test_a_window_that_reaches_past_the_ring_is_what_is_stored(self) -> None:
+    def test_recent_counts_only_stored_rows_of_a_round_larger_than_the_ring(self) -> None:
         buffer = three_rounds()
         buffer.add(*rows(12, 30))
         assert set(buffer.sample(900, recent=1)["index"].tolist()) == set(range(14, 30))
@@ -506,7 +508,7 @@ class TestRounds:
             ({1: 0.7, 2: 0.5}, "recent: expected shares that add up to at most 1, got 1.2"),
         ],
     )
-    def test_rounds_are_counted_and_shares_are_shares(self, recent: Any, message: str) -> None:
+    def test_wrong_rounds_and_shares_are_refused(self, recent: Any, message: str) -> None:
         buffer = three_rounds()
         before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
@@ -548,7 +550,7 @@ class TestMixing:
             assert abs(share - 0.5**round_) < 0.02
             buffer.next_round()
 
-    def test_a_nested_action_is_the_teachers_or_the_students_as_a_whole(self, backend: str) -> None:
+    def test_a_nested_action_comes_completely_from_teacher_or_student(self, backend: str) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action={"arm": (2, 2), "grip": gym.spaces.Discrete(9)}, seed=0)
         teacher = {"arm": np.ones((500, 2, 2)), "grip": np.full(500, 1)}
         student = {"arm": np.zeros((500, 2, 2)), "grip": np.full(500, 0)}
@@ -557,7 +559,7 @@ class TestMixing:
         assert torch.equal(action["arm"], action["grip"].float().view(-1, 1, 1).expand(500, 2, 2))
         assert 0 < action["grip"].sum() < 500
 
-    def test_one_environment_has_one_coin(self) -> None:
+    def test_mix_draws_one_actor_for_a_single_environment(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
         actions = [buffer.mix([1.0] * 3, [0.0] * 3, 0.5) for _ in range(200)]
         assert all(action.shape == (3,) for action in actions)
@@ -566,12 +568,12 @@ class TestMixing:
         assert discrete.mix(3, 2, 1).shape == ()
         assert int(discrete.mix(3, 2, 1)) == 3
 
-    def test_what_is_returned_is_the_callers(self) -> None:
+    def test_changing_a_mixed_action_does_not_change_the_teachers_action(self) -> None:
         buffer, teacher = rl.DistillationBuffer(4, obs=2, action=3), torch.ones(2, 3)
         buffer.mix(teacher, torch.zeros(2, 3), 1.0).fill_(9)
         assert (teacher == 1).all()
 
-    def test_an_inferred_action_must_be_known(self) -> None:
+    def test_mix_needs_a_declared_or_stored_action(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2)
         with pytest.raises(
             rl.NotReadyError, match=r"mix: expected a declared action, got the fields \('obs',\). Declare action="
@@ -593,7 +595,7 @@ class TestMixing:
             (1.0, 1.0, 0.5, r"teacher_action: expected shape \(3,\), or \('rows', 3\) for a batch, got \(\)"),
         ],
     )
-    def test_what_does_not_fit_is_refused_before_the_coin_is_thrown(
+    def test_mix_refuses_wrong_actions_before_it_draws(
         self, teacher: Any, student: Any, beta: Any, message: str
     ) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
@@ -620,7 +622,9 @@ def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.Rep
 
 class TestFilling:
     @pytest.mark.parametrize("batch_size", [1, 7, 1000])
-    def test_every_valid_transition_of_a_replay_buffer_in_row_order(self, batch_size: int, backend: str) -> None:
+    def test_fill_labels_every_valid_transition_of_a_replay_buffer_in_row_order(
+        self, batch_size: int, backend: str
+    ) -> None:
         replay, seen = replayed()
         assert len(seen) == len(replay) < 60
         buffer = rl.DistillationBuffer(100, obs=3)
@@ -630,7 +634,7 @@ class TestFilling:
         assert batch["obs"].tolist() == seen
         assert torch.equal(batch["action"], torch.as_tensor(act(batch["obs"].numpy())))
 
-    def test_a_teacher_says_what_is_to_be_done_and_what_else(self) -> None:
+    def test_a_teacher_returns_actions_and_extra_fields(self) -> None:
         replay, seen = replayed()
         asked: list[int] = []
 
@@ -650,7 +654,7 @@ class TestFilling:
         batch = plain.sample(50)
         assert torch.equal(batch["action"], batch["obs"][:, 0])
 
-    def test_from_a_rollout(self, backend: str) -> None:
+    def test_fill_labels_the_steps_of_a_rollout(self, backend: str) -> None:
         env = vector([((3, "terminated"), (5, "truncated"))] * 2, AutoresetMode.NEXT_STEP)
         rollout = rl.RolloutBuffer.for_env(env, 10)
         obs, _ = env.reset()
@@ -677,14 +681,14 @@ class TestFilling:
         assert buffer[torch.arange(4)]["obs", "a"].tolist() == stack[:4]
         assert buffer[3]["action"].tolist() == [5.0, 6.0]
 
-    def test_of_more_than_fits_the_newest_stay(self) -> None:
+    def test_a_batch_larger_than_the_capacity_keeps_the_newest_rows(self) -> None:
         replay, seen = replayed()
         buffer = rl.DistillationBuffer(10, obs=3)
         buffer.fill(replay, batch_size=7)
         assert [row["obs"].tolist() for batch in buffer.epochs(4, shuffle=False) for row in batch] == seen[-10:]
 
     @pytest.mark.parametrize("count", [0, 3, 25])
-    def test_a_teacher_that_fails_leaves_the_buffer_as_it_was(self, count: int) -> None:
+    def test_a_failing_teacher_leaves_the_buffer_unchanged(self, count: int) -> None:
         replay, _ = replayed()
         buffer = rl.DistillationBuffer(30, obs=3, seed=0)
         if count:
@@ -698,7 +702,7 @@ class TestFilling:
         buffer.fill(replay, lambda obs: obs[:, 0].long())
         assert len(buffer) == 30
 
-    def test_what_cannot_be_copied_is_refused(self) -> None:
+    def test_fill_refuses_unsuitable_sources_and_fields(self) -> None:
         replay, _ = replayed()
         with pytest.raises(rl.SchemaError, match=r"fill: expected fields of the source \(.*\), got 'mean'"):
             rl.DistillationBuffer(30, obs=3, extra={"mean": 1}).fill(replay)
@@ -709,7 +713,7 @@ class TestFilling:
         with pytest.raises(rl.NotReadyError, match="fill: expected at least 1 stored transition, got 0"):
             rl.DistillationBuffer(30, obs=3).fill(rl.ReplayBuffer(4, obs=3, action=()))
 
-    def test_the_ids_of_a_replay_buffer_are_those_that_can_be_drawn(self, backend: str) -> None:
+    def test_ids_lists_the_sampleable_rows_of_a_replay_buffer(self, backend: str) -> None:
         for steps in (0, 5, 90):
             replay, _ = replayed(steps) if steps else (rl.ReplayBuffer(6, obs=1, action=()), [])
             drawn = set(replay.sample(5000)["index"].tolist()) if steps else set()
@@ -717,7 +721,7 @@ class TestFilling:
 
 
 class TestAround:
-    def test_repr_says_what_is_in_it(self) -> None:
+    def test_repr_names_rows_and_round(self) -> None:
         assert repr(filled(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
 
     def test_the_docstring_runs(self) -> None:
@@ -750,7 +754,7 @@ class TestAround:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-    def test_a_forked_child_is_told_to_make_its_own(self) -> None:
+    def test_a_forked_child_must_make_its_own_buffer(self) -> None:
         buffer = filled(3)
         child = os.fork()
         if child == 0:
@@ -762,7 +766,7 @@ class TestAround:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_first_value_that_adds_rows_meanwhile_is_added_after_them() -> None:
+def test_a_first_add_is_checked_against_rows_that_its_value_added() -> None:
     buffer = rl.DistillationBuffer(8, 1, seed=0)
 
     class Adding:

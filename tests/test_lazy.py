@@ -153,13 +153,13 @@ def test_type_hints_of_public_names_can_be_read(name: str) -> None:
         typing.get_type_hints(function)
 
 
-def test_type_hints_name_the_class_of_batches() -> None:
+def test_type_hints_resolve_to_tensordict() -> None:
     for sample in (rl.ReplayBuffer.sample, rl.Mixture.sample, rl.RateLimit.sample, rl.DistillationBuffer.sample):
         hints = typing.get_type_hints(sample)
         assert hints["return"] is TensorDict
         assert hints["out"] == TensorDict | None
 
 
-def test_a_lazy_name_that_is_unknown_is_an_attribute_error() -> None:
+def test_an_unknown_lazy_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="relive.lazy.*TensorDic"):
         _ = lazy.TensorDic  # pyright: ignore[reportAttributeAccessIssue]

@@ -42,7 +42,7 @@ def lived(kind: str, steps: int = 40) -> Any:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("way", select("pickle", of=COPIES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_is_the_buffer_and_lives_on_as_it_would(kind: str, way: str) -> None:
+def test_a_copy_equals_the_buffer_and_stays_equal_after_the_same_steps(kind: str, way: str) -> None:
     buffer = lived(kind)
     before = digest(buffer)
     copied = COPIES[way](buffer)
@@ -118,7 +118,7 @@ def test_shared_and_disk_memory_are_not_copied(way: Callable[[Any], Any], tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["uniform", "rollout", "distillation"])
-def test_a_process_is_not_started_with_a_buffer(kind: str) -> None:
+def test_a_buffer_is_refused_as_argument_of_a_spawned_process(kind: str) -> None:
     process = get_context("spawn").Process(target=len, args=(lived(kind),))
     with pytest.raises(TypeError, match=r"expected a handle.*handle\(\).*save\(\)"):
         process.start()
@@ -129,7 +129,7 @@ def test_a_process_is_not_started_with_a_buffer(kind: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
+def test_a_loaded_state_dict_replaces_the_whole_state(kind: str) -> None:
     buffer, other = lived(kind), lived(kind, 23)
     other.load_state_dict(copy.deepcopy(buffer.state_dict()))
     other.check()
@@ -139,7 +139,7 @@ def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_buffer_takes_its_own_state_dict(kind: str) -> None:
+def test_a_buffer_loads_its_own_state_dict(kind: str) -> None:
     buffer = lived(kind)
     before = copy.deepcopy(digest(buffer))
     buffer.load_state_dict(buffer.state_dict())  # tensors of a state dict share the buffer's memory
@@ -148,7 +148,7 @@ def test_a_buffer_takes_its_own_state_dict(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rollout", "distillation"])
-def test_a_state_dict_is_refused_whole(kind: str) -> None:
+def test_a_wrong_state_dict_changes_nothing(kind: str) -> None:
     other = lived(kind, 23)
     before = digest(other)
     state = lived(kind).state_dict()
@@ -177,7 +177,7 @@ def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
 # Bugs found earlier
 
 
-def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
+def test_a_class_with_the_same_name_is_refused(tmp_path: Path) -> None:
     rl.ReplayBuffer(2, 1, (), seed=0).save(tmp_path)
     impostor: Any = type("ReplayBuffer", (), {})
     with pytest.raises(rl.IncompatibleCheckpoint, match="expected a ReplayBuffer, got a ReplayBuffer"):

@@ -104,7 +104,7 @@ def test_disk_and_shared_memory_are_on_the_host_under_any_default_device(
 
 
 @pytest.mark.promise("G3")
-def test_every_tensor_that_the_library_makes_says_where_it_is() -> None:
+def test_every_tensor_constructor_passes_a_device() -> None:
     makers = {function.__name__ for function in _device_constructors()}
     assert {"zeros", "tensor", "as_tensor", "arange"} <= makers
     silent = [
@@ -140,7 +140,7 @@ def test_a_rollout_computes_the_same_under_any_default_device(default_device: Ca
 
 
 @pytest.mark.thorough
-def test_the_first_batch_of_a_process_may_come_under_any_default_device() -> None:
+def test_the_first_batch_of_a_process_works_under_any_default_device() -> None:
     program = (
         "import torch, relive as rl; r = rl.ReplayBuffer(20, obs=2, action=());"
         "r.add([0, 0.0], 0.0, 1.0, False, False, [1, 0.0]); torch.set_default_device('meta');"

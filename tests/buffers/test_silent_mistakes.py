@@ -65,7 +65,7 @@ def rollouts(env: Any, told: str, count: int = 6) -> Any:
 class TestModes:
     @pytest.mark.parametrize("told", ["NEXT_STEP", "DISABLED"])
     @pytest.mark.parametrize("make", [replay_of, lambda env, **options: rl.RolloutBuffer.for_env(env, 64, **options)])
-    def test_final_observations_give_a_same_step_environment_away(self, make: Any, told: str) -> None:
+    def test_final_observations_reveal_a_same_step_environment(self, make: Any, told: str) -> None:
         env = cartpole("SAME_STEP")
         buffer = make(env, autoreset=told)
 
@@ -77,11 +77,11 @@ class TestModes:
         assert re.match(SAME.format(told), message)
 
     @pytest.mark.parametrize("told", ["SAME_STEP", "DISABLED"])
-    def test_rows_that_only_reset_are_noticed_in_rollouts(self, told: str) -> None:
+    def test_reset_rows_in_rollouts_warn(self, told: str) -> None:
         (message,) = messages(rollouts(cartpole("NEXT_STEP"), told))
         assert re.match(LATER, message)
 
-    def test_rows_that_only_reset_are_noticed_in_a_replay(self, backend: str) -> None:
+    def test_reset_rows_in_a_replay_buffer_warn(self, backend: str) -> None:
         env = cartpole("NEXT_STEP")
         replay = replay_of(env, autoreset="DISABLED")
 
@@ -93,10 +93,10 @@ class TestModes:
         assert "declare autoreset=NEXT_STEP" in message
 
     @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-    def test_the_right_mode_is_silent(self, mode: str) -> None:
+    def test_the_right_autoreset_mode_does_not_warn(self, mode: str) -> None:
         assert messages(rollouts(cartpole(mode), mode)) == []
 
-    def test_sparse_rewards_are_silent(self) -> None:
+    def test_sparse_rewards_do_not_warn(self) -> None:
         rollout = rl.RolloutBuffer(64, 1, 1, (), autoreset="SAME_STEP")
 
         def run() -> None:
@@ -109,7 +109,7 @@ class TestModes:
 
 
 class TestRolloutSteps:
-    def test_a_forgotten_assignment_is_noticed_and_named_first(self) -> None:
+    def test_a_forgotten_obs_assignment_is_the_first_warning(self) -> None:
         env = cartpole("NEXT_STEP")
         rollout = rl.RolloutBuffer.for_env(env, 64)
 
@@ -122,7 +122,7 @@ class TestRolloutSteps:
             "obs: expected steps that start where the step before led, got 64 of 64 that do not. Assign obs = step[0]"
         )
 
-    def test_the_replay_names_it_first_too(self, backend: str) -> None:
+    def test_a_replay_buffer_warns_about_a_forgotten_obs_assignment_first(self, backend: str) -> None:
         env = cartpole("NEXT_STEP")
         replay = replay_of(env)
 
@@ -161,7 +161,7 @@ class TestRolloutSteps:
 
             assert messages(run) == []
 
-    def test_memory_that_is_used_again_is_noticed(self) -> None:
+    def test_reused_memory_warns(self) -> None:
         rollout = rl.RolloutBuffer(8, 2, 3, ())
         obs = np.zeros((2, 3), np.float32)
 
@@ -174,7 +174,7 @@ class TestRolloutSteps:
         assert "obs: expected memory of its own for every step" in message
         assert "stage(obs=…)" in message
 
-    def test_constant_observations_and_memory_of_their_own_are_silent(self) -> None:
+    def test_constant_observations_and_new_arrays_do_not_warn(self) -> None:
         rollout = rl.RolloutBuffer(64, 2, 3, ())
         constant = np.ones((2, 3), np.float32)
 
@@ -211,7 +211,7 @@ class TestNumbers:
         replay.check()
 
     @pytest.mark.parametrize("form", [float, np.float64, np.array, lambda x: torch.tensor(x, dtype=torch.float64)])
-    def test_of_one_environment_too(self, backend: str, form: Any) -> None:
+    def test_a_single_environment_warns_too(self, backend: str, form: Any) -> None:
         replay, rollout = rl.ReplayBuffer(8, 1, ()), rl.RolloutBuffer(8, None, 1, ())
         with pytest.raises(rl.SchemaError, match="reward: expected finite numbers"):
             replay.add([0.0], 0.0, form(1e39), False, False, [1.0])
@@ -219,7 +219,7 @@ class TestNumbers:
             rollout.add([0.0], 0.0, form(1e39), False, False)
         assert len(replay) == len(rollout) == 0
 
-    def test_rollouts_and_other_dtypes(self, backend: str) -> None:
+    def test_rollouts_and_other_dtypes_refuse_overflow(self, backend: str) -> None:
         rollout = rl.RolloutBuffer(8, 2, rl.Field(1, torch.float16), ())
         wrong: tuple[Any, ...] = (np.full((2, 1), 70000), np.full((2, 1), 1e5), torch.full((2, 1), 1e5))
         for obs in wrong:
@@ -234,7 +234,7 @@ class TestNumbers:
         stored = replay[[0]]["obs"][0]
         assert [bool(x) for x in (stored[0].isinf(), stored[1].isnan(), stored[2].isfinite())] == [True] * 3
 
-    def test_devices_count_what_they_cannot_refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_count_numbers_that_overflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(conversion, "_is_host", lambda tensor: False)
         with rl.kernels.force_torch():
             replay, rollout = rl.ReplayBuffer(8, 1, ()), rl.RolloutBuffer(8, None, 1, ())
@@ -248,7 +248,7 @@ class TestNumbers:
                     buffer.check()
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_rewards_that_are_no_numbers_are_noticed_once(self, backend: str, bad: float) -> None:
+    def test_nan_rewards_warn_once(self, backend: str, bad: float) -> None:
         replay = rl.ReplayBuffer(64, 1, (), reward={"fox": (), "hare": rl.Field((), torch.float64)})
 
         def add() -> None:
@@ -260,7 +260,7 @@ class TestNumbers:
         assert message.startswith("reward: expected finite numbers, got infinite ones or NaN")
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_rollouts_notice_them_when_advantages_are_computed(self, bad: float) -> None:
+    def test_compute_advantage_warns_about_nan_rewards(self, bad: float) -> None:
         rollout = rl.RolloutBuffer(4, 2, 1, ())
 
         def learn() -> None:
@@ -290,7 +290,7 @@ class TestCounters:
         with pytest.raises(rl.IncompatibleCheckpoint, match=f"{name}: expected None in shared memory"):
             rl.load(tmp_path, device=rl.Memory.shared())
 
-    def test_two_buffers_do_not_count_into_one_object(self) -> None:
+    def test_two_buffers_cannot_share_statistics(self) -> None:
         stats = rl.EpisodeStats(None)
         replay = rl.ReplayBuffer(8, 2, (), stats=stats)
         with pytest.raises(rl.SchemaError, match="stats: expected statistics that no other buffer counts in"):
@@ -322,7 +322,7 @@ class TestFrameStacks:
             replay.add_step(obs, action, step)
         replay.check()
 
-    def test_rollouts_and_environments_without_stacks_are_silent(self) -> None:
+    def test_rollouts_and_environments_without_stacks_do_not_warn(self) -> None:
         env = gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3)
         assert messages(lambda: rl.RolloutBuffer.for_env(env, 60)) == []
         flat = gym.wrappers.FlattenObservation(env)

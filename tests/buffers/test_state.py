@@ -165,7 +165,7 @@ def test_an_impossible_state_is_refused_completely(
     lived(replay, 20, start=13).check()
 
 
-def test_a_state_stays_the_callers() -> None:
+def test_changing_a_loaded_state_does_not_change_the_buffer() -> None:
     """`load_state` copies: changing the state later does not change the buffer."""
     for sampler in SAMPLERS.values():
         source, replay = lived(made(sampler)), made(sampler)

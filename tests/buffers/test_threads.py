@@ -83,7 +83,7 @@ class TestTraffic:
 class TestCounts:
     """Updates from many threads are counted exactly once."""
 
-    def test_of_norms(self) -> None:
+    def test_norms_count_updates_of_all_threads(self) -> None:
         norm = rl.RunningNorm(3)
         rows = torch.arange(12.0).view(4, 3)
         assert at_once(*[lambda: norm.update(rows)] * 4, times=500) == []
@@ -91,7 +91,7 @@ class TestCounts:
         torch.testing.assert_close(norm.mean, rows.double().mean(0))
         torch.testing.assert_close(norm.var, rows.double().var(0, correction=0))
 
-    def test_of_statistics(self) -> None:
+    def test_statistics_count_updates_of_all_threads(self) -> None:
         stats = rl.EpisodeStats(2)
         step = [1.0, 2.0], [True, False], [False, False]
         assert at_once(*[lambda: stats.update(*step)] * 4, times=500) == []

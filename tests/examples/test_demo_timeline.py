@@ -21,7 +21,7 @@ def test_the_true_value_satisfies_its_own_equation() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_gives_the_same_transitions_and_an_exact_critic_no_surprise(mode: AutoresetMode) -> None:
+def test_every_mode_gives_the_same_transitions_and_zero_advantages_for_an_exact_critic(mode: AutoresetMode) -> None:
     story = tell(mode)
     real = story.mask
     assert story.obs[real].tolist() == [0, 1, 2, 0, 1]
@@ -50,7 +50,7 @@ def test_the_modes_differ_in_what_step_returns_and_in_the_reset_row(
     assert story.cut == 2
 
 
-def test_the_naive_loops_make_the_mistakes_they_are_known_for() -> None:
+def test_the_naive_loops_compute_wrong_advantages() -> None:
     assert (GAMMA, LAM) == (0.5, 1.0)
     as_end = 3 - 8  # no bootstrap at the truncation
     from_reset = 3 + 0.5 * 4 - 8  # bootstrapped from V(0), the new episode's value
@@ -60,7 +60,7 @@ def test_the_naive_loops_make_the_mistakes_they_are_known_for() -> None:
     assert tell(AutoresetMode.DISABLED).naive.tolist() == [as_end / 4, as_end / 2, as_end, 0, 0]
 
 
-def test_the_picture_fits_80_columns_and_concludes_with_the_computed_numbers() -> None:
+def test_the_timeline_fits_80_columns_and_ends_with_the_computed_numbers() -> None:
     console = Console(width=80, record=True, quiet=True)
     lines = console.render_lines(render(tell_all()), pad=False)
     text = ["".join(segment.text for segment in line).rstrip() for line in lines]

@@ -126,7 +126,7 @@ def test_every_number_of_the_summary_is_read_back_from_the_event_file(tmp_path: 
         assert log.Scalars(f"episode/{name}")[-1].value == pytest.approx(number)
 
 
-def test_the_rule_that_relabels_is_the_environments_own() -> None:
+def test_hindsight_uses_the_rule_of_the_environment() -> None:
     her = load("her")
     env = her.FlipBits(3)
     replay = rl.ReplayBuffer.for_env(env, 300, seed=0)
@@ -172,7 +172,7 @@ def run_apart(script: str, *arguments: object, **environment: str) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
-def test_acting_and_learning_in_two_processes(tmp_path: Path) -> None:
+def test_async_sac_runs_in_two_processes(tmp_path: Path) -> None:
     picture = tmp_path / "async_sac.png"
     said = run_apart("async_sac.py", "--total-steps", 700, "--plot", picture)
     assert "mean return of the last 3 of 3 episodes" in said
@@ -180,7 +180,7 @@ def test_acting_and_learning_in_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_actors_and_a_learner_on_ray(cluster: str, tmp_path: Path) -> None:
+def test_apex_dqn_runs_on_ray(cluster: str, tmp_path: Path) -> None:
     options = ("--total-steps", 1400, "--actors", 2, "--shards", 2, "--checkpoint", tmp_path / "memory")
     assert "mean return of the last" in run_apart("apex_dqn_ray.py", *options, RAY_ADDRESS=cluster).splitlines()[-1]
 
@@ -250,7 +250,7 @@ def test_chunks_pass_the_pillars_that_single_actions_hit() -> None:
 
 
 @pytest.mark.long
-def test_grpo_learns_without_a_critic_and_a_distance_holds_it_back() -> None:
+def test_grpo_learns_without_a_critic_and_a_kl_penalty_slows_it() -> None:
     example = load("grpo")
     returns, held = example.train(1, 100), example.train(1, 25, kl=10.0)
     assert returns[0] == held[0] < -40
@@ -284,5 +284,5 @@ def test_her_flips_fifteen_bits() -> None:
 
 
 @pytest.mark.long
-def test_actors_and_a_learner_learn(cluster: str) -> None:
+def test_apex_dqn_learns_on_ray(cluster: str) -> None:
     assert float(run_apart("apex_dqn_ray.py", "--seed", 1, RAY_ADDRESS=cluster).split()[-1]) > 300

@@ -37,7 +37,7 @@ def kill_after(folder: Path, saves: int) -> None:
     assert process.returncode != 0
 
 
-def test_a_killed_training_goes_on(tmp_path: Path) -> None:
+def test_a_killed_training_continues(tmp_path: Path) -> None:
     resume = load("resume")
     kill_after(tmp_path, 3)
     _, newest = resume.learners(tmp_path)[-1]
@@ -76,7 +76,7 @@ def killed(*_: object) -> None:
     raise InterruptedError
 
 
-def test_resumed_draws_are_those_of_the_uninterrupted_training(tmp_path: Path) -> None:
+def test_resumed_draws_equal_the_uninterrupted_draws(tmp_path: Path) -> None:
     resume = load("resume")
     training = resume.train(tmp_path, 1200, save_every=600)
     again = resume.train(tmp_path, 1200, save_every=600)

@@ -137,12 +137,12 @@ def live_long(cycles: int, saves: int, kinds: Collection[str] = tuple(KINDS)) ->
 
 @pytest.mark.promise("I4")
 @pytest.mark.parametrize("kinds", select(1, of=[1, len(KINDS)]))
-def test_a_life_leaves_nothing_behind(kinds: int) -> None:
+def test_a_short_run_leaves_nothing_behind(kinds: int) -> None:
     live_long(trials("I4", 20_000), trials("I4_SAVES", 30), list(KINDS)[:kinds])
 
 
 @pytest.mark.long
-def test_a_long_life_leaves_nothing_behind() -> None:
+def test_a_long_run_leaves_nothing_behind() -> None:
     live_long(trials("I4_LONG", 1_000_000), trials("I4_SAVES_LONG", 1_000))
 
 

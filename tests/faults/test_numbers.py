@@ -195,7 +195,7 @@ def first_row(border: int, unit: int, slots: int) -> int:
 @pytest.mark.parametrize("unit", select(ENVS, of=[1, ENVS]), ids=["rows", "ids"])
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations across episode ends
-def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
+def test_a_replay_buffer_passes_integer_borders_unchanged(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
     start = first_row(border, unit, replay.storage.rows.ring.slots)
     begin_at(replay, start)
@@ -232,7 +232,7 @@ def distillation(row: int) -> rl.DistillationBuffer:
 
 @pytest.mark.promise("I1")
 @pytest.mark.parametrize("border", BORDERS)
-def test_a_distillation_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int) -> None:
+def test_a_distillation_buffer_passes_integer_borders_unchanged(backend: str, border: int) -> None:
     start = border - 16
     buffer, twin = distillation(start), distillation(0)
     for t in range(30):

@@ -93,7 +93,7 @@ def used_modules(tree: ast.Module) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def test_the_package_imports_no_tool_beside_it() -> None:
+def test_the_package_imports_no_development_tool() -> None:
     # `relive conformance` runs relive_conformance by name, if it is installed.
     tools = {"relive_conformance", "benchmarks", "examples", "tests", "tools"}
     assert {name for name, tree in modules().items() if used_modules(tree) & tools} == set()

@@ -102,9 +102,7 @@ def test_a_disk_that_fills_up_after_opening_stops_neither_adds_nor_commits(sampl
     tell(f"B3: {sampler}, {commits} commits and every add between them on {disk} that was full")
 
 
-def test_without_room_for_its_commits_the_same_disk_stops_everybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_reserved_commits_a_full_disk_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary of the test above."""
     monkeypatch.setattr(Files, "reserve", lambda *_: None)
     with pytest.raises(rl.CheckpointError, match="No space left on device"):
