@@ -96,7 +96,7 @@ class Experience:
 
 
 def make_experience(shape: ReplayShape, num_steps: int, seed: int, truncated_share: float = 0.0) -> Experience:
-    """Random transitions in episodes of about 200 steps, the last one ended; a share of the ends is truncated."""
+    """Return random transitions in ended episodes of about 200 steps; a share of the ends is truncated."""
     rng = np.random.default_rng(seed)
     ended = np.stack([_ends(num_steps, rng) for _ in range(shape.num_envs)], axis=1)
     truncated = ended & (rng.random(ended.shape) < truncated_share)

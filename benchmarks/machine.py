@@ -15,7 +15,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", 
 
 
 def describe() -> dict[str, Any]:
-    """Processor, system, versions and thread counts; nothing that names a host or a user."""
+    """Return processor, system, versions and thread counts, without names of host or user."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
 
 
 def is_busy() -> bool:
-    """Whether other processes use a quarter of the cores, measured for a second in which this process is idle.
+    """Whether other processes use a quarter of the cores, measured for a second while this process is idle.
 
     A parallel torch operation waits for its slowest thread, and on a core that is shared it waits for the scheduler:
     peers were seen a hundred times slower than on an idle machine.
@@ -54,7 +54,7 @@ def _idle_and_all() -> tuple[int, int] | None:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:

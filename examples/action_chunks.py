@@ -56,7 +56,7 @@ class Road:
 
 
 def demonstrate(num_cars: int, seed: int) -> rl.ReplayBuffer:
-    """Drive along the road, past each pillar on a side chosen at random, and keep what was done."""
+    """Drive along the road, past each pillar on a random side, and record observations and actions."""
     rng = np.random.default_rng(seed)
     road = Road(num_cars, rng)
     steps = PILLARS * STEPS_A_PILLAR
@@ -85,19 +85,19 @@ class ChunkPolicy(nn.Module):
         self.net = nn.Sequential(*hidden, nn.Linear(64, MODES * (1 + chunk)))
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithms of the chunks' probabilities [B, modes], and the chunks [B, modes, chunk]."""
+        """Return the logarithms of the chunks' probabilities [B, modes], and the chunks [B, modes, chunk]."""
         logits, actions = self.net(obs).split([MODES, MODES * self.chunk], -1)
         return logits.log_softmax(-1), actions.view(-1, MODES, self.chunk)
 
     def loss(self, obs: Tensor, action: Tensor, mask: Tensor) -> Tensor:
-        """Negative log-likelihood of chunks [B, chunk, 1], over the actions in `mask`."""
+        """Return negative log-likelihood of chunks [B, chunk, 1], over the actions in `mask`."""
         log_prob, chunks = self(obs)
         error = ((chunks - action.transpose(1, 2)).square() * mask.unsqueeze(1)).sum(-1)
         return -(log_prob - error / (2 * SPREAD**2)).logsumexp(-1).mean()
 
     @torch.no_grad()
     def choose(self, obs: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """A chunk [B, chunk] for each observation."""
+        """Return a chunk [B, chunk] for each observation."""
         log_prob, chunks = self(torch.from_numpy(obs))
         mode = torch.multinomial(log_prob.exp(), 1, generator=generator).squeeze(1)
         return chunks[torch.arange(len(chunks)), mode].numpy()
@@ -113,7 +113,7 @@ def score(policy: ChunkPolicy, seed: int) -> float:
 
 
 def train(seed: int, updates: int = UPDATES, chunk: int = CHUNK) -> list[float]:
-    """Clone a policy; returns its scores, a tenth of the updates apart."""
+    """Clone a policy; return its scores, measured ten times."""
     torch.manual_seed(seed)
     replay, policy = demonstrate(DEMONSTRATIONS, seed), ChunkPolicy(chunk)
     optimizer = torch.optim.Adam(policy.parameters(), 1e-3)

@@ -71,7 +71,7 @@ class House:
 
 
 def everyone(seen: ByAgent, gone: ByAgent) -> ByAgent:
-    """The observations of all agents, also of those that have left: PettingZoo leaves them out, a buffer needs each."""
+    """Return an observation for every agent; PettingZoo omits agents that have left, a buffer needs all."""
     here = {agent: agent in seen and not gone.get(agent, False) for agent in SEES}
     return {
         agent: {"sees": seen[agent] if here[agent] else np.zeros(size, np.float32), "alive": float(here[agent])}
@@ -99,7 +99,7 @@ class Team(nn.Module):
         return {agent: Categorical(logits=self.actor[agent](obs[agent]["sees"])) for agent in SEES}
 
     def value(self, obs: Any) -> dict[str, Tensor]:
-        """The values [B] of each agent; 0 for an agent that has left."""
+        """Return the values [B] of each agent; 0 for an agent that has left."""
         joint = torch.cat([part for a in SEES for part in (obs[a]["sees"], obs[a]["alive"].unsqueeze(-1))], -1)
         return {agent: self.critic[agent](joint).squeeze(-1) * obs[agent]["alive"] for agent in SEES}
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: commands, exit codes, help, Ctrl-C, and names that a terminal would obey."""
+"""The command line: commands, exit codes, help, Ctrl-C, and escaped control characters."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_inspecting_an_unreadable_path_exits_with_one(
 
 
 def disk_memory(root: Path, sampler: Any) -> rl.ReplayBuffer:
-    """Ten steps, two episodes, row 3 drawn by far the most often."""
+    """Return disk memory with ten steps in two episodes."""
     replay = rl.ReplayBuffer(20, obs=1, action=(), sampler=sampler, device=rl.Memory.disk(root), seed=0)
     for t in range(10):
         replay.add([t], 0, t, t == 4, t == 9, [t + 1])
@@ -272,7 +272,7 @@ def test_control_characters_are_shown() -> None:
 
 @pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
 def test_a_report_escapes_the_names_of_fields_reasons_and_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fields, observers):  # which refuse such names
+    for module in (fields, observers):  # these modules refuse such names
         monkeypatch.setattr(module, "NAME", re.compile(".*", re.DOTALL))
     stats = rl.EpisodeStats(None, metrics=(name,), reasons=())
     replay = rl.ReplayBuffer(8, 2, 1, extra={name: ()}, stats=stats, seed=0)

@@ -438,7 +438,7 @@ class TestRowsById:
 
 
 def three_rounds(**options: Any) -> rl.DistillationBuffer:
-    """Rows 0 to 3 in round 0, 4 and 5 in round 1, 6 to 11 in round 2."""
+    """Return a buffer with rows 0 to 3 in round 0, 4 and 5 in round 1, 6 to 11 in round 2."""
     buffer = rl.DistillationBuffer(16, obs=2, action=(), seed=0, **options)
     buffer.add(*rows(0, 4))
     buffer.next_round()
@@ -606,7 +606,7 @@ class TestMixing:
 
 
 def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.ReplayBuffer, list[list[float]]]:
-    """A replay buffer of scripted environments, and its valid observations in row order."""
+    """Return a replay buffer of scripted environments, and its valid observations in row order."""
     env = vector([((3, "terminated"), (5, "truncated"))] * num_envs, AutoresetMode.NEXT_STEP)
     replay = rl.ReplayBuffer.for_env(env, 20 * num_envs, **options)
     obs, _ = env.reset()

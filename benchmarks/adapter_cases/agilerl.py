@@ -29,7 +29,7 @@ Call = Callable[[], Any]
 
 
 def cases() -> list[Case]:
-    """Every call, with the set-up of both sides."""
+    """Return every call with the set-up of both sides."""
     made = {
         "replay add": ("ReplayBuffer", _adding),
         "replay sample": ("ReplayBuffer", _sampling),
@@ -58,7 +58,7 @@ def _side(kind: str | bool, call: Callable[[Any], Call], ours: bool) -> Callable
 
 
 def _step() -> TensorDict:
-    """A step of all environments, as `train_off_policy` makes it."""
+    """Return a step of all environments, as `train_off_policy` makes it."""
     transition = Transition(
         obs=RANDOM.random((ENVS, OBS)).astype(np.float32),
         action=RANDOM.random((ENVS, ACTIONS)).astype(np.float32),
@@ -101,7 +101,7 @@ def _looking_up(buffer: Any) -> Call:
 
 
 def _rollout(kind: Any, recurrent: bool) -> Any:
-    """A full rollout, with its advantages."""
+    """Return a full rollout, with its advantages."""
     architecture = {"shared_encoder_h": (LAYERS, ENVS, HIDDEN), "shared_encoder_c": (LAYERS, ENVS, HIDDEN)}
     buffer = kind(
         STEPS,
@@ -119,7 +119,7 @@ def _rollout(kind: Any, recurrent: bool) -> Any:
 
 
 def _rollout_step(recurrent: bool) -> dict[str, Any]:
-    """A step of all environments, as `collect_rollouts` gives it."""
+    """Return a step of all environments, as `collect_rollouts` gives it."""
     step = {
         "obs": RANDOM.random((ENVS, OBS)).astype(np.float32),
         "action": RANDOM.random((ENVS, ACTIONS)).astype(np.float32),

@@ -29,7 +29,7 @@ Call = Callable[[], Any]
 
 
 def cases() -> list[Case]:
-    """Every call, with the set-up of both sides."""
+    """Return every call with the set-up of both sides."""
     vector, image, goals = (OBS, ACTIONS), (IMAGE, BUTTONS), (GOALS, ACTIONS)
     replays = {
         "replay": ("ReplayBuffer", vector, ROWS, {}),
@@ -139,7 +139,7 @@ def _rollout(owner: Any, given: Any) -> Any:
 
 
 def _stepping(buffer: Any) -> Call:
-    """One rollout, as `collect_rollouts` stores it."""
+    """Return one rollout, as `collect_rollouts` stores it."""
     value, log_prob = torch.randn(ENVS, 1), torch.randn(ENVS)
     steps = _steps((buffer.observation_space, buffer.action_space), STEPS)
 

@@ -13,7 +13,7 @@ PASSES, DIFFERS, NOT_OFFERED = "pass", "differs", "not offered"
 
 
 class Differs(AssertionError):
-    """The result differs; `expected` and `got` are the figures."""
+    """Raised if a result differs; `expected` and `got` are the figures."""
 
     def __init__(self, expected: object, got: object) -> None:
         super().__init__(f"expected {expected}, got {got}")
@@ -33,7 +33,7 @@ class Outcome:
     """A few lines of code that show the difference."""
 
     def to_json(self) -> dict[str, str]:
-        """The fields that are not empty."""
+        """Return the non-empty fields."""
         return {name: text for name, text in asdict(self).items() if text}
 
 
@@ -58,7 +58,7 @@ def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
 
 
 def figures(array: Any) -> str:
-    """The numbers of an array as text."""
+    """Return the numbers of an array as text."""
     array = np.asarray(array)
     if array.ndim == 0:
         return str(array) if array.dtype == bool else f"{array:g}"

@@ -13,11 +13,11 @@ from relive_conformance.outcome import Differs
 T = TypeVar("T")
 
 BATCH = 32
-"""The rows of a batch, or fewer if fewer are stored: some libraries never draw more rows than they hold."""
+"""Maximum rows per batch; fewer if fewer are stored, because some libraries never draw more than they hold."""
 
 
 def require(capability: T | None, what: str) -> T:
-    """The capability; raises a `NotOffered` that names it if it is None."""
+    """Return the capability; raise a `NotOffered` with its name if it is None."""
     if capability is None:
         raise NotOffered(f"no {what}")
     return capability
@@ -34,11 +34,11 @@ class Probe:
         """The newest batch in the library's own form."""
 
     def verb(self, name: str) -> Callable[..., Any]:
-        """An optional method of the adapter; raises `NotOffered` if it is missing."""
+        """Return an optional method of the adapter; raise `NotOffered` if it is missing."""
         return require(getattr(self.replay, name, None), f"`{name}`")
 
     def promise(self, name: str) -> Any:
-        """A class attribute of the adapter, or None."""
+        """Return a class attribute of the adapter, or None."""
         return getattr(self.replay, name, None)
 
     def add(self, step: Transitions) -> None:

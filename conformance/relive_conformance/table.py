@@ -14,7 +14,7 @@ _ABREAST = 10
 
 
 def table(report: Report, cases: Sequence[Case]) -> str:
-    """The table, every difference with its figures, and the libraries that could not be imported."""
+    """Return the table, the figures of every difference, and the libraries that could not be imported."""
     return printable("\n".join(_lines(report, cases)))
 
 

@@ -211,7 +211,7 @@ class TestNumbers:
         replay.check()
 
     @pytest.mark.parametrize("form", [float, np.float64, np.array, lambda x: torch.tensor(x, dtype=torch.float64)])
-    def test_a_single_environment_warns_too(self, backend: str, form: Any) -> None:
+    def test_overflow_is_refused_for_a_single_environment_too(self, backend: str, form: Any) -> None:
         replay, rollout = rl.ReplayBuffer(8, 1, ()), rl.RolloutBuffer(8, None, 1, ())
         with pytest.raises(rl.SchemaError, match="reward: expected finite numbers"):
             replay.add([0.0], 0.0, form(1e39), False, False, [1.0])

@@ -1,4 +1,4 @@
-"""Every case passes a right buffer, fails a wrong one, and relive passes all."""
+"""Every case passes a correct buffer and fails a wrong one; relive passes every case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kept table: relive passes all, and every difference of a library is shown again by its reproduction."""
+"""The saved table: relive passes every case, and each difference of a library has a reproduction."""
 
 from __future__ import annotations
 

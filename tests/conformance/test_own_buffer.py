@@ -107,7 +107,7 @@ def run_pytest(*arguments: str) -> str:
     path = os.pathsep.join((str(SOURCE), str(ROOT)))
     plugin = ["-p", "pytest_relive_conformance", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plugin, "-q", *arguments]
-    # Installed, pytest would find the plugin by itself, and refuse it a second time.
+    # Without autoload: pytest refuses an installed plugin that -p names again.
     settings = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     answer = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     return answer.stdout + answer.stderr

@@ -1,4 +1,4 @@
-"""The cases of replay that buffers get wrong, by the numbers that `relive conformance` uses."""
+"""Replay cases that buffers get wrong, with the numbers of `relive conformance`."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_t7_shared_next_observations_are_the_stored_ones_over_ten_thousand_layou
             step = arrays([world.step(env) for env in range(num_envs)])
             shared.add(**step)
             stored.add(**step)
-        # A row that nobody else has is found by its reward.
+        # Each reward is unique: it identifies its row.
         known = dict(zip(*(stored.sample(1).get(k).tolist() for k in ("reward", "index")), strict=True))
         slots = (stored.storage.rows.ring.kind.view(-1) == 1).nonzero().squeeze(1)
         everything = stored[stored.storage.ids(slots)]
@@ -403,7 +403,7 @@ def test_t15_t16_sequences_stay_in_their_episode_after_their_burn_in(
         for name in ("obs", "reward", "next_obs", "terminated"):
             found = batch[(name,)][i].flatten().tolist()
             assert found == [step[name] if step else 0.0 for step in steps]
-    # The last step of an episode starts a sequence, too: every stored row does.
+    # Every stored row starts a sequence, the last step of an episode too.
     assert len(batch[("mask",)]) == len(ids)
 
 

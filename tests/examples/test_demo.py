@@ -1,4 +1,4 @@
-"""The demo with a tiny bound: what it prints, saves and leaves behind."""
+"""The demo with few steps: its output, its files, and restored global state."""
 
 import sys
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def test_the_demo_prints_the_timeline_trains_and_writes_a_page(
     assert torch.get_num_threads() == threads
 
 
-def test_no_train_prints_only_the_timeline(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_train_skips_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--no-train"]) == 0
     assert "PPO" not in capsys.readouterr().out
 

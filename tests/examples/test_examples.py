@@ -1,4 +1,4 @@
-"""The examples run as commands, repeat themselves for a seed, and learn."""
+"""The examples run as commands, are reproducible for a seed, and learn."""
 
 import os
 import runpy
@@ -20,12 +20,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(name: str, **constants: float) -> ModuleType:
-    """The example as a module, with some of its constants changed."""
+    """Load an example as a module and change some of its constants."""
     spec = util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     for constant, value in constants.items():
         assert hasattr(module, constant)
@@ -58,7 +58,7 @@ SLOW = ("--without-hindsight", "--no-memory", "recurrent_ppo", "sac")
 def test_an_example_runs_as_a_command(
     line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process: importing torch takes longer than the example."""
+    """The example runs in this process: importing torch again would take longer."""
     if "--plot" in line:
         pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     name, *arguments = line.split()
@@ -157,12 +157,12 @@ def test_atari_frames_are_stored_once() -> None:
     measured = load("atari_dqn", BATCH_SIZE=4).train(
         "ALE/Breakout-v5", seed=1, total_steps=220, capacity=100, learning_starts=200
     )
-    # 100 rows, the spare one, and the three frames that the oldest stack reaches back.
+    # 100 rows, one spare row, and three older frames for the oldest stack.
     assert measured["bytes_per_transition"] < 1.04 * 7_120
 
 
 def run_apart(script: str, *arguments: object, **environment: str) -> str:
-    """Output of an example in a process of its own."""
+    """Run an example in a new process and return its output."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
     settings = {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500, env=settings)
@@ -185,7 +185,7 @@ def test_apex_dqn_runs_on_ray(cluster: str, tmp_path: Path) -> None:
     assert "mean return of the last" in run_apart("apex_dqn_ray.py", *options, RAY_ADDRESS=cluster).splitlines()[-1]
 
 
-# What each example is there for
+# Learning results
 
 
 def last(curve: list[tuple[int, float]], count: int) -> float:

@@ -1,4 +1,4 @@
-"""The tables of docs/guides/batches.md are true: keys, shapes and reserved names of real batches and buffers."""
+"""The tables of docs/guides/batches.md match real batches and buffers: keys, shapes and reserved names."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EXTRA: dict[str, Any] = {"note": (), "state": rl.Carry(4)}
 
 
 def rows_of(heading: str) -> list[list[str]]:
-    """The cells of the table whose first column has this heading."""
+    """Return the cells of the table whose first column has a heading."""
     table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
 
 
 def words(cell: str) -> set[str]:
-    """The keys that a cell names."""
+    """Return the keys that a cell names."""
     keys = set(re.findall(r"`(\w+)`", cell))
     return keys | (STEP if "*step*" in cell else {"note"} if "extra" in cell else set())
 

@@ -173,7 +173,7 @@ class AgileRlNStep(AgileRlReplay):
 
 
 def adapter() -> Adapter:
-    """AgileRL."""
+    """Return the adapter of AgileRL."""
     return Adapter(
         "AgileRL",
         version("agilerl"),

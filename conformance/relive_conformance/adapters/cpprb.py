@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (Where the library is missing, pyright takes this file for it.)
+# If the library is missing, pyright resolves its name to this file.
 """cpprb: `ReplayBuffer` and `PrioritizedReplayBuffer`.
 
-Fields are declared, so `done` is ours to define: it is `terminated`. It draws numpy arrays and holds its own where
-Python does not see them. n-step transitions are made when they are written. Memory is saved by `next_of` and
-`stack_compress`, which want steps of one environment in order and to be told where episodes end.
+Fields are declared, so `done` is ours to define: it is `terminated`. It draws numpy arrays; Python cannot see the
+size of its own arrays. n-step transitions are made when they are written. Memory is saved by `next_of` and
+`stack_compress`, which need steps of one environment in order and the ends of episodes.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class CpprbReplay:
         return self._buffer.get_stored_size()
 
 
-class _ToldOfEnds(CpprbReplay):
-    """Steps of one environment, one at a time, and where its episodes end."""
+class _EpisodeReplay(CpprbReplay):
+    """Stores single steps of one environment and reports the ends of episodes."""
 
     def prepare(self, step: Transitions) -> Any:
         return super().prepare(step), bool(step.ended[0])
@@ -97,7 +97,7 @@ class _ToldOfEnds(CpprbReplay):
             self._buffer.on_episode_end()
 
 
-class CpprbSavingReplay(_ToldOfEnds):
+class CpprbSavingReplay(_EpisodeReplay):
     """`next_of="obs"`, and for images `stack_compress="obs"`."""
 
     def _make(self, shape: ReplayShape) -> Any:
@@ -179,7 +179,7 @@ class CpprbNStep(CpprbReplay):
         return read._replace(terminated=read.terminated > 0)
 
 
-class CpprbPlainNStep(_ToldOfEnds):
+class CpprbPlainNStep(_EpisodeReplay):
     """`Nstep` with cpprb's own `done` and explicit ends of episodes."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
@@ -215,7 +215,7 @@ class CpprbHindsight:
 
 
 def adapter() -> Adapter:
-    """cpprb."""
+    """Return the adapter of cpprb."""
     return Adapter(
         "cpprb",
         version("cpprb"),

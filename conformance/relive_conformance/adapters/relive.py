@@ -285,7 +285,7 @@ class OurReplayOfSteps:
 
 
 def adapter() -> Adapter:
-    """relive."""
+    """Return the adapter of relive."""
     return Adapter(
         "relive",
         rl.__version__,

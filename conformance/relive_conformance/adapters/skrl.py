@@ -30,7 +30,7 @@ _READ = ["observations", "actions", "values", "log_prob", "advantages", "returns
 
 
 def _column(array: Array) -> torch.Tensor:
-    """[…] → […, 1]: skrl keeps an axis of length 1 for scalars."""
+    """Append an axis of length 1, as skrl stores scalars."""
     return torch.from_numpy(array).unsqueeze(-1)
 
 
@@ -114,7 +114,7 @@ class SkrlRollout:
 
 
 class SkrlReplay:
-    """`RandomMemory(replacement=True)`, a tensor a field."""
+    """`RandomMemory(replacement=True)`, with a tensor per field."""
 
     draws_from = "draws come from torch's global generator, which set_seed seeds"
     replacement = True
@@ -178,7 +178,7 @@ class SkrlReplay:
 
 
 class SkrlReplayWithoutReplacement(SkrlReplay):
-    """The same memory with its default."""
+    """The same memory without replacement, its default."""
 
     fewer_is_documented = "without replacement a batch has at most as many rows as are stored"
     replacement = False
@@ -202,7 +202,7 @@ class SkrlSequence(SkrlReplay):
 
 
 def adapter() -> Adapter:
-    """skrl."""
+    """Return the adapter of skrl."""
     unchecked = "documented: no check is performed for the compatibility of shapes"
     return Adapter(
         "skrl",

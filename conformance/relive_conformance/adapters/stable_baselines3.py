@@ -229,7 +229,7 @@ def _goal(at: float, goal: float) -> list[tuple[str, float]]:
 
 
 def adapter() -> Adapter:
-    """Stable-Baselines3."""
+    """Return the adapter of Stable-Baselines3."""
     return Adapter(
         "Stable-Baselines3",
         version("stable_baselines3"),

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (Where the library is missing, pyright takes this file for it.)
+# If the library is missing, pyright resolves its name to this file.
 """TorchRL: `TensorDictReplayBuffer` with its samplers and transforms, and `generalized_advantage_estimate`.
 
 Transitions are TensorDicts whose consequences are under "next", scalars with an axis of length 1. Rows of several
@@ -273,7 +273,7 @@ class TorchRlHindsight:
 
 
 def adapter() -> Adapter:
-    """TorchRL. Without its native part it does not count as installed: prioritized sampling would be missing."""
+    """Return the adapter of TorchRL. Without its native part, which prioritized sampling needs, it is missing."""
     try:
         PrioritizedSampler(1, ALPHA, BETA)
     except RuntimeError as error:

@@ -42,7 +42,7 @@ def every_mode_gives_the_same_transitions(adapter: Adapter) -> None:
 
 
 def _count(script: Script, mode: AutoresetMode) -> int:
-    """The number of steps that are transitions: under NEXT_STEP every end before the last step costs one."""
+    """Return the number of transitions: under NEXT_STEP each end before the last step is followed by a reset step."""
     if mode is not AutoresetMode.NEXT_STEP:
         return STEPS
     is_transition: list[bool] = []

@@ -11,7 +11,7 @@ from relive_conformance.outcome import same
 
 
 def column(numbers: list[float], dtype: type = np.float32) -> Array:
-    """Numbers [T] of one environment as [T, 1]."""
+    """Reshape numbers [T] of one environment to [T, 1]."""
     return np.array(numbers, dtype)[:, None]
 
 
@@ -32,7 +32,7 @@ CUT_OFF = Trajectory(
 
 
 def estimators(adapter: Adapter) -> list[type[Gae]]:
-    """The library's estimators of advantages, each with its name."""
+    """Return the library's estimators of advantages by name."""
     available = [estimator for estimator in (adapter.gae, adapter.collected) if estimator is not None]
     if not available:
         raise NotOffered("no advantage estimator")
@@ -40,7 +40,7 @@ def estimators(adapter: Adapter) -> list[type[Gae]]:
 
 
 def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0, lam: float = 1.0) -> Array:
-    """The returns [T, N] of one estimator."""
+    """Return the returns [T, N] of one estimator."""
     instance = estimator()
     return instance.read(instance.prepare(trajectory, gamma=gamma, lam=lam)())[1]
 

@@ -17,7 +17,7 @@ CAPACITY = 24
 
 
 def _stacks(frames: Array) -> Array:
-    """Stacks [L + 1, H, W, STACK] of frames [L + 1, H, W], the newest last; the first frame pads an episode's start."""
+    """Stack frames [L + 1, H, W] to [L + 1, H, W, STACK], the newest last; the first frame pads the start."""
     padded = np.concatenate([np.repeat(frames[:1], STACK - 1, 0), frames])
     return np.stack([padded[k : k + len(frames)] for k in range(STACK)], -1)
 

@@ -47,7 +47,7 @@ def runs(adapter: Adapter) -> None:
 
 
 def _check_last_steps(scenario: Scenario, seen: set[tuple[int, int]]) -> None:
-    """Steps of the newest episodes, which any ring of this size still holds."""
+    """Check steps of the newest episodes, which any ring of this size still holds."""
     newest = range(len(scenario) - 12, len(scenario))
     last = {(n, t) for n, env in enumerate(scenario.envs) for t in newest if env.ended[t]}
     missing = sorted(t for _, t in last - seen)
