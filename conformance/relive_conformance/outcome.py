@@ -43,7 +43,7 @@ def expect(holds: Any, expected: object, got: object) -> None:
         raise Differs(expected, got)
 
 
-def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
+def expect_equal(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
     """Raise `Differs` with the first unequal figures; trailing axes of length 1 are ignored."""
     got, expected = np.asarray(got), np.asarray(expected)
     if got.size == expected.size:

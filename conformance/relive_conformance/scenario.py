@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from relive_conformance.adapters.off_policy import Array, ReplayBatch, ReplayShape, Transitions
-from relive_conformance.outcome import Differs, figures, same
+from relive_conformance.outcome import Differs, expect_equal, figures
 
 Script = Sequence[tuple[int, str]]
 """The episodes of an environment in order: (length, "terminated", "truncated" or "open")."""
@@ -106,9 +106,9 @@ def same_transitions(batch: ReplayBatch, scenario: Scenario, names: Sequence[str
     for i, row in enumerate(rows):
         where = f"of step {row[1]}" + (f" of environment {row[0]}" if len(scenario.envs) > 1 else "")
         for name in names:
-            same(f"{name} {where}", getattr(batch, name)[i], getattr(expected, name)[i])
+            expect_equal(f"{name} {where}", getattr(batch, name)[i], getattr(expected, name)[i])
         end = "terminated" if expected.terminated[i] else "truncated" if expected.truncated[i] else "inside an episode"
-        same(f"next_obs {where} ({end})", batch.next_obs[i], expected.next_obs[i])
+        expect_equal(f"next_obs {where} ({end})", batch.next_obs[i], expected.next_obs[i])
     return rows
 
 

@@ -21,7 +21,7 @@ from relive_conformance.adapters import (
     ReplayShape,
     Trajectory,
     Transitions,
-    missed,
+    goal_reward,
 )
 from tests.reference.estimators import gae
 
@@ -241,7 +241,7 @@ class ListHindsight:
         return [step.next_at for number, step in self.steps[i:] if number == episode]
 
     def reward(self, step: GoalStep, goal: float) -> float:
-        return float(missed(np.array(step.next_at), np.array(goal)))
+        return float(goal_reward(np.array(step.next_at), np.array(goal)))
 
 
 class ListReplayOfSteps(ListReplay):

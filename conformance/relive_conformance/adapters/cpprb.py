@@ -25,8 +25,8 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
-    whole,
+    drop_unit_axis,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array
 
@@ -77,7 +77,7 @@ class CpprbReplay:
 
     def read(self, batch: Any) -> ReplayBatch:
         obs, action, reward, done, next_obs = (batch[name].numpy() for name in _LEARNED)
-        return ReplayBatch(obs, action, whole(reward), whole(done), next_obs)
+        return ReplayBatch(obs, action, drop_unit_axis(reward), drop_unit_axis(done), next_obs)
 
     @property
     def stored(self) -> int:
@@ -199,7 +199,7 @@ class CpprbHindsight:
             capacity * (5 if strategy == "future" else 2),
             fields,
             max_episode_len=8,
-            reward_func=lambda state, action, goal: missed(state, goal),
+            reward_func=lambda state, action, goal: goal_reward(state, goal),
             strategy=strategy,
             prioritized=False,
         )
@@ -211,7 +211,7 @@ class CpprbHindsight:
 
     def sample(self, batch_size: int) -> GoalBatch:
         batch = self._buffer.sample(batch_size)
-        return GoalBatch(*(whole(batch[name]) for name in ("obs", "goal", "next_obs", "rew")))
+        return GoalBatch(*(drop_unit_axis(batch[name]) for name in ("obs", "goal", "next_obs", "rew")))
 
 
 def adapter() -> Adapter:

@@ -181,7 +181,7 @@ class GoalBatch(NamedTuple):
 
 
 class GoalReplay(Protocol):
-    """A replay buffer that replaces goals; its reward is `missed`."""
+    """A replay buffer that replaces goals; its reward is `goal_reward`."""
 
     def add(self, step: GoalStep) -> None:
         """Store one step of the only environment."""
@@ -192,7 +192,7 @@ class GoalReplay(Protocol):
         ...
 
 
-def missed(at: Array, goal: Array) -> Array:
+def goal_reward(at: Array, goal: Array) -> Array:
     """Return the reward of goal tasks: 0 at the goal, −1 elsewhere."""
     return np.where(np.asarray(at) == np.asarray(goal), 0.0, -1.0).astype(np.float32)
 
@@ -214,6 +214,6 @@ class StepReplay(Protocol):
         ...
 
 
-def whole(array: Any) -> Array:
+def drop_unit_axis(array: Any) -> Array:
     """Return a tensor or array [B, 1] or [B] as an array [B]; several libraries store scalars as [B, 1]."""
     return np.asarray(array).reshape(len(array))

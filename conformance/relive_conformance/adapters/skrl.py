@@ -21,7 +21,7 @@ import torch
 from skrl.agents.torch.ppo.ppo import compute_gae
 from skrl.memories.torch import RandomMemory
 
-from relive_conformance.adapters.off_policy import ReplayBatch, ReplayShape, Transitions, whole
+from relive_conformance.adapters.off_policy import ReplayBatch, ReplayShape, Transitions, drop_unit_axis
 from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 _FIELDS = ["observations", "actions", "rewards", "terminated", "truncated", "next_observations"]
@@ -166,7 +166,7 @@ class SkrlReplay:
     def read(self, batch: Any) -> ReplayBatch:
         obs, action, reward, terminated, next_obs = batch
         obs, next_obs = (leaf.numpy().reshape(-1, *self._shape.obs) for leaf in (obs, next_obs))
-        return ReplayBatch(obs, action.numpy(), whole(reward), whole(terminated), next_obs)
+        return ReplayBatch(obs, action.numpy(), drop_unit_axis(reward), drop_unit_axis(terminated), next_obs)
 
     @property
     def stored(self) -> int:

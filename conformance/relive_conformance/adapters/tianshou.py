@@ -30,8 +30,8 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
-    whole,
+    drop_unit_axis,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
@@ -309,7 +309,7 @@ class TianshouHindsight:
         if strategy != "future":
             raise NotOffered
         self._buffer: Any = HERReplayBuffer(
-            capacity, compute_reward_fn=lambda a, g: missed(a, g).reshape(-1), horizon=8
+            capacity, compute_reward_fn=lambda a, g: goal_reward(a, g).reshape(-1), horizon=8
         )
 
     def add(self, step: GoalStep) -> None:
@@ -323,7 +323,7 @@ class TianshouHindsight:
     def sample(self, batch_size: int) -> GoalBatch:
         batch, _ = self._buffer.sample(batch_size)
         columns = batch.obs.achieved_goal, batch.obs.desired_goal, batch.obs_next.achieved_goal, batch.rew
-        return GoalBatch(*(whole(column) for column in columns))
+        return GoalBatch(*(drop_unit_axis(column) for column in columns))
 
 
 def adapter() -> Adapter:

@@ -14,7 +14,7 @@ SCRIPTS: list[Script] = [((3, "truncated"), (2, "terminated")), ((5, "both"),)]
 STEPS = 12
 
 
-def every_mode_gives_the_same_transitions(adapter: Adapter) -> None:
+def check_every_mode(adapter: Adapter) -> None:
     make = require(adapter.from_env, "way to be given a vector environment's step")
     for mode in AutoresetMode:
         envs = vector(SCRIPTS, mode)
@@ -57,6 +57,6 @@ CASES = (
         "one meaning for every autoreset",
         "One scripted environment under NEXT_STEP, SAME_STEP and DISABLED autoreset.",
         "identical transitions, no reset row, the true final observation",
-        every_mode_gives_the_same_transitions,
+        check_every_mode,
     ),
 )

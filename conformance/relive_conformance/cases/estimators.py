@@ -7,7 +7,7 @@ import numpy as np
 from relive_conformance.adapters.off_policy import Array, NotOffered
 from relive_conformance.adapters.protocol import Adapter, Gae, Trajectory
 from relive_conformance.case import Case
-from relive_conformance.outcome import same
+from relive_conformance.outcome import expect_equal
 
 
 def column(numbers: list[float], dtype: type = np.float32) -> Array:
@@ -45,14 +45,14 @@ def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0,
     return instance.read(instance.prepare(trajectory, gamma=gamma, lam=lam)())[1]
 
 
-def an_end_inside(adapter: Adapter) -> None:
+def check_ends(adapter: Adapter) -> None:
     for estimator in estimators(adapter):
-        same("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
+        expect_equal("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
 
 
-def a_truncation_inside(adapter: Adapter) -> None:
+def check_truncations(adapter: Adapter) -> None:
     for estimator in estimators(adapter):
-        same("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
+        expect_equal("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
 
 
 CASES = (
@@ -61,13 +61,13 @@ CASES = (
         "an end inside a rollout",
         "GAE with an episode's end inside: reward [1, 1, 1], value [0, 0, 10], terminated after step 1, γ = λ = 1.",
         "returns [2, 1, 1]",
-        an_end_inside,
+        check_ends,
     ),
     Case(
         "T2",
         "time limit bootstraps",
         "The same with a truncation whose final observation has the value 5: bootstrapped, and the chain is cut.",
         "returns [7, 6, 1]",
-        a_truncation_inside,
+        check_truncations,
     ),
 )

@@ -33,7 +33,7 @@ def _scenario() -> Scenario:
     return Scenario([Transitions(*(np.concatenate(column) for column in zip(*parts, strict=True)))])
 
 
-def rebuilt(adapter: Adapter) -> None:
+def check_stacks(adapter: Adapter) -> None:
     make, scenario = require(adapter.stacked, "stacks that are kept as single frames"), _scenario()
     probe = Probe(make(scenario.shape(CAPACITY)))
     place = {
@@ -64,6 +64,6 @@ CASES = (
         "frame stacks rebuilt",
         "Frame stacks rebuilt from single frames, across starts of episodes and the ring's seam.",
         "the stacks that the environment returned",
-        rebuilt,
+        check_stacks,
     ),
 )

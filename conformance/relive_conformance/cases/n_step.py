@@ -23,7 +23,7 @@ SCRIPTS: dict[str, list[Script]] = {
 }
 
 
-def windows(adapter: Adapter) -> None:
+def check_windows(adapter: Adapter) -> None:
     make, probe = require(adapter.n_step_plain or adapter.n_step, NO_WINDOWS), None
     for n in (2, 3, 4, 5, 1):
         for name, scripts in SCRIPTS.items():
@@ -45,7 +45,7 @@ def windows(adapter: Adapter) -> None:
         raise NotOffered(reason)
 
 
-def shortened(adapter: Adapter) -> None:
+def check_shortened_windows(adapter: Adapter) -> None:
     make = require(adapter.n_step_plain or adapter.n_step, NO_WINDOWS)
     n, scenario = 4, play([(6, "terminated"), (6, "truncated"), (6, "open")])
     probe = Probe(make(scenario.shape(40), n, GAMMA)).add_all(scenario.steps())
@@ -61,13 +61,13 @@ CASES = (
         "n-step transitions, n = 1 … 5: ends on the first step, inside, last; a truncation inside; at the ring's head; "
         "two environments out of phase.",
         "rewards are summed up to the end; flag and next observation are those of the last step of the window",
-        windows,
+        check_windows,
     ),
     Case(
         "T6",
         "shortened n-step windows",
         "Shortened n-step windows at the end of an episode.",
         "the discount is γ^k of the k steps taken, and the last n − 1 rows of an episode are drawn, too",
-        shortened,
+        check_shortened_windows,
     ),
 )

@@ -13,7 +13,7 @@ from relive_conformance.adapters.off_policy import NotOffered, PrioritizedReplay
 from relive_conformance.adapters.protocol import Adapter, Trajectory
 from relive_conformance.case import Case
 from relive_conformance.cases.estimators import returns
-from relive_conformance.outcome import Differs, expect, same
+from relive_conformance.outcome import Differs, expect, expect_equal
 from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import Scenario, Script, play, same_transitions, scripts
 
@@ -27,7 +27,7 @@ GAMMA = 0.5
 Maker = Callable[[ReplayShape], Any]
 
 
-def around_the_ring(adapter: Adapter) -> None:
+def check_the_seam(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     for pushed in (CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY + 1):
         scenario = play([(pushed, "open")])
@@ -50,7 +50,7 @@ def _holds_the_newest(probe: Probe, scenario: Scenario, pushed: int, how: str) -
     expect(drawn_rows == stored_rows, f"rows {sorted(stored_rows)} of {context}", f"rows {sorted(drawn_rows)}")
 
 
-def next_observations(adapter: Adapter) -> None:
+def check_next_observations(adapter: Adapter) -> None:
     tried = [_follows(adapter.replay, num_envs) for num_envs in (1, 2) if adapter.replay]
     for option, make in adapter.replay_saving.items():
         try:
@@ -78,7 +78,7 @@ def _follows(make: Maker, num_envs: int) -> bool:
     return True
 
 
-def cleared(adapter: Adapter) -> None:
+def check_clear(adapter: Adapter) -> None:
     scenario = play([(6, "open"), (6, "open")])
     _forgets(Probe(require(adapter.replay, "replay buffer")(scenario.shape(8))), scenario)
     n_step = adapter.n_step_plain or adapter.n_step
@@ -100,7 +100,7 @@ def _forgets_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
         "rows 6 to 9, added after clear() of a prioritized buffer",
         f"rows {sorted(drawn_rows)}",
     )
-    same("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
+    expect_equal("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
 
 
 def _forgets(probe: Probe, scenario: Scenario) -> None:
@@ -120,7 +120,7 @@ NEVER_ENDS = 2
 """The environment that never ends."""
 
 
-def every_end_is_its_own(adapter: Adapter) -> None:
+def check_ends_per_environment(adapter: Adapter) -> None:
     scenario, tried = play(*ENDS), 0
     names = [field.name for field in dataclasses.fields(Trajectory)]
     if adapter.gae is not None:
@@ -130,7 +130,7 @@ def every_end_is_its_own(adapter: Adapter) -> None:
             all_returns = returns(adapter.gae, together, gamma=0.5, lam=0.5)
             for env, alone in enumerate(columns):
                 apart = returns(adapter.gae, alone, gamma=0.5, lam=0.5)[:, 0]
-                same(f"returns of environment {env} among three", all_returns[:, env], apart, 1e-4)
+                expect_equal(f"returns of environment {env} among three", all_returns[:, env], apart, 1e-4)
             tried += 1
         except NotOffered:
             pass
@@ -182,14 +182,14 @@ def same_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...]
         where += ", which ends terminated" if steps.terminated[-1] else ""
         where += ", which ends truncated" if steps.truncated[-1] else ""
         reward = float((gamma ** np.arange(len(steps)) * steps.reward).sum())
-        same(f"reward {where}", batch.reward[i], reward, 1e-4)
+        expect_equal(f"reward {where}", batch.reward[i], reward, 1e-4)
         if not probe.promise("flags_of_first_step"):
-            same(f"terminated {where}", bool(batch.terminated[i]), bool(steps.terminated[-1]))
+            expect_equal(f"terminated {where}", bool(batch.terminated[i]), bool(steps.terminated[-1]))
         # After a termination, no target reads the next observation.
         if not steps.terminated[-1]:
-            same(f"next_obs {where}", batch.next_obs[i], steps.next_obs[-1])
+            expect_equal(f"next_obs {where}", batch.next_obs[i], steps.next_obs[-1])
         if batch.discount is not None and not np.isnan(batch.discount[i]):
-            same(f"discount {where}", batch.discount[i], gamma ** len(steps), 1e-5)
+            expect_equal(f"discount {where}", batch.discount[i], gamma ** len(steps), 1e-5)
     return {t for _, t in rows}
 
 
@@ -199,7 +199,7 @@ CASES = (
         "rows around the ring",
         "Capacity c, and c − 1, c, c + 1, 2c + 1 rows pushed, singly and in one call.",
         "the fields of a row stay together; exactly the newest c rows are stored",
-        around_the_ring,
+        check_the_seam,
     ),
     Case(
         "T7",
@@ -207,20 +207,20 @@ CASES = (
         "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
         "options that save memory.",
         "the observation that was added, also at the end of an episode",
-        next_observations,
+        check_next_observations,
     ),
     Case(
         "T24",
         "clear forgets everything",
         "clear(), then new rows.",
         "earlier rows, priorities and open windows are gone",
-        cleared,
+        check_clear,
     ),
     Case(
         "T25",
         "ends of one environment only",
         "Three environments whose episodes end at different times.",
         "an end affects only its own environment: estimates, transitions, n-step windows",
-        every_end_is_its_own,
+        check_ends_per_environment,
     ),
 )
