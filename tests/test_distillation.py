@@ -306,7 +306,7 @@ class TestSampling:
         assert set(counts) == set(range(max(0, count - 16), count))
         expected = draws / len(buffer)
         chi_squared = sum((n - expected) ** 2 / expected for n in counts.values())
-        assert chi_squared < 40  # 15 degrees of freedom: p < 0.0005
+        assert chi_squared < 40  # χ² with 15 degrees of freedom: p < 0.0005
 
     def test_an_empty_buffer_cannot_be_sampled(self) -> None:
         for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
@@ -404,7 +404,7 @@ class TestEpochs:
         batches = buffer.epochs(4)
         next(batches)
         buffer.add(*rows(14, 16))
-        assert len(next(batches)) == 4  # all fourteen are still there
+        assert len(next(batches)) == 4  # all 14 rows are still stored
         buffer.add([16, -16], 160.0)
         with pytest.raises(
             rl.NotReadyError,
@@ -475,7 +475,7 @@ class TestRounds:
         counts = Counter(buffer.sample(6000, recent=recent)["index"].tolist())
         assert set(counts) == set(expected)
         mean = 6000 / len(expected)
-        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36  # at most 11 degrees of freedom
+        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36  # χ² with at most 11 degrees of freedom
         epoch = torch.cat([batch["index"] for batch in buffer.epochs(5, recent=recent)])
         assert sorted(epoch.tolist()) == list(expected)
 

@@ -80,7 +80,7 @@ class Walk(gym.Env[np.ndarray, np.int64]):
 
 
 def true_value(obs: Tensor) -> Tensor:
-    """V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²: the values of a perfect critic [N]."""
+    """Return the values [N] of a perfect critic: V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²."""
     return (obs.squeeze(-1) + 1.0) / (1.0 - GAMMA) + GAMMA / (1.0 - GAMMA) ** 2
 
 

@@ -54,7 +54,7 @@ def share(kind: str, histories: int) -> int:
 
 
 FEW = [("rollout", 25), ("shared prioritized", 27)]
-"""Kinds and numbers of histories of the quick tier."""
+"""Number of histories of each kind in the quick tier."""
 
 JUMPING = pytest.mark.filterwarnings("ignore:obs. expected (a rollout|steps) that start")
 """Observations of the histories jump on purpose."""

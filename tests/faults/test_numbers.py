@@ -29,7 +29,10 @@ CPU = torch.device("cpu")
 def drift(tree: PriorityTree, updates: int) -> float:
     """Return the largest relative error of the total against `math.fsum`, with all leaves and with small ones only."""
     generator = np.random.default_rng(11)
-    batch, brute = 500, np.zeros(tree.num_leaves)  # few enough to update sums instead of recomputing all
+    batch, brute = (
+        500,
+        np.zeros(tree.num_leaves),
+    )  # few leaves: the tree updates sums instead of recomputing all of them
     for _ in range(updates // batch):
         leaves = generator.integers(0, tree.num_leaves, batch)
         priorities = 10 ** generator.uniform(-8, 8, batch)

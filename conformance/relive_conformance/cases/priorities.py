@@ -159,7 +159,7 @@ def check_stale_updates(adapter: Adapter) -> None:
     ranked.set([0, 1, 2, 3], np.ones(4))
     ranked.probe.sample(4)
     ranked.probe.add_all(ranked.scenario.steps(4, 5))
-    with suppress(IndexError):  # refusing is as good as skipping
+    with suppress(IndexError):  # a library may refuse a stale update instead of skipping it
         ranked.set([0], np.array([1e-6]))
     counts = ranked.counts(400)[0]
     got = f"{counts[4]:.0f} times"

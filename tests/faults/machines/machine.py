@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         except rl.CheckpointError:
             there = self._numbers()
             assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
-            number = next((n for n in there if n not in self.saved), None)  # it failed after everything was written
+            number = next((n for n in there if n not in self.saved), None)  # the save failed after its last write
             self.count("save that failed")
         assert equal(contents(self.buffer), then)
         if number is not None:
