@@ -54,7 +54,7 @@ def install_stub_driver() -> None:
     driver.set_active(Stub())
 
 
-def ours(replay: Any, prioritized: Any) -> Calls:
+def relive_calls(replay: Any, prioritized: Any) -> Calls:
     """Return the calls of relive."""
     import torch
 
@@ -79,7 +79,7 @@ def ours(replay: Any, prioritized: Any) -> Calls:
     }
 
 
-def theirs(path: Path) -> Calls:
+def fasttd3_calls(path: Path) -> Calls:
     """Return the calls of FastTD3 on a full buffer."""
     from . import launch_peers
 
@@ -143,13 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import relive as rl
 
     torch.set_num_threads(1)
-    contestants = {"FastTD3": theirs(options.fasttd3)} if options.fasttd3 else {}
+    contestants = {"FastTD3": fasttd3_calls(options.fasttd3)} if options.fasttd3 else {}
     with rl.kernels.force("triton"):
         buffers = [
             rl.ReplayBuffer(ROWS * ENVS, 48, 12, num_envs=ENVS, sampler=sampler, seed=0)
             for sampler in (None, rl.Prioritized())
         ]
-        contestants["relive"] = ours(*buffers)
+        contestants["relive"] = relive_calls(*buffers)
         found = measure_calls(contestants)
         counts = compiled_for_new_sizes(*buffers)
     print("| host µs | relive | FastTD3 | ratio |\n|---|--:|--:|--:|")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_SHOWN = 12
+_MAX_SHOWN = 12
 """Maximum number of array elements to show."""
 PASSES, DIFFERS, NOT_OFFERED = "pass", "differs", "not offered"
 
@@ -53,7 +53,7 @@ def expect_equal(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> 
     wide_got, wide_expected = got.astype(np.float64), expected.astype(np.float64)
     differs = ~np.isclose(wide_got, wide_expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     if differs.any():
-        row = () if expected.size <= _SHOWN else np.unravel_index(int(differs.argmax()), differs.shape)[0]
+        row = () if expected.size <= _MAX_SHOWN else np.unravel_index(int(differs.argmax()), differs.shape)[0]
         raise Differs(f"{what} {figures(expected[row])}", figures(got[row]))
 
 
@@ -62,5 +62,5 @@ def figures(array: Any) -> str:
     array = np.asarray(array)
     if array.ndim == 0:
         return str(array) if array.dtype == bool else f"{array:g}"
-    array = array.reshape(-1)[:_SHOWN]
+    array = array.reshape(-1)[:_MAX_SHOWN]
     return "[" + ", ".join(figures(number) for number in array) + "]"

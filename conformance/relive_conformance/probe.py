@@ -28,8 +28,8 @@ class Probe:
 
     def __init__(self, replay: Any) -> None:
         self.replay = replay
-        self._prepare: Callable[[Transitions], Any] = getattr(replay, "prepare", _as_it_is)
-        self._read: Callable[[Any], Any] = getattr(replay, "read", _as_it_is)
+        self._prepare: Callable[[Transitions], Any] = getattr(replay, "prepare", _identity)
+        self._read: Callable[[Any], Any] = getattr(replay, "read", _identity)
         self.native: Any = None
         """The newest batch in the library's own form."""
 
@@ -70,7 +70,7 @@ class Probe:
         for batch in batches:
             if len(batch.obs) != size:
                 raise Differs(f"a batch of {size} rows", f"{len(batch.obs)} rows")
-        return ReplayBatch(*(_joined(leaves) for leaves in zip(*batches, strict=True)))
+        return ReplayBatch(*(_concatenate(leaves) for leaves in zip(*batches, strict=True)))
 
     @property
     def stored(self) -> int:
@@ -79,10 +79,10 @@ class Probe:
         return len(self.replay) if stored is None else int(stored)
 
 
-def _as_it_is(given: Any) -> Any:
+def _identity(given: Any) -> Any:
     return given
 
 
-def _joined(leaves: tuple[Array | None, ...]) -> Any:
+def _concatenate(leaves: tuple[Array | None, ...]) -> Any:
     there = [leaf for leaf in leaves if leaf is not None]
     return np.concatenate(there) if there else None

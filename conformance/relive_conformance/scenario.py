@@ -18,7 +18,7 @@ Row = tuple[int, int]
 
 LEARNED = ("action", "reward", "terminated")
 """The fields that a learner reads besides observations."""
-_APART = 1000
+_OBS_OFFSET = 1000
 """The observations of environment n are numbered from n · 1000."""
 
 
@@ -68,7 +68,7 @@ class Scenario:
 
 def play(*scripts: Script) -> Scenario:
     """Play the scripts: obs (x, −x) with a unique number x, action 2x, reward 3x."""
-    return Scenario([_episodes(script, _APART * n + 1) for n, script in enumerate(scripts)])
+    return Scenario([_episodes(script, _OBS_OFFSET * n + 1) for n, script in enumerate(scripts)])
 
 
 def _episodes(script: Script, number: int) -> Transitions:

@@ -68,13 +68,13 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._since = 0.0
+        self._start = 0.0
 
     def __enter__(self) -> None:
-        self._since = perf_counter()
+        self._start = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += perf_counter() - self._since
+        self.seconds += perf_counter() - self._start
 
 
 class Agent(nn.Module):

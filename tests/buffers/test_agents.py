@@ -32,7 +32,7 @@ def play(random: np.random.Generator, *, end_rate: float = 0.2) -> dict[str, Any
             "terminated": ends[0], "truncated": ends[1], "final_obs": random.normal(size=(N, 2))}  # fmt: skip
 
 
-def of_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
+def select_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the arguments for a buffer of one agent alone."""
     return {key: value[name] if isinstance(value, dict) else value for key, value in fields.items()}
 
@@ -62,7 +62,7 @@ class TestRollout:
                 del step["final_obs"]
             together.add(**step)
             for name, rollout in alone.items():
-                rollout.add(**of_agent(step, name))
+                rollout.add(**select_agent(step, name))
         values = {
             lead: {name: random.normal(size=(lead, *shape)) for name, shape in SHAPES.items()}
             for lead in (N, len(together.final_obs))
@@ -277,7 +277,7 @@ class TestReplay:
             step |= {"obs": obs, "next_obs": random.normal(size=(N, 2))}
             together.add(**step)
             for name, replay in alone.items():
-                replay.add(**of_agent(step, name))
+                replay.add(**select_agent(step, name))
             obs = np.where(ended, random.normal(size=(N, 2)), step["next_obs"])
         return together, alone
 

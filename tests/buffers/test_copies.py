@@ -32,7 +32,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def lived(kind: str, steps: int = 40) -> Any:
+def make_buffer(kind: str, steps: int = 40) -> Any:
     buffer = KINDS[kind].make()
     for n in range(steps):
         KINDS[kind].act(buffer, n)
@@ -43,7 +43,7 @@ def lived(kind: str, steps: int = 40) -> Any:
 @pytest.mark.parametrize("way", select("pickle", of=COPIES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_equals_the_buffer_and_stays_equal_after_the_same_steps(kind: str, way: str) -> None:
-    buffer = lived(kind)
+    buffer = make_buffer(kind)
     before = digest(buffer)
     copied = COPIES[way](buffer)
     copied.check()
@@ -119,7 +119,7 @@ def test_shared_and_disk_memory_are_not_copied(way: Callable[[Any], Any], tmp_pa
 
 @pytest.mark.parametrize("kind", ["uniform", "rollout", "distillation"])
 def test_a_buffer_is_refused_as_argument_of_a_spawned_process(kind: str) -> None:
-    process = get_context("spawn").Process(target=len, args=(lived(kind),))
+    process = get_context("spawn").Process(target=len, args=(make_buffer(kind),))
     with pytest.raises(TypeError, match=r"expected a handle.*handle\(\).*save\(\)"):
         process.start()
 
@@ -130,7 +130,7 @@ def test_a_buffer_is_refused_as_argument_of_a_spawned_process(kind: str) -> None
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_state_dict_replaces_the_whole_state(kind: str) -> None:
-    buffer, other = lived(kind), lived(kind, 23)
+    buffer, other = make_buffer(kind), make_buffer(kind, 23)
     other.load_state_dict(copy.deepcopy(buffer.state_dict()))
     other.check()
     assert equal(digest(other), digest(buffer))
@@ -140,7 +140,7 @@ def test_a_loaded_state_dict_replaces_the_whole_state(kind: str) -> None:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_buffer_loads_its_own_state_dict(kind: str) -> None:
-    buffer = lived(kind)
+    buffer = make_buffer(kind)
     before = copy.deepcopy(digest(buffer))
     buffer.load_state_dict(buffer.state_dict())  # tensors of a state dict share the buffer's memory
     buffer.check()
@@ -149,9 +149,9 @@ def test_a_buffer_loads_its_own_state_dict(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["rollout", "distillation"])
 def test_a_wrong_state_dict_changes_nothing(kind: str) -> None:
-    other = lived(kind, 23)
+    other = make_buffer(kind, 23)
     before = digest(other)
-    state = lived(kind).state_dict()
+    state = make_buffer(kind).state_dict()
     names = [(part, name) for part in ("rows", "arrays") for name in state[part]]
     wrong = [torch.zeros(99, 7), torch.zeros(1).to_sparse(), torch.zeros(1, device="meta"), 3]
     for part, name in names:
@@ -167,7 +167,7 @@ def test_a_wrong_state_dict_changes_nothing(kind: str) -> None:
 
 
 def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
-    buffer = lived("distillation")
+    buffer = make_buffer("distillation")
     other = rl.DistillationBuffer(13, 2)
     other.load_state_dict(buffer.state_dict())
     other.check()
@@ -214,14 +214,14 @@ def test_add_waits_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> N
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
     adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.pack
 
-    def packed(arrays: Any) -> Any:
+    def pack_slowly(arrays: Any) -> Any:
         if adding.ident is None:
             adding.start()
         adding.join(timeout=0.1)
         assert adding.is_alive()
         return pack(arrays)
 
-    monkeypatch.setattr(portable, "pack", packed)
+    monkeypatch.setattr(portable, "pack", pack_slowly)
     state = portable.packed_state(replay)
     adding.join(timeout=10)
     assert len(replay) == 2

@@ -32,32 +32,32 @@ def default_device() -> Iterator[Callable[[str | None], None]]:
     torch.set_default_device(None)
 
 
-def life(kind: str, folder: Path) -> list[Any]:
+def run_history(kind: str, folder: Path) -> list[Any]:
     """Return batches of a buffer, of its copies and of its checkpoint."""
-    story = KINDS[kind]
-    buffer = story.make()
-    found: list[Any] = []
+    scenario = KINDS[kind]
+    buffer = scenario.make()
+    results: list[Any] = []
     for n in range(60):
-        story.act(buffer, n)
+        scenario.act(buffer, n)
         if n % 20 == 19:
-            found.append(story.read(buffer))
+            results.append(scenario.read(buffer))
     buffer.save(folder / kind)
-    fresh = story.make()
+    fresh = scenario.make()
     fresh.load_state_dict(buffer.state_dict())
     for each in (rl.load(folder / kind), copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer)), fresh):
         each.check()
-        found.append(digest(each)[1:])
-        found.append(story.read(each))
-    return found
+        results.append(digest(each)[1:])
+        results.append(scenario.read(each))
+    return results
 
 
 @pytest.mark.parametrize("kind", select("uniform", "prioritized", "rollout", "distillation", of=KINDS))
 def test_buffers_on_the_host_do_the_same_under_any_default_device(
     kind: str, backend: str, default_device: Callable[[str | None], None], tmp_path: Path
 ) -> None:
-    usual = life(kind, tmp_path / "usual")
+    usual = run_history(kind, tmp_path / "usual")
     default_device("meta")
-    under = life(kind, tmp_path / "under")
+    under = run_history(kind, tmp_path / "under")
     default_device(None)
     assert equal(usual, under)
 
@@ -112,13 +112,13 @@ def test_every_tensor_constructor_passes_a_device() -> None:
         for path in SOURCES.rglob("*.py")
         if path.relative_to(SOURCES).parts[0] not in PROGRAMS
         for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call) and _maker(call) in makers
+        if isinstance(call, ast.Call) and _constructor_name(call) in makers
         if not any(keyword.arg in ("device", None) for keyword in call.keywords)
     ]
     assert silent == []
 
 
-def _maker(call: ast.Call) -> str | None:
+def _constructor_name(call: ast.Call) -> str | None:
     """Return the name of a call of `torch.<name>`."""
     function = call.func
     is_torch = (

@@ -88,7 +88,7 @@ def test_readers_refuse_unknown_fields(tmp_path: Path) -> None:
             from_hdf5(tmp_path / "steps.hdf5", final_obs=wrong)  # pyright: ignore[reportArgumentType]
 
 
-ABSENT = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
+MISSING_DEVICE = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
 """A device that this machine does not have."""
 
 
@@ -125,14 +125,14 @@ def test_a_missing_device_is_refused_before_rows_are_drawn(name: str) -> None:
     make, read = READERS[name]
     buffer, twin = make(), make()
     with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
-        read(buffer, ABSENT)
+        read(buffer, MISSING_DEVICE)
     assert torch.equal(read(buffer, "cpu")["index"], read(twin, None)["index"])
 
 
 def test_prefetching_for_a_missing_device_draws_nothing() -> None:
     replay = filled(8)
     with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
-        rl.prefetch(replay, 4, device=ABSENT)
+        rl.prefetch(replay, 4, device=MISSING_DEVICE)
     assert torch.equal(replay.sample(4)["index"], filled(8).sample(4)["index"])
 
 
@@ -144,7 +144,7 @@ def test_offsets_of_a_window_must_be_ordered(offsets: Any) -> None:
         rl.Window.from_seconds(10, obs=offsets)
 
 
-@pytest.mark.parametrize("device", [ABSENT, "privateuseone"])
+@pytest.mark.parametrize("device", [MISSING_DEVICE, "privateuseone"])
 def test_loading_onto_a_missing_device_is_refused(device: Any, tmp_path: Path) -> None:
     filled(4).save(tmp_path)
     with pytest.raises(rl.IncompatibleCheckpoint, match="expected a device of this machine, got "):

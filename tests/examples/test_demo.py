@@ -63,12 +63,12 @@ def test_a_solved_demo_exits_with_zero_also_without_matplotlib(
 
 @pytest.mark.thorough
 def test_the_same_seed_plays_the_same_episodes() -> None:
-    def finished(seed: int) -> list[object]:
+    def play_episodes(seed: int) -> list[object]:
         *_, report = train(Settings(max_transitions=2000), seed)
         return [column.tolist() for column in report.stats.episodes().values()]
 
-    assert finished(1) == finished(1)
-    assert finished(1) != finished(2)
+    assert play_episodes(1) == play_episodes(1)
+    assert play_episodes(1) != play_episodes(2)
 
 
 @pytest.mark.long

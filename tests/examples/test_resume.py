@@ -59,7 +59,7 @@ def test_a_kill_between_buffer_and_learner_leaves_the_previous_pair(
     resume = load("resume")
     resume.train(tmp_path, 400, save_every=200)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", killed)
+        patch.setattr(torch, "save", raise_interrupted)
         with pytest.raises(InterruptedError):
             resume.train(tmp_path, 600, save_every=200)
     (_, older), (number, _) = resume.learners(tmp_path)
@@ -72,7 +72,7 @@ def test_a_kill_between_buffer_and_learner_leaves_the_previous_pair(
     check_transitions(training.replay)
 
 
-def killed(*_: object) -> None:
+def raise_interrupted(*_: object) -> None:
     raise InterruptedError
 
 

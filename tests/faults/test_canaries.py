@@ -25,7 +25,7 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import Ring
 from relive.rollout.storage import Storage as RolloutStorage
 from relive.statistics import norm as moments
-from tests.buffers.test_threads import at_once
+from tests.buffers.test_threads import run_at_once
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
@@ -114,7 +114,7 @@ def test_norms_without_a_lock_lose_updates(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(20):
         with kernels.force("torch"):
             norm = rl.RunningNorm(3)
-        at_once(*[partial(norm.update, torch.ones(4, 3))] * 4, times=500)
+        run_at_once(*[partial(norm.update, torch.ones(4, 3))] * 4, times=500)
         if norm.count != 4 * 500 * 4:
             return
     pytest.fail("no update was lost")
@@ -126,7 +126,7 @@ def test_a_lock_that_is_not_reentrant_is_detected() -> None:
     source = rl.ReplayBuffer(8, obs=3, action=rl.Field((), torch.int64))
     source.add([0.0] * 3, 1, 0.0, False, False, [1.0] * 3)
     with pytest.raises(AssertionError, match="never returned"):
-        at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
+        run_at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
     buffer._lock.release()  # and that thread continues
 
 

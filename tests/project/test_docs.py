@@ -33,7 +33,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
         exec(compile(block, f"docs/{page}, block {number}", "exec", dont_inherit=True), names)
 
 
-def exported(module: str) -> set[str]:
+def public_names(module: str) -> set[str]:
     """Return the public names of a module without importing it: its library may be missing."""
     code = (Path(rl.__file__).parent / module / "__init__.py").read_text("utf-8")
     (names,) = re.findall(r"^__all__ = (\[.*?\])", code, re.MULTILINE | re.DOTALL)
@@ -46,7 +46,12 @@ REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
 def test_every_public_name_is_in_the_reference() -> None:
     listed = re.findall(r"^\| `relive\.([\w.]+)", REFERENCE, re.MULTILINE)
     assert len(listed) == len(set(listed))
-    public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets") | exported("compat")
+    public = (
+        (set(rl.__all__) - {"kernels"})
+        | public_names("distributed")
+        | public_names("datasets")
+        | public_names("compat")
+    )
     assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force", "kernels.force_torch"}
 
 

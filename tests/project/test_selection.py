@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SHARED = {"__main__", "patching", "pickling", "seeding", "step_rows", "views"}
 """Modules of `compat` that are no adapters."""
 ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name not in SHARED]
-UNTESTED = {"D5"}
+TESTED_BY_SANITIZERS = {"D5"}
 """Promises tested by `make sanitize` instead."""
 
 
@@ -39,20 +39,20 @@ def selected(collected: list[Any]) -> list[Any]:
     return [item for item in collected if not item.get_closest_marker("thorough")]
 
 
-def used(items: list[Any], module: str) -> set[str]:
+def used_names(items: list[Any], module: str) -> set[str]:
     """Return every name used by tests and helpers in the files that mention a module."""
     found: set[str] = set()
     for path in {item.path for item in items}:
         text = path.read_text(encoding="utf-8")
         if module in text:
             tests = {item.originalname for item in items if item.path == path}
-            for node in ast.walk(Selected(tests).visit(ast.parse(text))):
+            for node in ast.walk(SelectedTests(tests).visit(ast.parse(text))):
                 found |= {node.id} if isinstance(node, ast.Name) else set()
                 found |= {node.attr} if isinstance(node, ast.Attribute) else set()
     return found
 
 
-class Selected(ast.NodeTransformer):
+class SelectedTests(ast.NodeTransformer):
     """Removes unselected tests from a syntax tree."""
 
     def __init__(self, tests: set[str]) -> None:
@@ -63,7 +63,7 @@ class Selected(ast.NodeTransformer):
 
 
 def test_every_public_name_is_used(selected: list[Any]) -> None:
-    assert set(rl.__all__) <= used(selected, "relive")
+    assert set(rl.__all__) <= used_names(selected, "relive")
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -72,12 +72,12 @@ def test_every_buffer_and_function_of_an_adapter_is_used(adapter: str, selected:
         pytest.importorskip("sb3_contrib", reason="needs sb3-contrib: pip install sb3-contrib")
     names = {name for name in import_module(f"relive.compat.{adapter}").__all__ if name.islower() or "Buffer" in name}
     unused = {"BaseBuffer", "PrioritizedReplayBufferSamples", "get_system_info"}  # users do not construct these
-    assert names - unused <= used(selected, adapter)
+    assert names - unused <= used_names(selected, adapter)
 
 
 def test_every_promise_has_a_test(selected: list[Any]) -> None:
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    promised = set(re.findall(r"\b(?:[A-L]\d+\b|[A-L](?=:\s))", page)) - UNTESTED
+    promised = set(re.findall(r"\b(?:[A-L]\d+\b|[A-L](?=:\s))", page)) - TESTED_BY_SANITIZERS
     assert len(promised) >= 20
     kept = {name for item in selected for mark in item.iter_markers("promise") for name in mark.args}
     assert kept == promised

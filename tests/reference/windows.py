@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.reference.replay import Column
 
-FOR_EVER = 10**6
+NO_LIMIT = 10**6
 
 
 def at_offsets(episode: Sequence[Any], now: int, offsets: Sequence[int], pad: str) -> tuple[np.ndarray, np.ndarray]:
@@ -33,8 +33,8 @@ def read(
     column: Column, row: int, offsets: Mapping[tuple[str, ...], Sequence[int]], pad: str, n: int, gamma: float
 ) -> dict[tuple[str, ...], np.ndarray]:
     """Return the batch of one row; each step of the episode is a dict of leaves by path, next observation included."""
-    before = [step["leaves"] for step in column.run_before(row, FOR_EVER)]
-    steps = before + [step["leaves"] for step in column.run(row, FOR_EVER)]
+    before = [step["leaves"] for step in column.run_before(row, NO_LIMIT)]
+    steps = before + [step["leaves"] for step in column.run(row, NO_LIMIT)]
     now = len(before)
     last = min(now + max(n, 1), len(steps)) - 1
     batch = {path: np.asarray(leaf) for path, leaf in steps[now].items()}

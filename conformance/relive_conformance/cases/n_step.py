@@ -5,7 +5,7 @@ from __future__ import annotations
 from relive_conformance.adapters.off_policy import NotOffered
 from relive_conformance.adapters.protocol import Adapter
 from relive_conformance.case import Case
-from relive_conformance.cases.rows import GAMMA, same_windows
+from relive_conformance.cases.rows import GAMMA, match_windows
 from relive_conformance.outcome import expect
 from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import Script, play
@@ -38,7 +38,7 @@ def check_windows(adapter: Adapter) -> None:
                     continue
                 probe.add_all(scenario.steps())
                 if probe.stored:
-                    same_windows(probe, scenario, n)
+                    match_windows(probe, scenario, n)
                 else:
                     expect(n > 1, f"one-step transitions after {name}", "no transitions")
     if probe is not None and (reason := probe.promise("flags_of_first_step")):
@@ -49,7 +49,7 @@ def check_shortened_windows(adapter: Adapter) -> None:
     make = require(adapter.n_step_plain or adapter.n_step, NO_WINDOWS)
     n, scenario = 4, play([(6, "terminated"), (6, "truncated"), (6, "open")])
     probe = Probe(make(scenario.shape(40), n, GAMMA)).add_all(scenario.steps())
-    drawn_times = same_windows(probe, scenario, n)
+    drawn_times = match_windows(probe, scenario, n)
     missing = sorted(set(range(12)) - drawn_times)
     expect(not missing, "every step of a finished episode to be drawn", f"steps {missing} never")
 

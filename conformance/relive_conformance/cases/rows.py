@@ -32,14 +32,14 @@ def check_the_seam(adapter: Adapter) -> None:
     for pushed in (CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY + 1):
         scenario = play([(pushed, "open")])
         singly = Probe(make(scenario.shape(CAPACITY))).add_all(scenario.steps())
-        _holds_the_newest(singly, scenario, pushed, "one by one")
+        _check_newest_rows(singly, scenario, pushed, "one by one")
         probe = Probe(make(scenario.shape(CAPACITY)))
         if probe.promise("extend") is not None:
             probe.verb("extend")(scenario.envs[0])
-            _holds_the_newest(probe, scenario, pushed, "in one call")
+            _check_newest_rows(probe, scenario, pushed, "in one call")
 
 
-def _holds_the_newest(probe: Probe, scenario: Scenario, pushed: int, how: str) -> None:
+def _check_newest_rows(probe: Probe, scenario: Scenario, pushed: int, how: str) -> None:
     stored_rows = set(range(max(0, pushed - CAPACITY), pushed))
     context = f"{pushed} rows given {how}"
     expect(probe.stored == len(stored_rows), f"{len(stored_rows)} stored of {context}", probe.stored)
@@ -51,17 +51,17 @@ def _holds_the_newest(probe: Probe, scenario: Scenario, pushed: int, how: str) -
 
 
 def check_next_observations(adapter: Adapter) -> None:
-    tried = [_follows(adapter.replay, num_envs) for num_envs in (1, 2) if adapter.replay]
+    tried = [_check_layouts(adapter.replay, num_envs) for num_envs in (1, 2) if adapter.replay]
     for option, make in adapter.replay_saving.items():
         try:
-            tried += [_follows(make, num_envs) for num_envs in (1, 2)]
+            tried += [_check_layouts(make, num_envs) for num_envs in (1, 2)]
         except Differs as difference:
             raise Differs(f"{difference.expected} with the option {option}", difference.got) from None
     if not any(tried):
         raise NotOffered("no replay buffer")
 
 
-def _follows(make: Maker, num_envs: int) -> bool:
+def _check_layouts(make: Maker, num_envs: int) -> bool:
     """Check some rows after every step of random scenarios; returns False if the library has no such buffer."""
     random = np.random.default_rng(7)
     for _ in range(SCENARIOS):
@@ -80,15 +80,15 @@ def _follows(make: Maker, num_envs: int) -> bool:
 
 def check_clear(adapter: Adapter) -> None:
     scenario = play([(6, "open"), (6, "open")])
-    _forgets(Probe(require(adapter.replay, "replay buffer")(scenario.shape(8))), scenario)
+    _check_forgotten_rows(Probe(require(adapter.replay, "replay buffer")(scenario.shape(8))), scenario)
     n_step = adapter.n_step_plain or adapter.n_step
     if n_step is not None:
-        _forgets(Probe(n_step(scenario.shape(8), 3, GAMMA)), scenario)
+        _check_forgotten_rows(Probe(n_step(scenario.shape(8), 3, GAMMA)), scenario)
     with suppress(NotOffered):
-        _forgets_priorities(require(adapter.prioritized, "prioritized buffer")(scenario.shape(8)), scenario)
+        _check_forgotten_priorities(require(adapter.prioritized, "prioritized buffer")(scenario.shape(8)), scenario)
 
 
-def _forgets_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
+def _check_forgotten_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
     probe = Probe(replay).add_all(scenario.steps(0, 6))
     probe.sample(6)
     replay.set_priority(replay.handles(probe.native), np.full(6, 9.0))
@@ -103,7 +103,7 @@ def _forgets_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
     expect_equal("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
 
 
-def _forgets(probe: Probe, scenario: Scenario) -> None:
+def _check_forgotten_rows(probe: Probe, scenario: Scenario) -> None:
     probe.add_all(scenario.steps(0, 6)).verb("clear")()
     expect(probe.stored == 0, "0 stored after clear()", probe.stored)
     probe.add_all(scenario.steps(6, 12))
@@ -145,7 +145,7 @@ def check_ends_per_environment(adapter: Adapter) -> None:
             rows = [env == NEVER_ENDS for env, _ in scenario.rows_of(batch.obs)]
             same_transitions(ReplayBatch(*(leaf[rows] for leaf in batch[:5] if leaf is not None)), scenario)
         else:
-            same_windows(probe, scenario, 3, envs=(NEVER_ENDS,))
+            match_windows(probe, scenario, 3, envs=(NEVER_ENDS,))
         tried += 1
     if not tried:
         raise NotOffered("neither a replay buffer nor an estimator of several environments")
@@ -168,7 +168,7 @@ def _three_steps(adapter: Adapter) -> Maker | None:
     return None if n_step is None else lambda shape: n_step(shape, 3, GAMMA)
 
 
-def same_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
+def match_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
     """Raise unless every n-step transition stops at its episode's end or at the newest row; returns the drawn times."""
     gamma, written = GAMMA, len(scenario)
     batch = probe.draw(40 * len(scenario.envs) * min(written, 20))

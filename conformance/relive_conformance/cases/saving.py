@@ -32,12 +32,12 @@ Maker = Callable[[ReplayShape], Any]
 
 
 def check_same_draws(adapter: Adapter) -> None:
-    _saved_and_loaded(require(adapter.replay, "replay buffer"))
+    _save_and_load(require(adapter.replay, "replay buffer"))
     with suppress(NotOffered):
-        _saved_and_loaded(require(adapter.prioritized, "prioritized buffer"))
+        _save_and_load(require(adapter.prioritized, "prioritized buffer"))
 
 
-def _saved_and_loaded(make: Maker) -> None:
+def _save_and_load(make: Maker) -> None:
     scenario = play([(7, "truncated"), (WRITTEN - 7, "open")])
     probe = Probe(make(scenario.shape(CAPACITY)))
     save = probe.verb("save")
@@ -82,14 +82,14 @@ def check_killed_saves(adapter: Adapter) -> None:
     for seconds in wait:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "saved")
-            finished = _killed_after(make, shape, path, float(seconds))
+            finished = _kill_during_saves(make, shape, path, float(seconds))
             loaded = Probe(make(shape))
             loaded.verb("load")(path)
             expect(loaded.stored >= finished, f"the {finished} rows of the last finished save", loaded.stored)
             same_transitions(loaded.draw(400), scenario)
 
 
-def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
+def _kill_during_saves(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
     """Let a process save again and again, kill it, and return how many rows its last finished save had."""
     # A fork server that has imported the library starts a process at once.
     has_server = "forkserver" in multiprocessing.get_all_start_methods()

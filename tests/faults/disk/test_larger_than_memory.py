@@ -11,7 +11,7 @@ import torch
 
 import relive as rl
 from benchmarks.limit import limit_memory
-from tests.faults.traffic import observation, tag_of
+from tests.faults.traffic import observation, read_tag
 from tests.totals import tell
 
 LIMIT, WIDTH, ROWS = 64 << 20, 1 << 15, 8192
@@ -38,7 +38,10 @@ def fill_and_sample(root: Path, told: Path) -> None:
             wrong = 0
             for _ in range(40):
                 batch = replay.sample(64)
-                tags = [tag_of(row) for row in batch["obs"].numpy()], [tag_of(row) for row in batch["next_obs"].numpy()]
+                tags = (
+                    [read_tag(row) for row in batch["obs"].numpy()],
+                    [read_tag(row) for row in batch["next_obs"].numpy()],
+                )
                 action = batch["action"].tolist()
                 wrong += tags[0] != action or tags[1] != [number + 1 for number in action]
             told.write_text(f"{replay.nbytes} {group.peak_bytes} {wrong}")
